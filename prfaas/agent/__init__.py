@@ -1,0 +1,1 @@
+"""One process per machine: owns the pool and the wire, serves the engines beside it."""

@@ -1,0 +1,247 @@
+"""What the connector and the agent say to each other over the Unix socket and the ring.
+
+Theory of operation. An engine opens two kinds of connection to its agent: one from the scheduler side and one from each
+worker rank. Every message is a u32 length (little-endian) and a msgpack array `[name, fields...]`. Nobody waits for an
+answer: requests carry an id (mostly the transfer's), answers come whenever they come, and the scheduler side meanwhile
+says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `Attached`.
+
+    worker     Attach(layout) ──▶ Attached + fds | Refused
+    scheduler  Attach          ──▶ Attached       | Refused
+
+    sending    Send ──▶ SendOpened (a slot per block) | TransferFailed
+               worker copies layers into the slots and writes LAYER_READY, FORWARD_ENDED to the ring
+               Cancel: the request ended before all its layers came
+               ◀── TransferDone | TransferFailed
+    receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
+               worker copies the slots into engine blocks, compares generations
+               Release: the slots are no longer read
+
+A connection's death is the answer to every lease that it holds. "Layer ready" is not a message but a 32-byte entry in a
+ring in shared memory, announced by an eventfd (see ring.py).
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import msgpack
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.types import BlockHash, GroupBlocks, TransferId
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 16 << 20  # 1M tokens in units of 16 are 1 MiB of hashes a group
+LENGTH_BYTES = 4
+HELD = -1  # in a slot list: the agent holds this block already, do not copy it
+
+AttachRole = Literal["scheduler", "worker"]
+FailureReason = Literal[
+    "grant_refused",  # forged, expired, or not for this agent
+    "no_layout",  # no worker of this instance has registered
+    "no_memory",  # no slots left for transfer blocks
+    "unreachable",  # the other agent does not answer
+    "layout_mismatch",  # the two sides lay their KV out differently
+    "prompt_mismatch",  # the receiver's prompt is not the one that was granted
+    "incomplete",  # the sender's request ended before all its layers came
+    "cancelled",  # either side gave up
+    "deadline",  # it did not end in time
+    "checksum",  # a chunk arrived changed, again and again
+    "protocol",  # the other agent broke the protocol
+    "shutdown",  # an agent stopped
+]
+
+
+@dataclass(frozen=True)
+class Attach:
+    """The first message of every connection. `layout` is `Layout.to_dict()` from a worker, None from a scheduler."""
+
+    version: int
+    instance: str
+    role: AttachRole
+    rank: int
+    layout: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The agent's answer; to a worker with three descriptors: arena memfd, ring memfd, ring eventfd."""
+
+    agent: str
+    num_slots: int
+    slot_bytes: int  # distance between two slots in the arena
+    header_bytes: int  # where slot 0 begins; before it the generation table
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The connection is refused and will be closed; `message` names what is wrong."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """Open a transfer to the agent that the grant names, and grant slots for its blocks."""
+
+    transfer_id: TransferId
+    grant: bytes
+    groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
+class SendOpened:
+    """`slots[rank][i][j]` takes block j of `groups[i]`; HELD where nothing need be copied. `handle` names the transfer in the ring."""
+
+    transfer_id: TransferId
+    handle: int
+    slots: list[list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Ask for the blocks of a granted transfer; the engine's own `prompt_hash` must be the granted one."""
+
+    transfer_id: TransferId
+    grant: bytes
+    prompt_hash: BlockHash
+    groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
+class ReceiveReady:
+    """Everything is in host memory: `slots[rank][i][j]` holds block j of `groups[i]` at `generations[rank][i][j]`."""
+
+    transfer_id: TransferId
+    slots: list[list[list[int]]]
+    generations: list[list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The reader has ended; the slots of this transfer need not be kept for it."""
+
+    transfer_id: TransferId
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The request has ended; whatever its transfer still does is of no use. Also sent when all went well: then it does nothing."""
+
+    transfer_id: TransferId
+
+
+@dataclass(frozen=True)
+class TransferDone:
+    """Every byte was acknowledged by the receiver; the sending side's slots are free again."""
+
+    transfer_id: TransferId
+
+
+@dataclass(frozen=True)
+class TransferFailed:
+    """The transfer ended without its data. The receiving engine computes the prompt itself."""
+
+    transfer_id: TransferId
+    reason: FailureReason
+    message: str
+
+
+Message = (
+    Attach
+    | Attached
+    | Refused
+    | Send
+    | SendOpened
+    | Receive
+    | ReceiveReady
+    | Release
+    | Cancel
+    | TransferDone
+    | TransferFailed
+)
+_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+_HINTS = {kind: typing.get_type_hints(kind) for kind in _BY_NAME.values()}
+
+
+def encode(message: Message) -> bytes:
+    """The message as it stands on the socket, length included."""
+    values = [_plain(getattr(message, field.name)) for field in fields(message)]
+    body: bytes = msgpack.packb([type(message).__name__, *values])
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and value and isinstance(value[0], GroupBlocks):
+        return [[group.group, group.first_block, b"".join(group.hashes)] for group in value]
+    return value
+
+
+def decode(body: bytes) -> Message:
+    """The message inside one frame.
+
+    Raises:
+        RemoteProtocolError: it is not msgpack, its name is unknown, or a field is of the wrong type.
+    """
+    try:
+        name, *values = msgpack.unpackb(body)
+        kind = _BY_NAME[name]
+        hints = _HINTS[kind]
+        typed = [_typed(hints[field.name], value) for field, value in zip(fields(kind), values, strict=True)]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("malformed", f"not a message of protocol version {PROTOCOL_VERSION}: {error!r}") from error
+    message: Message = kind(*typed)
+    return message
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    """`value` as `hint`, or a TypeError; nested lists are checked where they are used."""
+    if hint == tuple[GroupBlocks, ...]:
+        return tuple(_group_blocks(*item) for item in value)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            raise TypeError(f"{value!r} is none of {typing.get_args(hint)}")
+        return value
+    if origin is types.UnionType:
+        allowed = tuple(typing.get_origin(arg) or arg for arg in typing.get_args(hint))
+    else:
+        allowed = (getattr(hint, "__supertype__", origin or hint),)
+    if not isinstance(value, allowed):
+        raise TypeError(f"{value!r} is not {hint}")
+    return value
+
+
+def _group_blocks(group: int, first_block: int, joined: bytes) -> GroupBlocks:
+    if not (isinstance(group, int) and isinstance(first_block, int) and isinstance(joined, bytes)) or len(joined) % 16:
+        raise TypeError("a block list is [group, first block, 16-byte hashes]")
+    hashes = tuple(BlockHash(joined[start : start + 16]) for start in range(0, len(joined), 16))
+    return GroupBlocks(group=group, first_block=first_block, hashes=hashes)
+
+
+class MessageBuffer:
+    """Bytes in, messages out, for one side of one connection."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes.
+
+        Raises:
+            RemoteProtocolError: a message is malformed or longer than MAX_MESSAGE_BYTES.
+        """
+        self._pending += data
+        messages = []
+        while len(self._pending) >= LENGTH_BYTES:
+            length = int.from_bytes(self._pending[:LENGTH_BYTES], "little")
+            if length > MAX_MESSAGE_BYTES:
+                raise RemoteProtocolError("too_long", f"a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
+            end = LENGTH_BYTES + length
+            if len(self._pending) < end:
+                break
+            messages.append(decode(bytes(self._pending[LENGTH_BYTES:end])))
+            del self._pending[:end]
+        return messages

@@ -1,0 +1,1 @@
+"""What a node holds: arenas of KV blocks in shared memory, and who may use them."""

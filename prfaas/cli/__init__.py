@@ -1,0 +1,1 @@
+"""Entry points: parse, load the configuration, call one function."""

@@ -1,0 +1,105 @@
+"""The grant: a signed permission for one transfer between two named agents.
+
+Whoever decides the route signs it; both agents hold the same secret and refuse a transfer without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+
+from prfaas.errors import GrantError
+from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, TransferId
+
+GRANT_VERSION = 1
+MAX_GRANT_BYTES = 2048  # a grant of two 255-byte names is under 900 bytes
+_MAC_BYTES = 32
+
+
+def derive_key(secret: bytes, purpose: str) -> bytes:
+    """A key for one purpose ("grant", "wire") out of the deployment's one secret."""
+    return hmac.digest(secret, b"prfaas/" + purpose.encode(), hashlib.sha256)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one transfer may do. `num_tokens` and `prompt_hash` cover the transferred tokens: the prompt without its last."""
+
+    transfer_id: TransferId
+    source: AgentName
+    destination: AgentName
+    destination_address: str  # host:port of the destination's wire
+    prompt_hash: BlockHash
+    num_tokens: int
+    max_bytes: int
+    tenant: str
+    expires_at: float  # seconds since the epoch
+
+
+_FIELDS: dict[str, type] = {
+    "transfer_id": bytes,
+    "source": str,
+    "destination": str,
+    "destination_address": str,
+    "prompt_hash": bytes,
+    "num_tokens": int,
+    "max_bytes": int,
+    "tenant": str,
+    "expires_at": float,
+}
+
+
+def sign(grant: Grant, key: bytes) -> bytes:
+    """The grant as bytes: msgpack body followed by its HMAC-SHA256."""
+    body: bytes = msgpack.packb({"v": GRANT_VERSION, **asdict(grant)})
+    return body + hmac.digest(key, body, hashlib.sha256)
+
+
+def verify(token: bytes, key: bytes, *, now: float) -> Grant:
+    """The grant inside `token`.
+
+    Raises:
+        GrantError: it is malformed, not signed with `key`, of another version, or expired at `now`.
+    """
+    if not _MAC_BYTES < len(token) <= MAX_GRANT_BYTES:
+        raise GrantError("malformed", f"a grant has {_MAC_BYTES + 1} to {MAX_GRANT_BYTES} bytes, not {len(token)}")
+    body, mac = token[:-_MAC_BYTES], token[-_MAC_BYTES:]
+    if not hmac.compare_digest(mac, hmac.digest(key, body, hashlib.sha256)):
+        raise GrantError("forged", "the grant is not signed with this deployment's secret")
+    grant = _parse(msgpack.unpackb(body))
+    if grant.expires_at < now:
+        raise GrantError("expired", f"the grant expired {now - grant.expires_at:.1f} s ago")
+    return grant
+
+
+def _parse(fields: Any) -> Grant:
+    if not isinstance(fields, dict) or fields.pop("v", None) != GRANT_VERSION:
+        raise GrantError("version", f"the grant is not of version {GRANT_VERSION}")
+    if {name: type(value) for name, value in fields.items()} != _FIELDS:
+        raise GrantError("malformed", f"a grant has exactly the fields {', '.join(_FIELDS)}")
+    if len(fields["transfer_id"]) != TRANSFER_ID_BYTES:
+        raise GrantError("malformed", f"transfer_id has {TRANSFER_ID_BYTES} bytes")
+    return Grant(**fields)
+
+
+def to_text(token: bytes) -> str:
+    """The signed grant as it stands in `kv_transfer_params`."""
+    return base64.urlsafe_b64encode(token).decode()
+
+
+def from_text(text: str) -> bytes:
+    """The inverse of `to_text`.
+
+    Raises:
+        GrantError: `text` is not base64.
+    """
+    try:
+        return base64.urlsafe_b64decode(text.encode())
+    except (binascii.Error, ValueError) as error:
+        raise GrantError("malformed", f"a grant is URL-safe base64: {error}") from error

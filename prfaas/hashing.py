@@ -1,0 +1,94 @@
+"""The block hash: a chain of 128-bit hashes over every 16 tokens, rooted in model and tenant.
+
+    H(root) = SHA-256("prfaas/1", model identity, tenant salt)[:16]
+    H(i)    = SHA-256(H(i-1), extra keys of unit i, token ids of unit i)[:16]
+
+Token ids are little-endian u32. Extra keys are the engine's (LoRA, media, cache salt, prompt embeddings); a request
+whose extras cannot be hashed has no hashes at all. 128 bits because at 1e9 blocks 64 bits collide with 2.7 % probability.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+
+from prfaas.types import BlockHash
+
+HASH_BYTES = 16
+HASH_UNIT_TOKENS = 16
+NO_HASH = BlockHash(bytes(HASH_BYTES))
+
+
+def root_hash(model: str, tenant_salt: bytes = b"") -> BlockHash:
+    """The parent of every first unit of this model and tenant."""
+    name = model.encode()
+    return _digest(b"prfaas/1", len(name).to_bytes(4, "little"), name, tenant_salt)
+
+
+def _digest(*parts: bytes) -> BlockHash:
+    return BlockHash(hashlib.sha256(b"".join(parts)).digest()[:HASH_BYTES])
+
+
+def token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32.
+
+    Raises:
+        OverflowError: a token id is negative or needs more than 32 bits.
+    """
+    packed = array("I", token_ids)
+    return packed.tobytes()
+
+
+class HashChain:
+    """The hashes of one prompt: `units[i]` covers tokens [0, 16·(i+1)), and `at` any length."""
+
+    def __init__(
+        self,
+        root: BlockHash,
+        token_ids: Sequence[int],
+        *,
+        extra_keys: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """`extra_keys[i]` is mixed into unit i (for instance the content hash of an image that begins there)."""
+        self.root = root
+        self.num_tokens = len(token_ids)
+        self._packed = token_bytes(token_ids)
+        self._extra_keys = dict(extra_keys or {})
+        self.units: list[BlockHash] = []
+        parent = root
+        for unit in range(self.num_tokens // HASH_UNIT_TOKENS):
+            parent = self._unit(parent, unit, HASH_UNIT_TOKENS)
+            self.units.append(parent)
+
+    def _unit(self, parent: BlockHash, unit: int, num_tokens: int) -> BlockHash:
+        start = unit * HASH_UNIT_TOKENS * 4
+        extra = self._extra_keys.get(unit, b"")
+        return _digest(parent, len(extra).to_bytes(4, "little"), extra, self._packed[start : start + num_tokens * 4])
+
+    def at(self, num_tokens: int) -> BlockHash:
+        """The hash of exactly the first `num_tokens` tokens; the root when it is 0.
+
+        Raises:
+            ValueError: the prompt is shorter than that.
+        """
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(f"num_tokens {num_tokens} is outside the prompt of {self.num_tokens} tokens")
+        full, tail = divmod(num_tokens, HASH_UNIT_TOKENS)
+        parent = self.units[full - 1] if full else self.root
+        return self._unit(parent, full, tail) if tail else parent
+
+    def blocks(self, block_tokens: int, *, first_block: int, num_tokens: int) -> tuple[BlockHash, ...]:
+        """One hash per block of `block_tokens` from `first_block` up to `num_tokens`; a partial last block is NO_HASH.
+
+        Raises:
+            ValueError: `block_tokens` is not a multiple of 16.
+        """
+        if block_tokens % HASH_UNIT_TOKENS:
+            raise ValueError(f"block_tokens {block_tokens} is not a multiple of {HASH_UNIT_TOKENS}")
+        units_per_block = block_tokens // HASH_UNIT_TOKENS
+        num_full = num_tokens // block_tokens
+        hashes = [self.units[(block + 1) * units_per_block - 1] for block in range(first_block, num_full)]
+        if num_tokens % block_tokens and first_block <= num_full:
+            hashes.append(NO_HASH)
+        return tuple(hashes)

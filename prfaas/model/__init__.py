@@ -1,0 +1,1 @@
+"""What a request costs and what a deployment sustains (pure)."""

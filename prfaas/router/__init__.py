@@ -1,0 +1,1 @@
+"""The OpenAI-compatible front door of a PD cluster."""

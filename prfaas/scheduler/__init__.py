@@ -1,0 +1,1 @@
+"""Decisions: pure functions of a snapshot, each with its reason."""

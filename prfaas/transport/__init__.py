@@ -1,0 +1,1 @@
+"""The wire: moves numbered byte ranges between machines over several TCP connections."""

@@ -1,0 +1,43 @@
+"""Plain data that crosses packages: ids, shards and the block lists of a transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+TransferId = NewType("TransferId", bytes)  # 16 random bytes, chosen by whoever signs the grant
+BlockHash = NewType("BlockHash", bytes)  # 16 bytes, see hashing.py
+InstanceId = NewType("InstanceId", str)  # one scheduler of one engine
+AgentName = NewType("AgentName", str)  # one node
+ClusterName = NewType("ClusterName", str)
+
+TRANSFER_ID_BYTES = 16
+
+GroupKind = Literal["full_attention", "sliding_window", "linear_state"]
+InstanceRole = Literal["prefill", "decode", "both"]
+ClusterKind = Literal["prfaas", "pd"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rank `rank` of `size` tensor-parallel ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class GroupBlocks:
+    """The blocks of one KV group that a transfer or a query speaks of.
+
+    `hashes[i]` names block `first_block + i` of the request; `hashing.NO_HASH` marks a block that is not
+    full and so is no prefix block. A linear state is one block whose hash covers exactly the transferred tokens.
+    """
+
+    group: int
+    first_block: int
+    hashes: tuple[BlockHash, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.hashes)
