@@ -32,11 +32,14 @@ class GroupBlocks:
 
     `hashes[i]` names block `first_block + i` of the request; `hashing.NO_HASH` marks a block that is not
     full and so is no prefix block. A linear state is one block whose hash covers exactly the transferred tokens.
+    `parent` is the hash of the block before the first one (the root when there is none); of a linear state it is the
+    hash of the last full 16-token unit at or before its length.
     """
 
     group: int
     first_block: int
     hashes: tuple[BlockHash, ...]
+    parent: BlockHash = BlockHash(bytes(16))
 
     @property
     def num_blocks(self) -> int:

@@ -175,7 +175,7 @@ def encode(message: Message) -> bytes:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and value and isinstance(value[0], GroupBlocks):
-        return [[group.group, group.first_block, b"".join(group.hashes)] for group in value]
+        return pack_groups(value)
     return value
 
 
@@ -199,7 +199,7 @@ def decode(body: bytes) -> Message:
 def _typed(hint: Any, value: Any) -> Any:
     """`value` as `hint`, or a TypeError; nested lists are checked where they are used."""
     if hint == tuple[GroupBlocks, ...]:
-        return tuple(_group_blocks(*item) for item in value)
+        return unpack_groups(value)
     origin = typing.get_origin(hint)
     if origin is Literal:
         if value not in typing.get_args(hint):
@@ -214,11 +214,26 @@ def _typed(hint: Any, value: Any) -> Any:
     return value
 
 
-def _group_blocks(group: int, first_block: int, joined: bytes) -> GroupBlocks:
-    if not (isinstance(group, int) and isinstance(first_block, int) and isinstance(joined, bytes)) or len(joined) % 16:
-        raise TypeError("a block list is [group, first block, 16-byte hashes]")
+def pack_groups(groups: tuple[GroupBlocks, ...]) -> list[Any]:
+    """Block lists as msgpack takes them; the wire's `open` carries the same form."""
+    return [[group.group, group.first_block, b"".join(group.hashes), group.parent] for group in groups]
+
+
+def unpack_groups(packed: Any) -> tuple[GroupBlocks, ...]:
+    """The inverse of `pack_groups`.
+
+    Raises:
+        TypeError: it has another form.
+    """
+    return tuple(_group_blocks(*item) for item in packed)
+
+
+def _group_blocks(group: int, first_block: int, joined: bytes, parent: bytes) -> GroupBlocks:
+    numbers = isinstance(group, int) and isinstance(first_block, int) and group >= 0 and first_block >= 0
+    if not (numbers and isinstance(joined, bytes) and isinstance(parent, bytes)) or len(joined) % 16 or len(parent) != 16:
+        raise TypeError("a block list is [group, first block, 16-byte hashes, hash of the block before]")
     hashes = tuple(BlockHash(joined[start : start + 16]) for start in range(0, len(joined), 16))
-    return GroupBlocks(group=group, first_block=first_block, hashes=hashes)
+    return GroupBlocks(group=group, first_block=first_block, hashes=hashes, parent=BlockHash(parent))
 
 
 class MessageBuffer:

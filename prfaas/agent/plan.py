@@ -1,0 +1,151 @@
+"""The plan of a transfer: which object on the wire is which block of which rank, equal on both sides (pure).
+
+Objects are numbered rank by rank, in each rank group by group, in each group block by block, so that the blocks of
+one group and rank are a run. An object's bytes are one block over all layers of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgpack
+
+from prfaas.agent.protocol import pack_groups, unpack_groups
+from prfaas.cachepool.layout import KVGroup, Layout
+from prfaas.errors import RemoteProtocolError
+from prfaas.hashing import NO_HASH
+from prfaas.types import BlockHash, GroupBlocks
+
+
+@dataclass(frozen=True)
+class Run:
+    """Objects [first_object, first_object + num_blocks): the blocks of `blocks` on `rank`."""
+
+    rank: int
+    position: int  # of `blocks` in the transfer's group list
+    first_object: int
+    group: KVGroup
+    blocks: GroupBlocks
+
+
+@dataclass(frozen=True)
+class BlockIdentity:
+    """What `BlockStored` says of one block."""
+
+    group: int
+    block_hash: BlockHash
+    parent: BlockHash
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """`layouts[rank]` of one engine and the block lists of one transfer of `num_tokens` tokens."""
+
+    layouts: tuple[Layout, ...]
+    groups: tuple[GroupBlocks, ...]
+    num_tokens: int
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self._runs())
+
+    def _runs(self) -> Iterator[Run]:
+        first_object = 0
+        for rank, layout in enumerate(self.layouts):
+            for position, blocks in enumerate(self.groups):
+                yield Run(rank, position, first_object, layout.groups[blocks.group], blocks)
+                first_object += blocks.num_blocks
+
+    @cached_property
+    def object_bytes(self) -> list[int]:
+        return [run.group.block_bytes for run in self.runs for _ in run.blocks.hashes]
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return sum(self.object_bytes)
+
+    @cached_property
+    def attention_bytes(self) -> int:
+        """Everything but linear states: what can leave before the last chunk's forward pass ends."""
+        return sum(run.group.block_bytes * run.blocks.num_blocks for run in self.runs if run.group.kind != "linear_state")
+
+    def run_of(self, rank: int, position: int) -> Run:
+        return self.runs[rank * len(self.groups) + position]
+
+    def identities(self, run: Run) -> Iterator[BlockIdentity]:
+        """Identity of each block of a run, in order."""
+        parent = run.blocks.parent
+        for index, block_hash in enumerate(run.blocks.hashes):
+            end = (run.blocks.first_block + index + 1) * run.group.block_tokens
+            num_tokens = self.num_tokens if run.group.kind == "linear_state" else end
+            yield BlockIdentity(run.blocks.group, block_hash, parent, num_tokens)
+            parent = block_hash
+
+    def nested(self, per_object: list[int]) -> list[list[list[int]]]:
+        """One number per object as [rank][position][block], the form that engines get."""
+        result: list[list[list[int]]] = [[] for _ in self.layouts]
+        for run in self.runs:
+            result[run.rank].append(per_object[run.first_object : run.first_object + run.blocks.num_blocks])
+        return result
+
+
+def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_tokens: int) -> TransferPlan:
+    """The plan of a transfer.
+
+    Raises:
+        RemoteProtocolError: the block lists do not fit the layouts or the length.
+    """
+    known = len(layouts[0].groups)
+    for blocks in groups:
+        if blocks.group >= known:
+            raise RemoteProtocolError("plan", f"group {blocks.group} of {known}")
+        kind, block_tokens = layouts[0].groups[blocks.group].kind, layouts[0].groups[blocks.group].block_tokens
+        if kind == "linear_state":
+            fits = blocks.num_blocks == 1
+        else:
+            fits = blocks.first_block + blocks.num_blocks <= -(-num_tokens // block_tokens)
+        if not fits:
+            raise RemoteProtocolError("plan", f"group {blocks.group}: {blocks.num_blocks} blocks do not fit {num_tokens} tokens")
+    return TransferPlan(layouts, groups, num_tokens)
+
+
+@dataclass(frozen=True)
+class OpenBody:
+    """What a sender says of its transfer, opaque to the transport: `layouts` may be left out once the peer has accepted them."""
+
+    grant: bytes
+    fingerprints: tuple[bytes, ...]
+    layouts: tuple[Layout, ...]
+    groups: tuple[GroupBlocks, ...]
+
+    def encode(self) -> bytes:
+        layouts = [layout.to_dict() for layout in self.layouts]
+        body: bytes = msgpack.packb([self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)])
+        return body
+
+    @staticmethod
+    def decode(body: bytes) -> OpenBody:
+        """The inverse of `encode`.
+
+        Raises:
+            RemoteProtocolError: it has another form.
+            LayoutError: a layout is malformed.
+        """
+        try:
+            grant, fingerprints, layouts, groups = msgpack.unpackb(body)
+            described = tuple(Layout.from_dict(layout) for layout in layouts)
+            opened = OpenBody(bytes(grant), tuple(map(bytes, fingerprints)), described, unpack_groups(groups))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
+        if len(grant) > 4096 or not fingerprints:
+            raise RemoteProtocolError("open_body", "an open has a grant and at least one fingerprint")
+        return opened
+
+
+def is_prefix_block(block_hash: BlockHash) -> bool:
+    """Whether later requests may reuse the block: it is full, and hashed."""
+    return block_hash != NO_HASH
