@@ -1,0 +1,337 @@
+"""Settings: one frozen dataclass per component, read from YAML file < environment < command-line flag.
+
+    @dataclass(frozen=True)
+    class AgentConfig:
+        name: str = setting("text", required=True, doc="Name of this node, unique in the deployment.")
+        pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory that the pool may use.")
+        links: tuple[LinkConfig, ...] = setting(records(LinkConfig), default=(), doc="Paths to other clusters.")
+
+    config = parse(AgentConfig, component="agent", argv=sys.argv[1:])
+
+`pool_bytes` above is the key `pool_bytes` of the file, the variable PRFAAS_AGENT_POOL_BYTES and the flag --pool-bytes.
+A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wire-port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+import prfaas
+from prfaas.errors import ConfigError
+from prfaas.units import KINDS, Kind, KindName
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The kind of a setting that is itself a record of settings, or a list of such records."""
+
+    cls: type[Any]
+    many: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the loader and the documentation know of one field."""
+
+    kind: Kind | Record
+    required: bool
+    doc: str
+    minimum: float | None
+    maximum: float | None
+
+
+def record(cls: type[Any]) -> Record:
+    """The kind of a setting that is one nested record; without a default it is a record of its own defaults."""
+    return Record(cls, many=False)
+
+
+def records(cls: type[Any]) -> Record:
+    """The kind of a setting that is a list of records, which becomes a tuple of `cls`."""
+    return Record(cls, many=True)
+
+
+def setting(
+    kind: KindName | Kind | Record,
+    *,
+    doc: str,
+    default: Any = dataclasses.MISSING,
+    required: bool = False,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field with all that the loader needs; `default` and the limits are in base units.
+
+    A `default` of None makes the setting optional. Every field is keyword-only, so that order does not matter.
+    """
+    resolved = KINDS[kind] if isinstance(kind, str) else kind
+    metadata = {"setting": Setting(resolved, required, doc, minimum, maximum)}
+    if required:
+        return dataclasses.field(kw_only=True, metadata=metadata)
+    if isinstance(resolved, Record) and default is dataclasses.MISSING:
+        return dataclasses.field(kw_only=True, default_factory=resolved.cls, metadata=metadata)
+    return dataclasses.field(kw_only=True, default=default, metadata=metadata)
+
+
+def settings(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
+    """Name and setting of every field of a configuration dataclass, in order."""
+    return ((field.name, field.metadata["setting"]) for field in dataclasses.fields(cls))
+
+
+def paths(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
+    """Every setting that a variable or a flag can give: those of nested records too, lists of records as one text."""
+    for name, its in settings(cls):
+        if isinstance(its.kind, Record) and not its.kind.many:
+            yield from paths(its.kind.cls, (*prefix, name))
+        else:
+            yield (*prefix, name), its
+
+
+def variable(component: str, path: tuple[str, ...]) -> str:
+    """The environment variable of a setting."""
+    return "_".join(("PRFAAS", component, *path)).upper()
+
+
+def flag(path: tuple[str, ...]) -> str:
+    """The command-line flag of a setting."""
+    return "--" + "-".join(path).replace("_", "-")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value as somebody wrote it, and where; None is YAML's empty value."""
+
+    where: str
+    content: str | None | list[_Given] | dict[str, _Given]
+
+
+def load(
+    cls: type[T],
+    *,
+    component: str,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> T:
+    """The configuration of `component`; `flags` maps dotted setting names to texts, `environment` is the process's own.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value malformed or out of range; it names place, key and accepted form.
+    """
+    environment = os.environ if environment is None else environment
+    given = _read_file(file) if file else _Given(f"prfaas-{component}", {})
+    by_path = dict(paths(cls))
+    known = {variable(component, path): path for path in by_path}
+    for name in sorted(environment):
+        if name.startswith(variable(component, ("",))):
+            where = f"environment variable {name}"
+            if name not in known:
+                raise ConfigError(f"{where}: unknown setting{_suggestion(name, known)}")
+            _put(given, known[name], _from_text(by_path[known[name]], environment[name], where))
+    for dotted, text in (flags or {}).items():
+        path = tuple(dotted.split("."))
+        _put(given, path, _from_text(by_path[path], text, f"flag {flag(path)}"))
+    config = _build(cls, given, component=component, prefix=())
+    assert isinstance(config, cls)
+    return config
+
+
+def _put(given: _Given, path: tuple[str, ...], value: _Given) -> None:
+    """Override one setting in the tree, in place; a node that should be a record and is none is left for `_build` to refuse."""
+    for name in path[:-1]:
+        if not isinstance(given.content, dict):
+            return
+        inner = given.content.get(name)
+        if inner is None or inner.content is None:
+            inner = given.content[name] = _Given(value.where, {})
+        given = inner
+    if isinstance(given.content, dict):
+        given.content[path[-1]] = value
+
+
+def _read_file(file: Path) -> _Given:
+    try:
+        return _read_text(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+
+
+def _read_text(text: str, name: str) -> _Given:
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {error}") from error
+    return _Given(name, {}) if node is None else _from_node(node, name, node.start_mark.line)
+
+
+def _from_text(its: Setting, text: str, where: str) -> _Given:
+    """What a variable or a flag gives: a list of records is written there as YAML."""
+    return _read_text(text, where) if isinstance(its.kind, Record) else _Given(where, text)
+
+
+def _from_node(node: yaml.Node, name: str, line: int) -> _Given:
+    where = f"{name} line {line + 1}"
+    if isinstance(node, yaml.ScalarNode):
+        return _Given(where, None if node.tag == "tag:yaml.org,2002:null" else node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return _Given(where, [_from_node(item, name, item.start_mark.line) for item in node.value])
+    content: dict[str, _Given] = {}
+    for key, value in node.value:
+        if key.value in content:
+            raise ConfigError(f"{name} line {key.start_mark.line + 1}: {key.value}: given twice")
+        content[str(key.value)] = _from_node(value, name, key.start_mark.line)
+    return _Given(where, content)
+
+
+def _build(cls: type[Any], given: _Given, *, component: str, prefix: tuple[str, ...]) -> Any:
+    known = dict(settings(cls))
+    if not isinstance(given.content, dict):
+        raise ConfigError(f"{given.where}: {_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
+    values = {}
+    for name, value in given.content.items():
+        path = (*prefix, name)
+        if name not in known:
+            raise ConfigError(f"{value.where}: {'.'.join(path)}: unknown key{_suggestion(name, known)}")
+        values[name] = _convert(cls, known[name], value, component=component, path=path)
+    for name, its in known.items():
+        if its.required and name not in values:
+            names = f"{variable(component, (*prefix, name))} or {flag((*prefix, name))}"
+            raise ConfigError(
+                f"{given.where}: {'.'.join((*prefix, name))}: missing; write {_accepted(its)}, or set {names}"
+            )
+        if (
+            isinstance(its.kind, Record)
+            and not its.kind.many
+            and name not in values
+            and _default(cls, name) is not None
+        ):
+            values[name] = _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=(*prefix, name))
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ConfigError(f"{given.where}: {_dotted(prefix)}{error}") from error
+
+
+def _dotted(prefix: tuple[str, ...]) -> str:
+    return ".".join(prefix) + ": " if prefix else ""
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+def _accepted(its: Setting) -> str:
+    if isinstance(its.kind, Record):
+        keys = ", ".join(name for name, _ in settings(its.kind.cls))
+        return f"a list of records with keys out of {keys}" if its.kind.many else f"a record with keys out of {keys}"
+    limits = [f"at least {its.kind.show(its.minimum)}"] if its.minimum is not None else []
+    limits += [f"at most {its.kind.show(its.maximum)}"] if its.maximum is not None else []
+    return ", ".join([its.kind.accepted, *limits])
+
+
+def _default(cls: type[Any], name: str) -> Any:
+    field = cls.__dataclass_fields__[name]
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
+
+
+def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
+    if given.content is None and not its.required and _default(cls, path[-1]) is None:
+        return None
+    if isinstance(its.kind, Record):
+        return _convert_record(its.kind, given, component=component, path=path)
+    try:
+        return _parse(its, its.kind, given)
+    except (ValueError, OverflowError) as error:
+        written = f"{given.content!r}: " if isinstance(given.content, str) else ""
+        raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {_accepted(its)}") from error
+
+
+def _convert_record(kind: Record, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
+    if not kind.many:
+        return _build(kind.cls, given, component=component, prefix=path)
+    if not isinstance(given.content, list):
+        raise ConfigError(f"{given.where}: {'.'.join(path)}: expected a list of records")
+    names = [(*path[:-1], f"{path[-1]}[{index}]") for index in range(len(given.content))]
+    pairs = zip(names, given.content, strict=True)
+    return tuple(_build(kind.cls, item, component=component, prefix=name) for name, item in pairs)
+
+
+def _parse(its: Setting, kind: Kind, given: _Given) -> Any:
+    if kind is KINDS["text_list"] and isinstance(given.content, list):
+        return tuple(KINDS["text"].parse(_scalar(item)) for item in given.content)
+    value = kind.parse(_scalar(given))
+    if its.minimum is not None and value < its.minimum:
+        raise ValueError("too small")
+    if its.maximum is not None and value > its.maximum:
+        raise ValueError("too large")
+    return value
+
+
+def _scalar(given: _Given) -> str:
+    if isinstance(given.content, str):
+        return given.content
+    raise ValueError("empty" if given.content is None else "a single value is expected")
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add --config, --check-config and one flag for each setting of `cls`; all values stay texts."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML")
+    parser.add_argument("--check-config", action="store_true", help="print the settings in force and exit")
+    for path, its in paths(cls):
+        on = {"nargs": "?", "const": "true"} if its.kind is KINDS["flag"] else {}
+        help_text = f"{its.doc} Write {_accepted(its)}.".replace("%", "%%")
+        dest = "setting " + ".".join(path)
+        parser.add_argument(flag(path), dest=dest, metavar=path[-1].upper(), help=help_text, **on)  # type: ignore[arg-type]
+
+
+def given_flags(namespace: argparse.Namespace) -> dict[str, str]:
+    """The settings that the command line gave, as `load` takes them."""
+    items = vars(namespace).items()
+    return {
+        name.removeprefix("setting "): text for name, text in items if name.startswith("setting ") and text is not None
+    }
+
+
+def parse(cls: type[T], *, component: str, argv: Sequence[str], doc: str = "") -> T:
+    """The configuration of a command; ends the process for --help, --version, --check-config and a wrong setting."""
+    parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    add_flags(parser, cls)
+    namespace = parser.parse_args(argv)
+    try:
+        config = load(cls, component=component, file=namespace.config, flags=given_flags(namespace))
+    except ConfigError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    if namespace.check_config:
+        sys.stdout.write(show(config))
+        parser.exit(0)
+    return config
+
+
+def show(config: Any) -> str:
+    """The settings in force as YAML that `load` reads back to an equal configuration."""
+    return yaml.safe_dump(_shown(config), sort_keys=False, allow_unicode=True)
+
+
+def _shown(config: Any) -> dict[str, Any]:
+    return {name: _shown_value(its, getattr(config, name)) for name, its in settings(type(config))}
+
+
+def _shown_value(its: Setting, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(its.kind, Record):
+        return [_shown(item) for item in value] if its.kind.many else _shown(value)
+    return list(value) if its.kind is KINDS["text_list"] else its.kind.show(value)

@@ -1,0 +1,184 @@
+"""The loader: precedence, nesting, and a message with place, key and accepted form for every mistake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prfaas import config
+from prfaas.config import record, records, setting
+from prfaas.errors import ConfigError
+from prfaas.units import choice
+
+
+@dataclass(frozen=True)
+class Wire:
+    connections: int = setting("count", default=8, minimum=1, maximum=64, doc="TCP connections.")
+    linger_seconds: float = setting("seconds", default=0.5, doc="Time to close.")
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str = setting("text", required=True, doc="Its name.")
+    address: str = setting("address", required=True, doc="Where it listens.")
+    capacity: float | None = setting("rate", default=None, doc="Its rate.")
+
+
+@dataclass(frozen=True)
+class Example:
+    pool_bytes: int = setting("bytes", default=4 << 30, doc="Memory.")
+    name: str = setting("text", required=True, doc="Name.")
+    role: str = setting(choice("prefill", "decode"), default="decode", doc="Role.")
+    verbose: bool = setting("flag", default=False, doc="Say more.")
+    models: tuple[str, ...] = setting("text_list", default=(), doc="Models.")
+    secret_file: Path | None = setting("path", default=None, doc="Secret.")
+    wire: Wire = setting(record(Wire), doc="The wire.")
+    peers: tuple[Peer, ...] = setting(records(Peer), default=(), doc="Peers.")
+
+    def __post_init__(self) -> None:
+        if self.role == "prefill" and self.models:
+            raise ValueError("role prefill takes no models")
+
+
+def load(text: str | None = "name: east", *, path: Path | None = None, **sources: dict[str, str]) -> Example:
+    file = None
+    if path and text is not None:
+        file = path / "example.yaml"
+        file.write_text(text)
+    return config.load(
+        Example,
+        component="example",
+        file=file,
+        environment=sources.get("environment", {}),
+        flags=sources.get("flags", {}),
+    )
+
+
+def test_defaults_stand_where_nothing_is_given() -> None:
+    assert load(flags={"name": "east"}) == Example(name="east")
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    text = "name: file\npool_bytes: 1GiB\nrole: prefill\n"
+    environment = {"PRFAAS_EXAMPLE_NAME": "environment", "PRFAAS_EXAMPLE_POOL_BYTES": "2GiB", "PRFAAS_OTHER": "x"}
+    loaded = load(text, path=tmp_path, environment=environment, flags={"name": "flag"})
+    assert (loaded.name, loaded.pool_bytes, loaded.role) == ("flag", 2 << 30, "prefill")
+
+
+def test_nested_records_and_lists_are_read_from_a_file(tmp_path: Path) -> None:
+    text = """
+name: east
+models: [a, b]
+wire: {connections: 4}
+peers:
+  - name: west
+    address: 10.0.0.2:9000
+    capacity: 10Gbps
+"""
+    loaded = load(text, path=tmp_path)
+    assert loaded.models == ("a", "b")
+    assert loaded.wire == Wire(connections=4)
+    assert loaded.peers == (Peer(name="west", address="10.0.0.2:9000", capacity=1.25e9),)
+
+
+def test_a_nested_key_has_a_variable_and_a_flag(tmp_path: Path) -> None:
+    environment = {"PRFAAS_EXAMPLE_WIRE_CONNECTIONS": "3"}
+    loaded = load("name: e\nwire:\n", path=tmp_path, environment=environment, flags={"wire.linger_seconds": "2s"})
+    assert loaded.wire == Wire(connections=3, linger_seconds=2.0)
+
+
+def test_a_list_of_records_can_be_given_as_yaml_in_a_variable() -> None:
+    environment = {"PRFAAS_EXAMPLE_NAME": "e", "PRFAAS_EXAMPLE_PEERS": "[{name: w, address: 'h:1'}]"}
+    assert load(environment=environment).peers == (Peer(name="w", address="h:1"),)
+
+
+def test_an_optional_setting_takes_an_empty_value(tmp_path: Path) -> None:
+    assert load("name: e\nsecret_file:\n", path=tmp_path).secret_file is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: e\npool_bites: 1", r"example.yaml line 2: pool_bites: unknown key, did you mean pool_bytes\?"),
+        ("name: e\n\npool_bytes: 4 parsecs", r"line 3: pool_bytes: '4 parsecs': unit 'parsecs'.*write a size such as"),
+        ("name: e\nrole: boss", r"line 2: role: 'boss'.*one of \"prefill\", \"decode\""),
+        ("name: e\nwire:\n  connections: 0", r"line 3: wire.connections: '0': too small.*at least 1, at most 64"),
+        ("name: e\nwire:\n  connections: 65", r"line 3: wire.connections: '65': too large"),
+        ("name: e\nwire: 7", r"line 2: wire: expected a record with keys out of connections"),
+        ("name: e\npeers: 7", r"line 2: peers: expected a list of records"),
+        ("name: e\npeers:\n- name: w", r"line 3: peers\[0\].address: missing; write host:port"),
+        ("name: e\nname: f", r"line 2: name: given twice"),
+        ("name: [e]", r"line 1: name: a single value is expected; write text"),
+        ("name:", r"line 1: name: empty; write text"),
+        ("pool_bytes: 1GiB", r"example.yaml.*: name: missing; write text, or set PRFAAS_EXAMPLE_NAME or --name"),
+        ("name: e\nrole: prefill\nmodels: a", r"example.yaml.*: role prefill takes no models"),
+        ("- name", r"line 1: expected a record with keys out of pool_bytes, name"),
+        ("name: {", r"example.yaml: not YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_names_line_key_and_accepted_form(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(text, path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PRFAAS_EXAMPLE_NAM": "e"}, r"PRFAAS_EXAMPLE_NAM: unknown setting, did you mean PRFAAS_EXAMPLE_NAME\?"),
+        ({"PRFAAS_EXAMPLE_VERBOSE": "2"}, r"environment variable PRFAAS_EXAMPLE_VERBOSE: verbose: '2'"),
+        ({"PRFAAS_EXAMPLE_PEERS": "{"}, r"environment variable PRFAAS_EXAMPLE_PEERS: not YAML"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(environment=environment, flags={"name": "e"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
+        config.load(Example, component="example", file=tmp_path / "none.yaml", environment={})
+
+
+def test_a_command_reads_its_flags_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRFAAS_EXAMPLE_NAME", raising=False)
+    (tmp_path / "e.yaml").write_text("name: file\npool_bytes: 1MiB\n")
+    argv = ["--config", str(tmp_path / "e.yaml"), "--name", "flag", "--verbose", "--wire-connections", "2"]
+    loaded = config.parse(Example, component="example", argv=argv)
+    assert loaded == Example(name="flag", pool_bytes=1 << 20, verbose=True, wire=Wire(connections=2))
+
+
+def test_a_wrong_setting_ends_the_command_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        config.parse(Example, component="example", argv=["--name", "e", "--pool-bytes", "much"])
+    assert "prfaas-example: flag --pool-bytes: pool_bytes: 'much'" in capsys.readouterr().err
+
+
+def test_the_checked_configuration_reads_back_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "--name",
+        "e",
+        "--check-config",
+        "--peers",
+        "[{name: w, address: 'h:1', capacity: 3Mbps}]",
+        "--models",
+        "a,b",
+    ]
+    with pytest.raises(SystemExit, match="0"):
+        config.parse(Example, component="example", argv=argv)
+    file = tmp_path / "shown.yaml"
+    file.write_text(capsys.readouterr().out)
+    peers = (Peer(name="w", address="h:1", capacity=375_000.0),)
+    assert config.load(Example, component="example", file=file, environment={}) == Example(
+        name="e", peers=peers, models=("a", "b")
+    )
+
+
+def test_help_shows_every_flag_and_every_accepted_form(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        config.parse(Example, component="example", argv=["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for path, its in config.paths(Example):
+        assert config.flag(path) in shown
+        assert its.doc in shown
