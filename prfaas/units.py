@@ -136,7 +136,10 @@ def _parse_text_list(text: str) -> tuple[str, ...]:
 
 
 def _parse_path(text: str) -> Path:
-    return Path(_parse_text(text)).expanduser()
+    try:
+        return Path(_parse_text(text)).expanduser()
+    except RuntimeError as error:
+        raise ValueError("no home directory of that name") from error
 
 
 def _show_in_largest(value: float, units: Mapping[str, int | Fraction]) -> str:

@@ -1,0 +1,160 @@
+"""Structured logs: an event name with fields, as JSON lines, or as text when a person watches.
+
+logs.setup("agent")                                   # once, in the command
+log = logs.get("agent.sending")                       # per module
+log.info("transfer.complete", transfer_id=..., bytes=...)
+with log.bind(peer="west").work("request") as line:   # one canonical line when the block ends
+    line.add(route="remote", reason="long")
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+class _Event:
+    """The message of a log record; as text for whatever handler the host process has."""
+
+    def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.name = name
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{key}={_plain(value)}" for key, value in self.fields.items())])
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it; bytes (ids, hashes) as hex."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+@dataclass
+class Line:
+    """The fields of one unit of work, gathered until its line is written."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, **fields: Any) -> None:
+        """Add or replace fields of the line."""
+        self.fields.update(fields)
+
+
+class Log:
+    """A named logger whose bound fields stand on every line."""
+
+    def __init__(self, name: str, fields: Mapping[str, Any] | None = None) -> None:
+        self._logger = logging.getLogger(name)
+        self._fields = dict(fields or {})
+
+    def bind(self, **fields: Any) -> Log:
+        """The same log with further fields on every line."""
+        return Log(self._logger.name, self._fields | fields)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error line with the traceback of the exception in flight."""
+        self._write(logging.ERROR, event, fields, trace=True)
+
+    @contextmanager
+    def work(self, name: str, **fields: Any) -> Iterator[Line]:
+        """Write exactly one line when the block ends: `name.complete`, or `name.failed` and raise on."""
+        line = Line(dict(fields))
+        start = time.monotonic()
+        try:
+            yield line
+        except BaseException as error:
+            line.add(seconds=round(time.monotonic() - start, 6), error=f"{type(error).__name__}: {error}")
+            self._write(logging.ERROR, f"{name}.failed", line.fields)
+            raise
+        line.add(seconds=round(time.monotonic() - start, 6))
+        self._write(logging.INFO, f"{name}.complete", line.fields)
+
+    def _write(self, level: int, event: str, fields: dict[str, Any], *, trace: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, _Event(event, self._fields | fields), exc_info=trace)
+
+
+def get(name: str) -> Log:
+    """The log of one part of the package, such as "agent" or "agent.sending"."""
+    return Log(f"prfaas.{name}")
+
+
+def _split(record: logging.LogRecord) -> tuple[str, Mapping[str, Any]]:
+    """Event name and fields; a line of a foreign library is an event without fields."""
+    if isinstance(record.msg, _Event):
+        return record.msg.name, record.msg.fields
+    return record.getMessage(), {}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, component, logger, event, then the fields."""
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = _split(record)
+        head = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "component": self._component,
+            "logger": record.name,
+            "event": event,
+        }
+        trace = {"trace": self.formatException(record.exc_info)} if record.exc_info and record.exc_info[0] else {}
+        return json.dumps(_plain({**fields, **head, **trace}), ensure_ascii=False)
+
+
+class TerminalLines(logging.Formatter):
+    """One short line for people: time, level, event, fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = _split(record)
+        moment = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        words = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
+        trace = "\n" + self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
+        return f"{moment} {record.levelname:7} {event:28} {words}".rstrip() + trace
+
+
+def setup(component: str, *, level: Level = "info", stream: TextIO | None = None, logger: str = "") -> None:
+    """Send all logs of this process to `stream` (stderr): text on a terminal, JSON lines otherwise.
+
+    Inside a process that is not ours, `logger="prfaas"` leaves the other libraries' logs as they are.
+    """
+    target = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(TerminalLines() if target.isatty() else JsonLines(component))
+    root = logging.getLogger(logger)
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    root.propagate = False

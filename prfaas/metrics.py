@@ -1,0 +1,115 @@
+"""Every Prometheus metric of the project, and the HTTP server that shows them.
+
+Names begin with `prfaas_` and the process that counts; units are bytes and seconds; reasons are closed words.
+`docs/metrics.md` lists them all.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+from prfaas.units import split_address
+
+# From a cached short prompt to the time-out of a client. The tens of seconds are where a long prompt on a slow link lies.
+TTFT_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
+
+
+@dataclass(frozen=True)
+class Description:
+    """One metric as the documentation shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+CATALOGUE: list[Description] = []
+
+
+def _counter(name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
+    CATALOGUE.append(Description(f"{name}_total", "counter", labels, meaning))
+    return Counter(name, meaning, labels)
+
+
+def _gauge(name: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
+    CATALOGUE.append(Description(name, "gauge", labels, meaning))
+    return Gauge(name, meaning, labels)
+
+
+def _histogram(name: str, meaning: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+    CATALOGUE.append(Description(name, "histogram", labels, meaning))
+    return Histogram(name, meaning, labels, buckets=buckets)
+
+
+TRANSFERS = _counter(
+    "prfaas_agent_transfers",
+    "Transfers that ended; direction is in or out, outcome is complete or the reason of the failure.",
+    ("direction", "outcome"),
+)
+WIRE_BYTES = _counter(
+    "prfaas_agent_wire_bytes",
+    "Bytes of chunks that went over the wire, headers included, retransmitted ones each time.",
+    ("direction",),
+)
+ACKNOWLEDGED_BYTES = _counter(
+    "prfaas_agent_acknowledged_bytes", "Payload bytes that left and that the peer has checked and acknowledged."
+)
+CHECKSUM_FAILURES = _counter("prfaas_agent_checksum_failures", "Chunks that arrived changed and were asked for again.")
+POOL_SLOTS = _gauge(
+    "prfaas_agent_pool_slots",
+    "Slots of the pool; kind is prefix (reusable blocks), transfer (blocks of one transfer), quarantined or free.",
+    ("kind",),
+)
+GRANTS_REFUSED = _counter("prfaas_agent_grants_refused", "Transfers without a valid grant.", ("reason",))
+CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
+RING_OVERFLOWS = _counter(
+    "prfaas_agent_ring_overflows",
+    "Times an engine found its ring of finished layers full and the transfer was given up.",
+)
+
+REQUESTS = _counter(
+    "prfaas_router_requests",
+    "Requests answered; route is local or remote, reason is the decision's.",
+    ("route", "reason"),
+)
+TTFT_SECONDS = _histogram(
+    "prfaas_router_ttft_seconds",
+    "Time from the request's arrival to the first token received from the engine.",
+    TTFT_BUCKETS_SECONDS,
+    ("route",),
+)
+FALLBACKS = _counter(
+    "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
+)
+
+
+@dataclass(frozen=True)
+class MetricsServer:
+    """The running /metrics server; `address` is where it listens."""
+
+    address: str
+    _server: WSGIServer
+    _thread: threading.Thread
+
+    def close(self) -> None:
+        """Stop listening; returns when the server's thread has ended."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve(address: str) -> MetricsServer:
+    """Answer GET /metrics on "host:port" from a thread; port 0 takes a free one.
+
+    Raises:
+        OSError: the address is taken.
+    """
+    host, port = split_address(address)
+    server, thread = start_http_server(port, host)
+    shown = f"[{host}]" if ":" in host else host
+    return MetricsServer(f"{shown}:{server.server_port}", server, thread)

@@ -1,0 +1,46 @@
+"""Metrics: named by the rules, and served over HTTP."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+import pytest
+
+from prfaas import metrics
+
+
+def test_every_name_has_prefix_component_and_base_unit() -> None:
+    for its in metrics.CATALOGUE:
+        assert re.fullmatch(r"prfaas_(agent|router|manager|connector|colocate)(_[a-z0-9]+)+", its.name), its.name
+        assert its.name.endswith("_total") == (its.kind == "counter"), its.name
+        assert not re.search(r"_(ms|milliseconds|kb|mb|gb|bits)(_|$)", its.name), its.name
+        assert "request_id" not in its.labels
+
+
+def test_a_metric_is_counted_and_served() -> None:
+    metrics.GRANTS_REFUSED.labels(reason="expired").inc()
+    server = metrics.serve("127.0.0.1:0")
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+    assert re.search(r'prfaas_agent_grants_refused_total\{reason="expired"\} [1-9]', text)
+    for its in metrics.CATALOGUE:
+        assert f"# TYPE {its.name} {its.kind}" in text
+
+
+def test_a_closed_server_frees_its_port() -> None:
+    first = metrics.serve("127.0.0.1:0")
+    first.close()
+    metrics.serve(first.address).close()
+
+
+def test_a_taken_port_is_an_os_error() -> None:
+    server = metrics.serve("127.0.0.1:0")
+    try:
+        with pytest.raises(OSError, match="in use"):
+            metrics.serve(server.address)
+    finally:
+        server.close()
