@@ -10,16 +10,38 @@ import binascii
 import hashlib
 import hmac
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from prfaas.errors import GrantError
+from prfaas.errors import ConfigError, GrantError
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, TransferId
 
 GRANT_VERSION = 1
 MAX_GRANT_BYTES = 2048  # a grant of two 255-byte names is under 900 bytes
 _MAC_BYTES = 32
+
+
+MIN_SECRET_BYTES = 32
+
+
+def read_secret(path: Path) -> bytes:
+    """The deployment's secret.
+
+    Raises:
+        ConfigError: the file cannot be read, is too short, or others may read it.
+    """
+    try:
+        secret = path.read_bytes()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"secret_file: {path} cannot be read ({error.strerror})") from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(f"secret_file: {path} has {len(secret)} bytes; at least {MIN_SECRET_BYTES} random ones are needed")
+    if mode & 0o007:
+        raise ConfigError(f"secret_file: {path} is open to everybody; run chmod 600 {path}")
+    return secret
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:

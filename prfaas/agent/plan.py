@@ -124,7 +124,7 @@ class OpenBody:
 
     def encode(self) -> bytes:
         layouts = [layout.to_dict() for layout in self.layouts]
-        body: bytes = msgpack.packb([self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)])
+        body: bytes = msgpack.packb(["open", self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)])
         return body
 
     @staticmethod
@@ -136,14 +136,36 @@ class OpenBody:
             LayoutError: a layout is malformed.
         """
         try:
-            grant, fingerprints, layouts, groups = msgpack.unpackb(body)
+            kind, grant, fingerprints, layouts, groups = msgpack.unpackb(body)
             described = tuple(Layout.from_dict(layout) for layout in layouts)
             opened = OpenBody(bytes(grant), tuple(map(bytes, fingerprints)), described, unpack_groups(groups))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
-        if len(grant) > 4096 or not fingerprints:
-            raise RemoteProtocolError("open_body", "an open has a grant and at least one fingerprint")
+        if kind != "open" or not fingerprints:
+            raise RemoteProtocolError("open_body", "an open has at least one fingerprint")
         return opened
+
+
+def encode_probe(layout: Layout) -> bytes:
+    """The body of an `open` that carries no object: would you accept this layout?"""
+    body: bytes = msgpack.packb(["probe", layout.to_dict()])
+    return body
+
+
+def decode_probe(body: bytes) -> Layout:
+    """The layout that a probe asks about.
+
+    Raises:
+        RemoteProtocolError: it is no probe.
+        LayoutError: the layout is malformed.
+    """
+    try:
+        kind, layout = msgpack.unpackb(body)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("open_body", f"not a probe of this version: {error!r}") from error
+    if kind != "probe":
+        raise RemoteProtocolError("open_body", "an open without objects is a probe")
+    return Layout.from_dict(layout)
 
 
 def is_prefix_block(block_hash: BlockHash) -> bool:

@@ -27,7 +27,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True)
 class RingEntry:
-    """Blocks are counted within the transfer's block list of that group; `layer` within the group."""
+    """`group` is a position in the transfer's group list, blocks are counted within that list entry, `layer` within the group."""
 
     kind: EntryKind
     handle: int

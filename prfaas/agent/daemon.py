@@ -1,0 +1,252 @@
+"""The agent: puts engines, pool and wire together on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prfaas import grants, logs, metrics
+from prfaas.agent.config import AgentConfig
+from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
+from prfaas.agent.plan import encode_probe
+from prfaas.agent.protocol import Attach, Attached, Cancel, Message, Receive, Release, Send
+from prfaas.agent.receiving import Receiving, Reply
+from prfaas.agent.sending import Sending
+from prfaas.agent.status import StatusServer
+from prfaas.agent.transfer_log import TransferLog
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.layout import Layout, difference
+from prfaas.cachepool.pool import Pool
+from prfaas.errors import LayoutError
+from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
+from prfaas.transport.sender import (
+    Link,
+    LinkConfig,
+    Outgoing,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+)
+from prfaas.types import AgentName, TransferId
+
+TICK_SECONDS = 0.1  # deadlines are looked at this often
+PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
+_log = logs.get("agent")
+
+
+class Agent:
+    """One machine's pool and wire. `run` lives until it is cancelled and then ends every transfer with a reason."""
+
+    def __init__(self, config: AgentConfig, secret: bytes) -> None:
+        self._config = config
+        self._name = AgentName(config.name)
+        self._wire_key = grants.derive_key(secret, "wire")
+        self._pool = Pool(config.pool_bytes, transfer_ratio=config.transfer_ratio, eviction=config.eviction)
+        self._links: dict[tuple[str, AgentName], Link] = {}
+        self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
+        self._transfer_log = TransferLog()
+        grant_key = grants.derive_key(secret, "grant")
+        self._sending = Sending(
+            name=self._name,
+            grant_key=grant_key,
+            pool=self._pool,
+            link_to=self._link_to,
+            transfer_log=self._transfer_log,
+        )
+        self._receiving = Receiving(
+            name=self._name,
+            grant_key=grant_key,
+            pool=self._pool,
+            arena_of=self._arena_of,
+            transfer_log=self._transfer_log,
+        )
+        callbacks = EngineCallbacks(self._attach, self._on_message, self._sending.read_ring, self._on_lost)
+        self._engines = EngineListener(Path(config.socket), callbacks)
+        self._receiver = Receiver(
+            ReceiverConfig(
+                listen=config.listen,
+                insecure_plaintext=config.insecure_plaintext,
+                reconnect_seconds=config.reconnect_seconds,
+            ),
+            local_name=config.name,
+            key=self._wire_key,
+            accept=self._accept_from_thread,
+            on_event=self._received_from_thread,
+        )
+        self._receiving.receiver = self._receiver
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # Life
+
+    async def run(self, started: Callable[[str], None] = lambda address: None) -> None:
+        """Serve until cancelled; `started` hears the wire's address once everything listens."""
+        self._loop = asyncio.get_running_loop()
+        status = StatusServer(
+            self._config.status_listen,
+            {"/healthz": self._health, "/status": self._status, "/transfers": self._transfer_log.to_list},
+        )
+        try:
+            await self._engines.start()
+            address = self._receiver.start()
+            status.start()
+            _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=status.address)
+            started(address)
+            await self._tick_forever()
+        finally:
+            await self._engines.close()
+            for link in self._links.values():
+                link.close()
+            self._receiver.close()
+            status.close()
+            self._pool.close()
+            _log.info("agent.stopped", name=self._name)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            now = time.monotonic()
+            self._sending.expire(now)
+            self._receiving.expire(now)
+            self._measure()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _measure(self) -> None:
+        for kind, count in self._pool.stats().slots_by_kind.items():
+            metrics.POOL_SLOTS.labels(kind=kind).set(count)
+
+    # Engines
+
+    async def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
+        if layout is None:
+            return Attached(self._name, 0, 0, 0), None
+        self._check_against_engines(attach, layout)
+        await self._check_against_peers(layout)
+        arena = self._pool.arena(layout)
+        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes), arena
+
+    def _check_against_engines(self, attach: Attach, layout: Layout) -> None:
+        """Raise LayoutError when a living engine has the same model and rank with another layout."""
+        for other in self._engines.connections:
+            if other.layout is None or (other.layout.model, other.layout.shard) != (layout.model, layout.shard):
+                continue
+            if other.layout != layout:
+                raise LayoutError(f"{other.attach.instance} runs this model too: {difference(other.layout, layout)}")
+            if other.attach.instance == attach.instance:
+                raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")
+
+    async def _check_against_peers(self, layout: Layout) -> None:
+        """Raise LayoutError when a configured peer that answers holds the model with another layout."""
+        answers = await asyncio.gather(*(self._probe(peer, layout) for peer in self._config.peers))
+        found = next((answer for answer in answers if answer), None)
+        if found:
+            raise LayoutError(found)
+
+    async def _probe(self, peer: str, layout: Layout) -> str | None:
+        name, _, address = peer.partition("=")
+        transfer_id = TransferId(secrets.token_bytes(16))
+        answer = self._probes[transfer_id] = asyncio.get_running_loop().create_future()
+        self._link_to(address, AgentName(name)).open(
+            Outgoing(
+                transfer_id=transfer_id,
+                open_body=encode_probe(layout),
+                object_bytes=[],
+                source=_no_object,
+                priority=0,
+                deadline_seconds=PROBE_DEADLINE_SECONDS,
+            )
+        )
+        try:
+            async with asyncio.timeout(2 * PROBE_DEADLINE_SECONDS):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._probes[transfer_id]
+
+    def _on_message(self, engine: EngineConnection, message: Message) -> None:
+        if isinstance(message, Send):
+            self._sending.open(engine, self._engines.workers(engine.attach.instance), message)
+        elif isinstance(message, Receive):
+            self._receiving.claim(engine, message)
+        elif isinstance(message, Release):
+            self._receiving.release(message.transfer_id)
+        elif isinstance(message, Cancel):
+            for worker in self._engines.workers(engine.attach.instance):
+                self._sending.read_ring(worker)  # what it finished before the request ended still counts
+            self._sending.engine_done(message.transfer_id)
+            self._receiving.release(message.transfer_id)
+
+    def _on_lost(self, engine: EngineConnection) -> None:
+        instance = engine.attach.instance
+        entirely = not any(other.attach.instance == instance for other in self._engines.connections)
+        self._sending.engine_lost(instance, entirely=entirely)
+        self._receiving.engine_lost(instance, entirely=entirely)
+
+    def _arena_of(self, fingerprint: bytes) -> Arena | None:
+        return next((arena for arena in self._pool.arenas if arena.layout.fingerprint == fingerprint), None)
+
+    # The wire: its threads hand everything over to the loop
+
+    def _link_to(self, address: str, peer: AgentName) -> Link:
+        link = self._links.get((address, peer))
+        if link is None:
+            link = self._links[address, peer] = Link(
+                address,
+                config=LinkConfig(
+                    num_connections=self._config.num_connections,
+                    congestion_control=self._config.congestion_control,
+                    reconnect_seconds=self._config.reconnect_seconds,
+                ),
+                local_name=self._name,
+                peer_name=peer,
+                key=self._wire_key,
+                on_event=self._sent_from_thread,
+            )
+        return link
+
+    def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has stopped
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _sent_from_thread(self, event: SendEvent) -> None:
+        self._hand_over(self._on_sent, event)
+
+    def _received_from_thread(self, event: ReceiveEvent) -> None:
+        self._hand_over(self._receiving.on_event, event)
+
+    def _accept_from_thread(self, request: OpenRequest, reply: Reply) -> None:
+        self._hand_over(self._receiving.on_open, request, reply)
+
+    def _on_sent(self, event: SendEvent) -> None:
+        probe = self._probes.get(TransferId(event.transfer_id))
+        if probe is None:
+            self._sending.on_event(event)
+        elif not probe.done() and isinstance(event, SendCompleted):
+            probe.set_result(None)
+        elif not probe.done() and isinstance(event, SendFailed):
+            probe.set_result(event.message if event.reason == "layout_mismatch" else None)
+
+    # Pages
+
+    def _health(self) -> dict[str, Any]:
+        return {"status": "ok", "name": self._name}
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "name": self._name,
+            "encrypted": False,
+            "sending": len(self._sending),
+            "receiving": len(self._receiving),
+            "pool": self._pool.stats().slots_by_kind,
+            "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
+            "links": {address: link.snapshot().to_dict() for (address, _), link in list(self._links.items())},
+        }
+
+
+def _no_object(index: int) -> memoryview:
+    raise AssertionError(f"a probe has no object {index}")

@@ -1,0 +1,246 @@
+"""The engines beside this agent: their connections, ranks and rings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prfaas import logs
+from prfaas.agent.protocol import (
+    LENGTH_BYTES,
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Message,
+    Refused,
+    decode,
+    encode,
+)
+from prfaas.agent.ring import RingReader, create_ring
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError
+
+ATTACH_DEADLINE_SECONDS = 10.0
+MAX_QUEUED_MESSAGES = 4096  # a live engine reads within a step; one that lets so many wait is stuck
+_log = logs.get("agent.engines")
+_ids = itertools.count(1)
+
+
+@dataclass(eq=False)
+class EngineConnection:
+    """One attached scheduler or worker. `owner` names it in the pool's leases."""
+
+    attach: Attach
+    layout: Layout | None
+    arena: Arena | None
+    ring: RingReader | None
+    outbox: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED_MESSAGES))
+    owner: str = field(default_factory=lambda: f"engine-{next(_ids)}")
+    lost: bool = False
+
+    def post(self, message: Message) -> None:
+        """Queue a message; an engine that no longer reads is lost, not waited for."""
+        if self.lost:
+            return
+        try:
+            self.outbox.put_nowait(encode(message))
+        except asyncio.QueueFull:
+            self.lost = True
+            _log.warning("engine.stuck", instance=self.attach.instance, queued=self.outbox.qsize())
+
+    def __repr__(self) -> str:
+        return f"<EngineConnection {self.attach.instance} {self.attach.role} rank={self.attach.rank} lost={self.lost}>"
+
+
+@dataclass(frozen=True)
+class EngineCallbacks:
+    """What the agent does when an engine attaches (or is refused, by LayoutError), speaks, finishes layers, or goes."""
+
+    attach: Callable[[Attach, Layout | None], Awaitable[tuple[Attached, Arena | None]]]
+    message: Callable[[EngineConnection, Message], None]
+    layers: Callable[[EngineConnection], None]
+    lost: Callable[[EngineConnection], None]
+
+
+class EngineListener:
+    """Accepts engines on a Unix socket that only this user may open."""
+
+    def __init__(self, path: Path, callbacks: EngineCallbacks) -> None:
+        self._path = path
+        self._callbacks = callbacks
+        self._connections: dict[EngineConnection, socket.socket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    @property
+    def connections(self) -> list[EngineConnection]:
+        return list(self._connections)
+
+    def scheduler(self, instance: str) -> EngineConnection | None:
+        return next((c for c in self._connections if (c.attach.instance, c.attach.role) == (instance, "scheduler")), None)
+
+    def workers(self, instance: str) -> list[EngineConnection]:
+        """The attached ranks of an instance in order; empty unless every rank is there."""
+        workers = [c for c in self._connections if (c.attach.instance, c.attach.role) == (instance, "worker")]
+        workers.sort(key=lambda worker: worker.attach.rank)
+        size = workers[0].layout.shard.size if workers and workers[0].layout else 0
+        return workers if [worker.attach.rank for worker in workers] == list(range(size)) else []
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the path cannot be bound, or another agent answers there.
+        """
+        try:
+            _remove_stale_socket(self._path)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._socket.bind(str(self._path))
+            self._path.chmod(0o600)
+            self._socket.listen(64)
+        except OSError as error:
+            raise ConfigError(f"socket: {self._path} cannot be bound ({error.strerror})") from error
+        self._socket.setblocking(False)
+        self._spawn(self._accept_forever())
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            client, _ = await loop.sock_accept(self._socket)
+            client.setblocking(False)
+            self._spawn(self._serve(client))
+
+    async def _serve(self, client: socket.socket) -> None:
+        connection: EngineConnection | None = None
+        try:
+            async with asyncio.timeout(ATTACH_DEADLINE_SECONDS):
+                connection = await self._attach(client)
+            if connection is not None:
+                await self._talk(connection, client)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass
+        except RemoteProtocolError as error:
+            _log.warning("engine.protocol", reason=error.reason, message=str(error))
+        finally:
+            if connection is not None:
+                self._lose(connection)
+            client.close()
+
+    async def _attach(self, client: socket.socket) -> EngineConnection | None:
+        loop = asyncio.get_running_loop()
+        attach = await _read_message(client)
+        descriptors: list[int] = []
+        try:
+            layout = _check_attach(attach)
+            assert isinstance(attach, Attach)
+            attached, arena = await self._callbacks.attach(attach, layout)
+        except LayoutError as error:
+            _log.warning("engine.refused", message=str(error))
+            await loop.sock_sendall(client, encode(Refused(str(error))))
+            return None
+        ring = None
+        if arena is not None:
+            ring_fd, event_fd = create_ring()
+            descriptors = [arena.fd, ring_fd, event_fd]
+            ring = RingReader(ring_fd, event_fd)
+        connection = EngineConnection(attach, layout, arena, ring)
+        socket.send_fds(client, [encode(attached)], descriptors)
+        self._connections[connection] = client
+        if ring is not None:
+            loop.add_reader(ring.event_fd, self._callbacks.layers, connection)
+        _log.info("engine.attached", instance=attach.instance, role=attach.role, rank=attach.rank)
+        return connection
+
+    async def _talk(self, connection: EngineConnection, client: socket.socket) -> None:
+        writer = asyncio.create_task(_write_forever(connection, client))
+        try:
+            while not connection.lost:
+                self._callbacks.message(connection, await _read_message(client))
+        finally:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await writer
+
+    def _lose(self, connection: EngineConnection) -> None:
+        del self._connections[connection]
+        connection.lost = True
+        if connection.ring is not None:
+            self._callbacks.layers(connection)  # what it said before it went still counts
+            asyncio.get_running_loop().remove_reader(connection.ring.event_fd)
+        self._callbacks.lost(connection)
+        if connection.ring is not None:
+            connection.ring.close()
+        _log.info("engine.lost", instance=connection.attach.instance, role=connection.attach.role)
+
+    async def close(self) -> None:
+        """Stop listening, close every connection, remove the socket file."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _check_attach(message: Message) -> Layout | None:
+    if not isinstance(message, Attach):
+        raise LayoutError(f"the first message is Attach, not {type(message).__name__}")
+    if message.version != PROTOCOL_VERSION:
+        raise LayoutError(f"protocol version {message.version}: this agent speaks version {PROTOCOL_VERSION}")
+    if message.role == "scheduler":
+        return None
+    layout = Layout.from_dict(message.layout)
+    if layout.shard.rank != message.rank:
+        raise LayoutError(f"rank: {message.rank} attaches with the layout of rank {layout.shard.rank}")
+    return layout
+
+
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket of an agent that died; refuse to take a living agent's."""
+    if not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise ConfigError(f"socket: another agent listens at {path}")
+
+
+async def _read_exactly(client: socket.socket, length: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    buffer = bytearray(length)
+    view, got = memoryview(buffer), 0
+    while got < length:
+        count = await loop.sock_recv_into(client, view[got:])
+        if not count:
+            raise asyncio.IncompleteReadError(bytes(buffer[:got]), length)
+        got += count
+    return bytes(buffer)
+
+
+async def _read_message(client: socket.socket) -> Message:
+    length = int.from_bytes(await _read_exactly(client, LENGTH_BYTES), "little")
+    if length > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError("too_long", f"a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    return decode(await _read_exactly(client, length))
+
+
+async def _write_forever(connection: EngineConnection, client: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await loop.sock_sendall(client, await connection.outbox.get())

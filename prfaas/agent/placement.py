@@ -1,0 +1,89 @@
+"""Where the objects of one transfer lie in this node's pool."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+from prfaas.agent.plan import BlockIdentity, Run, TransferPlan, is_prefix_block
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.pool import LeaseId, Pool
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One slot per object, all under one lease. `held` are the objects that were prefix blocks here already."""
+
+    pool: Pool
+    plan: TransferPlan
+    arenas: tuple[Arena, ...]  # one per rank
+    slots: tuple[int, ...]
+    held: frozenset[int]
+    lease: LeaseId
+
+    @cached_property
+    def _first_objects(self) -> list[int]:
+        return [run.first_object for run in self.plan.runs if run.blocks.num_blocks]
+
+    @cached_property
+    def _filled_runs(self) -> list[Run]:
+        return [run for run in self.plan.runs if run.blocks.num_blocks]
+
+    @cached_property
+    def _identities(self) -> list[BlockIdentity]:
+        return [identity for run in self.plan.runs for identity in self.plan.identities(run)]
+
+    def run_of(self, index: int) -> Run:
+        """The run that object `index` belongs to."""
+        return self._filled_runs[bisect_right(self._first_objects, index) - 1]
+
+    def memory(self, index: int) -> memoryview:
+        """The bytes of object `index`, without the slot's padding; valid until `release`."""
+        run = self.run_of(index)
+        return self.arenas[run.rank].slot_view(self.slots[index])[: run.group.block_bytes]
+
+    def generations(self) -> list[int]:
+        return [self.arenas[self.run_of(index).rank].generation(slot) for index, slot in enumerate(self.slots)]
+
+    def publish(self, index: int) -> None:
+        """Object `index` is whole: if it is hashed, later requests may reuse it."""
+        identity = self._identities[index]
+        if index not in self.held and is_prefix_block(identity.block_hash):
+            self.pool.publish(
+                self.arenas[self.run_of(index).rank],
+                self.slots[index],
+                group=identity.group,
+                block_hash=identity.block_hash,
+                parent=identity.parent,
+                num_tokens=identity.num_tokens,
+            )
+
+    def release(self) -> None:
+        """Nobody reads or writes these slots for this transfer any more."""
+        self.pool.end_lease(self.lease)
+
+
+def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
+    """Pin the prefix blocks that are here already, take transfer blocks for the others; None when memory is short."""
+    lease = pool.open_lease(owner)
+    slots: list[int] = []
+    held: set[int] = set()
+    for run in plan.runs:
+        arena = arenas[run.rank]
+        found = [_find(pool, arena, run, position) for position in range(run.blocks.num_blocks)]
+        present = [slot for slot in found if slot is not None]
+        pool.pin(arena, present, lease)
+        fresh = pool.allocate(arena, len(found) - len(present), lease)
+        if fresh is None:
+            pool.end_lease(lease)
+            return None
+        supply = iter(fresh)
+        slots += [next(supply) if slot is None else slot for slot in found]
+        held.update(run.first_object + offset for offset, slot in enumerate(found) if slot is not None)
+    return Placement(pool, plan, arenas, tuple(slots), frozenset(held), lease)
+
+
+def _find(pool: Pool, arena: Arena, run: Run, position: int) -> int | None:
+    block_hash = run.blocks.hashes[position]
+    return pool.find(arena, run.blocks.group, block_hash) if is_prefix_block(block_hash) else None

@@ -1,0 +1,314 @@
+"""Transfers that arrive: from another agent's open to slots that an engine may load.
+
+The two sides of a transfer may come in any order: the other agent's `open` (the data) and the local engine's `Receive`
+(the claim). Either creates the entry; it becomes ready when both are there and every byte is in host memory.
+
+    claimed ──open──▶ arriving ──all bytes──▶ ready ──Release──▶ gone
+    arriving ──claim──▶ (still arriving, now with a reader)
+    any ──cancel, failure, deadline──▶ ended, remembered until the grant expires so that a late open is refused
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prfaas import grants, logs, metrics
+from prfaas.agent.engines import EngineConnection
+from prfaas.agent.placement import Placement, place
+from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, make_plan
+from prfaas.agent.protocol import FailureReason, Receive, ReceiveReady, TransferFailed
+from prfaas.agent.transfer_log import TransferLog, TransferRecord
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.layout import Layout, difference
+from prfaas.cachepool.pool import Pool
+from prfaas.errors import GrantError, LayoutError, RemoteProtocolError
+from prfaas.grants import Grant
+from prfaas.transport.receiver import (
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveEvent,
+    ReceiveFailed,
+    ReceiveMemoryFree,
+    Receiver,
+    Rejected,
+)
+from prfaas.types import AgentName, TransferId
+
+MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 100 bytes each
+_log = logs.get("agent.receiving")
+Reply = Callable[[Accepted | Rejected], None]
+
+
+@dataclass(eq=False)
+class Inbound:
+    """One transfer that arrives."""
+
+    grant: Grant
+    deadline: float  # monotonic seconds
+    reader: EngineConnection | None = None
+    placement: Placement | None = None
+    record: TransferRecord | None = None
+    complete: bool = False
+    reading: bool = False  # the engine was told the slots and has not released them
+    memory_free: bool = True  # the transport cannot write to the slots
+
+    def __repr__(self) -> str:
+        return f"<Inbound {self.grant.transfer_id.hex()[:8]} complete={self.complete} reading={self.reading}>"
+
+
+class _Refusal(Exception):
+    """Why an open is rejected; never leaves this module."""
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Receiving:
+    """Every transfer that arrives at this node. Runs on the agent's loop; receiver events are handed over to it."""
+
+    def __init__(
+        self,
+        *,
+        name: AgentName,
+        grant_key: bytes,
+        pool: Pool,
+        arena_of: Callable[[bytes], Arena | None],
+        transfer_log: TransferLog,
+    ) -> None:
+        """`arena_of` finds the arena of a layout's fingerprint among those that engines here have registered."""
+        self._name = name
+        self._grant_key = grant_key
+        self._pool = pool
+        self._arena_of = arena_of
+        self._log = transfer_log
+        self._inbound: dict[TransferId, Inbound] = {}
+        self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
+        self._ended: dict[TransferId, float] = {}  # id → monotonic time at which its grant has expired
+        self.receiver: Receiver | None = None  # set before the first open can come
+
+    def __len__(self) -> int:
+        return len(self._inbound) + len(self._leaving)
+
+    # What the other agent says
+
+    def on_open(self, request: OpenRequest, reply: Reply) -> None:
+        """Grant memory for a transfer, or say why not."""
+        try:
+            reply(self._accept(request) if request.object_bytes else self._answer_probe(request))
+        except (_Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
+            reason = _reason_of(error)
+            if isinstance(error, GrantError):
+                metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
+            if isinstance(error, _Refusal):  # the grant was good: whoever waits for this transfer waits in vain
+                self._fail(TransferId(request.transfer_id), reason, str(error))
+            metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
+            _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=str(error))
+            reply(Rejected(reason, str(error)))
+
+    def _answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
+        theirs = decode_probe(request.open_body)
+        found = self.layout_conflict(theirs)
+        return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
+
+    def layout_conflict(self, theirs: Layout) -> str | None:
+        """What differs between `theirs` and the layout of the same model and rank here, in words."""
+        for arena in self._pool.arenas:
+            if (arena.layout.model, arena.layout.shard) == (theirs.model, theirs.shard) and arena.layout != theirs:
+                return f"{self._name} holds this model with another layout: {difference(arena.layout, theirs)}"
+        return None
+
+    def _accept(self, request: OpenRequest) -> Accepted:
+        opened = OpenBody.decode(request.open_body)
+        grant = self._check(opened.grant, TransferId(request.transfer_id))
+        if grant.source != request.peer_name:
+            raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
+        if grant.transfer_id in self._ended:
+            raise _Refusal("cancelled", "this transfer has ended here")
+        arenas = tuple(self._arena(opened, rank) for rank in range(len(opened.fingerprints)))
+        plan = _plan(request, opened, arenas, grant)
+        inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
+        if inbound.placement is None:
+            self._begin(inbound, plan, arenas, request.peer_name)
+        assert inbound.placement is not None
+        held = range(len(plan.object_bytes)) if inbound.complete else inbound.placement.held
+        return Accepted(held=held, destination=inbound.placement.memory)
+
+    def _check(self, token: bytes, transfer_id: TransferId) -> Grant:
+        grant = grants.verify(token, self._grant_key, now=time.time())
+        if grant.destination != self._name or grant.transfer_id != transfer_id:
+            raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
+        return grant
+
+    def _arena(self, opened: OpenBody, rank: int) -> Arena:
+        arena = self._arena_of(opened.fingerprints[rank])
+        if arena is not None:
+            return arena
+        conflicts = (self.layout_conflict(layout) for layout in opened.layouts)
+        found = next((text for text in conflicts if text), None)
+        if found:
+            raise _Refusal("layout_mismatch", found)
+        raise _Refusal("no_layout", f"no engine beside {self._name} has this layout")
+
+    def _create(self, grant: Grant) -> Inbound:
+        inbound = Inbound(grant, deadline=time.monotonic() + grant.expires_at - time.time())
+        self._inbound[grant.transfer_id] = inbound
+        return inbound
+
+    def _begin(self, inbound: Inbound, plan: TransferPlan, arenas: tuple[Arena, ...], peer: str) -> None:
+        transfer_id = inbound.grant.transfer_id
+        placement = place(self._pool, plan, arenas, owner=f"transfer-{transfer_id.hex()}")
+        if placement is None:
+            raise _Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
+        inbound.placement = placement
+        inbound.memory_free = False
+        held_bytes = sum(plan.object_bytes[index] for index in placement.held)
+        inbound.record = self._log.begin(
+            TransferRecord(
+                transfer_id=transfer_id,
+                direction="in",
+                peer=peer,
+                num_tokens=plan.num_tokens,
+                payload_bytes=plan.total_bytes,
+                attention_bytes=plan.attention_bytes,
+                held_bytes=held_bytes,
+            )
+        )
+
+    # What the receiver says
+
+    def on_event(self, event: ReceiveEvent) -> None:
+        transfer_id = TransferId(event.transfer_id)
+        if isinstance(event, ReceiveMemoryFree):
+            self._memory_free(transfer_id)
+            return
+        inbound = self._inbound.get(transfer_id)
+        if inbound is None:
+            return
+        if isinstance(event, ReceiveCompleted):
+            self._complete(inbound, event)
+        elif isinstance(event, ReceiveFailed):
+            self._fail(transfer_id, event.reason, event.message)
+
+    def _complete(self, inbound: Inbound, event: ReceiveCompleted) -> None:
+        assert inbound.placement is not None and inbound.record is not None
+        inbound.complete = True
+        inbound.record.wire_bytes = event.stats.wire_bytes
+        inbound.record.checksum_failures = event.stats.checksum_failures
+        for index in range(len(inbound.placement.slots)):
+            inbound.placement.publish(index)
+        self._log.end(inbound.record, "completed")
+        self._tell_reader(inbound)
+
+    def _tell_reader(self, inbound: Inbound) -> None:
+        placement = inbound.placement
+        if not inbound.complete or inbound.reader is None or inbound.reading or placement is None:
+            return
+        inbound.reading = True
+        slots, generations = placement.plan.nested(list(placement.slots)), placement.plan.nested(placement.generations())
+        inbound.reader.post(ReceiveReady(inbound.grant.transfer_id, slots, generations))
+
+    def _memory_free(self, transfer_id: TransferId) -> None:
+        placement = self._leaving.pop(transfer_id, None)
+        if placement is not None:
+            placement.release()
+        elif transfer_id in self._inbound:
+            self._inbound[transfer_id].memory_free = True
+
+    # What the engine says
+
+    def claim(self, engine: EngineConnection, request: Receive) -> None:
+        """The engine wants this transfer; it hears ReceiveReady or TransferFailed."""
+        try:
+            grant = self._check(request.grant, request.transfer_id)
+        except GrantError as error:
+            metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
+            engine.post(TransferFailed(request.transfer_id, "grant_refused", str(error)))
+            return
+        if request.transfer_id in self._ended:
+            engine.post(TransferFailed(request.transfer_id, "cancelled", "this transfer has ended here"))
+            return
+        inbound = self._inbound.get(request.transfer_id) or self._create(grant)
+        inbound.reader = engine
+        same_blocks = inbound.placement is None or inbound.placement.plan.groups == request.groups
+        if request.prompt_hash != grant.prompt_hash or not same_blocks:
+            self._fail(request.transfer_id, "prompt_mismatch", "the engine's prompt is not the one that was granted")
+            return
+        self._tell_reader(inbound)
+
+    def release(self, transfer_id: TransferId) -> None:
+        """The engine reads these slots no more, or never will."""
+        inbound = self._inbound.get(transfer_id)
+        if inbound is None:
+            return
+        inbound.reader = None
+        if inbound.complete:
+            self._end(inbound)
+        else:
+            self._fail(transfer_id, "cancelled", "the receiving engine gave up")
+
+    def engine_lost(self, instance: str, *, entirely: bool) -> None:
+        """A process of an engine died; its claims end, and once it is `entirely` gone nobody reads its slots."""
+        for inbound in list(self._inbound.values()):
+            if inbound.reader is not None and inbound.reader.attach.instance == instance and entirely:
+                self.release(inbound.grant.transfer_id)
+
+    def expire(self, now: float) -> None:
+        """Fail what is late, forget what has long ended; `now` is monotonic seconds."""
+        for inbound in list(self._inbound.values()):
+            if now >= inbound.deadline and not inbound.reading:
+                if inbound.complete:
+                    self._end(inbound)  # nobody claimed it
+                else:
+                    self._fail(inbound.grant.transfer_id, "deadline", "it did not arrive before its grant expired")
+        while self._ended and (next(iter(self._ended.values())) < now or len(self._ended) > MAX_REMEMBERED):
+            del self._ended[next(iter(self._ended))]
+
+    def _fail(self, transfer_id: TransferId, reason: FailureReason, message: str) -> None:
+        inbound = self._inbound.get(transfer_id)
+        if inbound is None or inbound.complete:
+            return
+        if inbound.reader is not None:
+            inbound.reader.post(TransferFailed(transfer_id, reason, message))
+        if inbound.record is not None:
+            self._log.end(inbound.record, reason, message=message)
+        if inbound.placement is not None and not inbound.memory_free and self.receiver is not None:
+            self.receiver.cancel(transfer_id, reason, message)
+        self._end(inbound)
+
+    def _end(self, inbound: Inbound) -> None:
+        transfer_id = inbound.grant.transfer_id
+        del self._inbound[transfer_id]
+        self._ended[transfer_id] = inbound.deadline
+        if inbound.placement is None:
+            return
+        if inbound.memory_free:
+            inbound.placement.release()
+        else:
+            self._pool.quarantine(inbound.placement.lease)
+            self._leaving[transfer_id] = inbound.placement
+
+
+def _plan(request: OpenRequest, opened: OpenBody, arenas: tuple[Arena, ...], grant: Grant) -> TransferPlan:
+    try:
+        plan = make_plan(tuple(arena.layout for arena in arenas), opened.groups, grant.num_tokens)
+    except RemoteProtocolError as error:
+        raise _Refusal("protocol", str(error)) from error
+    if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
+        raise _Refusal("protocol", "the objects are not those of the grant and the layout")
+    return plan
+
+
+def _reason_of(error: Exception) -> FailureReason:
+    if isinstance(error, _Refusal):
+        return error.reason
+    if isinstance(error, GrantError):
+        return "grant_refused"
+    return "layout_mismatch" if isinstance(error, LayoutError) else "protocol"
+
+
+def _no_destination(index: int) -> memoryview:
+    raise AssertionError(f"a probe has no object {index}")

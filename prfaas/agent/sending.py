@@ -1,0 +1,273 @@
+"""Transfers that leave: from an engine's layers in their slots to bytes that the other agent has acknowledged."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prfaas import grants, logs, metrics
+from prfaas.agent.engines import EngineConnection
+from prfaas.agent.placement import Placement, place
+from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
+from prfaas.agent.protocol import HELD, FailureReason, Send, SendOpened, TransferDone, TransferFailed
+from prfaas.agent.ring import EntryKind
+from prfaas.agent.transfer_log import TransferLog, TransferRecord
+from prfaas.cachepool.pool import Pool
+from prfaas.errors import GrantError, RemoteProtocolError
+from prfaas.grants import Grant
+from prfaas.transport.sender import (
+    Link,
+    Outgoing,
+    SendAccepted,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+)
+from prfaas.types import AgentName, TransferId
+
+COPY_GRACE_SECONDS = 1.0  # the copies that a GPU still makes when the engine's request has ended come within this
+_log = logs.get("agent.sending")
+
+
+@dataclass(eq=False)
+class Outbound:
+    """One transfer that leaves. Its slots are free when engine and transport are both done with them."""
+
+    transfer_id: TransferId
+    handle: int
+    placement: Placement
+    engine: EngineConnection
+    link: Link
+    record: TransferRecord
+    layers_ready: list[int]  # per object a bit for each layer
+    num_unready: int
+    engine_done: bool = False
+    memory_free: bool = False
+    cancel_at: float | None = field(default=None)  # monotonic seconds; set when the engine's request ended early
+
+    @property
+    def plan(self) -> TransferPlan:
+        return self.placement.plan
+
+    def __repr__(self) -> str:
+        return f"<Outbound {self.transfer_id.hex()[:8]} unready={self.num_unready} engine_done={self.engine_done}>"
+
+
+class Sending:
+    """Every transfer that leaves this node. Runs on the agent's loop; link events are handed over to it."""
+
+    def __init__(
+        self,
+        *,
+        name: AgentName,
+        grant_key: bytes,
+        pool: Pool,
+        link_to: Callable[[str, AgentName], Link],
+        transfer_log: TransferLog,
+    ) -> None:
+        self._name = name
+        self._grant_key = grant_key
+        self._pool = pool
+        self._link_to = link_to
+        self._log = transfer_log
+        self._handles = itertools.count(1)
+        self._by_id: dict[TransferId, Outbound] = {}
+        self._by_handle: dict[int, Outbound] = {}
+        self._accepted: set[tuple[str, bytes]] = set()  # (peer address, fingerprint) that the peer has accepted
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    # What the engine says
+
+    def open(self, engine: EngineConnection, workers: list[EngineConnection], request: Send) -> None:
+        """Grant slots for a transfer and open it; the engine hears SendOpened or TransferFailed."""
+        try:
+            grant = self._check(request)
+            if not workers:
+                return self._refuse(engine, request, "no_layout", f"no worker of {engine.attach.instance} is attached")
+            placement = self._place(engine, workers, grant, request)
+            if placement is None:
+                return self._refuse(engine, request, "no_memory", "no room for the transfer's blocks")
+            self._start(engine, placement, grant, request)
+        except GrantError as error:
+            metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
+            self._refuse(engine, request, "grant_refused", str(error))
+        except RemoteProtocolError as error:
+            self._refuse(engine, request, "protocol", str(error))
+
+    def _check(self, request: Send) -> Grant:
+        grant = grants.verify(request.grant, self._grant_key, now=time.time())
+        if grant.source != self._name or grant.transfer_id != request.transfer_id:
+            raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
+        if request.transfer_id in self._by_id:
+            raise GrantError("used", "this transfer is open already")
+        return grant
+
+    def _place(
+        self, engine: EngineConnection, workers: list[EngineConnection], grant: Grant, request: Send
+    ) -> Placement | None:
+        layouts = tuple(worker.layout for worker in workers if worker.layout is not None)
+        arenas = tuple(worker.arena for worker in workers if worker.arena is not None)
+        plan = make_plan(layouts, request.groups, grant.num_tokens)
+        if plan.total_bytes > grant.max_bytes:
+            raise GrantError("too_large", f"{plan.total_bytes} bytes; the grant allows {grant.max_bytes}")
+        return place(self._pool, plan, arenas, owner=engine.owner)
+
+    def _refuse(self, engine: EngineConnection, request: Send, reason: FailureReason, message: str) -> None:
+        metrics.TRANSFERS.labels(direction="out", outcome=reason).inc()
+        _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=message)
+        engine.post(TransferFailed(request.transfer_id, reason, message))
+
+    def _start(self, engine: EngineConnection, placement: Placement, grant: Grant, request: Send) -> None:
+        plan = placement.plan
+        outbound = Outbound(
+            transfer_id=request.transfer_id,
+            handle=next(self._handles) & 0xFFFFFFFF,
+            placement=placement,
+            engine=engine,
+            link=self._link_to(grant.destination_address, grant.destination),
+            record=self._log.begin(
+                TransferRecord(
+                    transfer_id=request.transfer_id,
+                    direction="out",
+                    peer=grant.destination,
+                    num_tokens=plan.num_tokens,
+                    payload_bytes=plan.total_bytes,
+                    attention_bytes=plan.attention_bytes,
+                )
+            ),
+            layers_ready=[0] * len(placement.slots),
+            num_unready=len(placement.slots),
+        )
+        self._by_id[outbound.transfer_id] = outbound
+        self._by_handle[outbound.handle] = outbound
+        outbound.link.open(self._outgoing(outbound, grant, request))
+        self._ready_held(outbound)
+        copies = [HELD if index in placement.held else slot for index, slot in enumerate(placement.slots)]
+        engine.post(SendOpened(request.transfer_id, outbound.handle, plan.nested(copies)))
+
+    def _outgoing(self, outbound: Outbound, grant: Grant, request: Send) -> Outgoing:
+        layouts = outbound.plan.layouts
+        fingerprints = tuple(layout.fingerprint for layout in layouts)
+        known = all((outbound.link.address, fingerprint) in self._accepted for fingerprint in fingerprints)
+        body = OpenBody(request.grant, fingerprints, () if known else layouts, request.groups)
+        return Outgoing(
+            transfer_id=outbound.transfer_id,
+            open_body=body.encode(),
+            object_bytes=outbound.plan.object_bytes,
+            source=outbound.placement.memory,
+            priority=0,
+            deadline_seconds=max(0.1, grant.expires_at - time.time()),
+        )
+
+    def _ready_held(self, outbound: Outbound) -> None:
+        for index in sorted(outbound.placement.held):
+            size = outbound.plan.object_bytes[index]
+            outbound.link.ready(outbound.transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
+            outbound.num_unready -= 1
+
+    def read_ring(self, worker: EngineConnection) -> None:
+        """Take what a worker has written to its ring since."""
+        if worker.ring is None or worker.layout is None:
+            return
+        for kind, handle, position, layer, first_block, num_blocks, time_ns in worker.ring.drain():
+            outbound = self._by_handle.get(handle)
+            if outbound is None or outbound.engine.attach.instance != worker.attach.instance:
+                continue
+            if kind == EntryKind.FORWARD_ENDED:
+                outbound.record.forward_ended_ns = time_ns
+            elif kind == EntryKind.LAYER_READY:
+                self._layer_ready(outbound, worker.layout.shard.rank, position, layer, first_block, num_blocks)
+
+    def _layer_ready(  # the six numbers of a ring entry
+        self, outbound: Outbound, rank: int, position: int, layer: int, first_block: int, num_blocks: int
+    ) -> None:
+        if position >= len(outbound.plan.groups):
+            return
+        run = outbound.plan.run_of(rank, position)
+        if layer >= len(run.group.layers) or first_block + num_blocks > run.blocks.num_blocks:
+            return
+        piece = run.group.layers[layer]
+        outbound.link.ready(
+            outbound.transfer_id,
+            first_object=run.first_object + first_block,
+            num_objects=num_blocks,
+            offset_bytes=piece.offset_bytes,
+            length_bytes=piece.payload_bytes,
+        )
+        whole = (1 << len(run.group.layers)) - 1
+        for index in range(run.first_object + first_block, run.first_object + first_block + num_blocks):
+            self._mark(outbound, index, 1 << layer, whole)
+
+    def _mark(self, outbound: Outbound, index: int, bit: int, whole: int) -> None:
+        before = outbound.layers_ready[index]
+        outbound.layers_ready[index] = before | bit
+        if before != whole and before | bit == whole:
+            outbound.num_unready -= 1
+            outbound.placement.publish(index)
+
+    def engine_done(self, transfer_id: TransferId) -> None:
+        """The engine's request has ended: what is whole still travels, what is not never will be."""
+        outbound = self._by_id.get(transfer_id)
+        if outbound is None:
+            return
+        outbound.engine_done = True
+        if outbound.num_unready:
+            outbound.cancel_at = time.monotonic() + COPY_GRACE_SECONDS
+        self._maybe_release(outbound)
+
+    def engine_lost(self, instance: str, *, entirely: bool) -> None:
+        """A process of an engine died: its unfinished transfers cannot be completed.
+
+        Only when the engine is `entirely` gone can none of its ranks write to a slot any more.
+        """
+        for outbound in list(self._by_id.values()):
+            if outbound.engine.attach.instance != instance:
+                continue
+            if outbound.num_unready:
+                outbound.link.cancel(outbound.transfer_id, "incomplete", "the sending engine is gone")
+            outbound.engine_done = outbound.engine_done or entirely
+            self._maybe_release(outbound)
+
+    def expire(self, now: float) -> None:
+        """Cancel what its engine abandoned; `now` is monotonic seconds."""
+        for outbound in list(self._by_id.values()):
+            if outbound.cancel_at is not None and outbound.num_unready and now >= outbound.cancel_at:
+                outbound.cancel_at = None
+                outbound.link.cancel(outbound.transfer_id, "incomplete", "the request ended before all its layers came")
+
+    # What the link says
+
+    def on_event(self, event: SendEvent) -> None:
+        outbound = self._by_id.get(event.transfer_id)
+        if outbound is None:
+            return
+        record = outbound.record
+        if isinstance(event, SendAccepted):
+            record.accepted_ns = time.monotonic_ns()
+            record.held_bytes = record.payload_bytes - event.missing_bytes
+            self._accepted.update((outbound.link.address, layout.fingerprint) for layout in outbound.plan.layouts)
+        elif isinstance(event, SendProgress):
+            record.acknowledge(event.time_ns, event.acked_bytes)
+        elif isinstance(event, SendCompleted):
+            record.wire_bytes = event.stats.wire_bytes
+            record.checksum_failures = event.stats.checksum_failures
+            self._log.end(record, "completed")
+            outbound.engine.post(TransferDone(outbound.transfer_id))
+        elif isinstance(event, SendFailed):
+            self._log.end(record, event.reason, message=event.message)
+            outbound.engine.post(TransferFailed(outbound.transfer_id, event.reason, event.message))
+        elif isinstance(event, SendMemoryFree):
+            outbound.memory_free = True
+            self._maybe_release(outbound)
+
+    def _maybe_release(self, outbound: Outbound) -> None:
+        if outbound.engine_done and outbound.memory_free and outbound.transfer_id in self._by_id:
+            del self._by_id[outbound.transfer_id]
+            del self._by_handle[outbound.handle]
+            outbound.placement.release()

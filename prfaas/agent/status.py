@@ -1,0 +1,63 @@
+"""The agent's HTTP page for people and Prometheus: /metrics, /healthz, /status and /transfers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from prometheus_client import make_wsgi_app
+
+REQUEST_TIMEOUT_SECONDS = 5.0
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _QuietRequest(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:
+        """One line per scrape tells nobody anything."""
+
+
+class StatusServer:
+    """Serves JSON documents by path, beside /metrics, from threads of its own."""
+
+    def __init__(self, address: str, documents: dict[str, Callable[[], Any]]) -> None:
+        """Bind; a document is asked for at every request and must not touch the agent's loop."""
+        host, _, port = address.rpartition(":")
+        self._documents = documents
+        self._metrics = make_wsgi_app()
+        self._server = make_server(host, int(port), self._answer, server_class=_Server, handler_class=_QuietRequest)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environment.get("PATH_INFO", "/")
+        if path == "/metrics":
+            return self._metrics(environment, start_response)
+        document = self._documents.get(path)
+        if document is None:
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [f"paths: /metrics {' '.join(self._documents)}\n".encode()]
+        body = json.dumps(document()).encode()
+        start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+        return [body]

@@ -1,0 +1,94 @@
+"""What is remembered of each transfer: its times, its bytes, its outcome; one canonical log line at its end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prfaas import logs, metrics
+from prfaas.types import TransferId
+
+MAX_REMEMBERED = 1024  # about 1 KiB each
+_NS = 1e-9
+_log = logs.get("agent.transfer")
+
+Direction = Literal["out", "in"]
+
+
+@dataclass
+class TransferRecord:
+    """One transfer as this node saw it. Times are CLOCK_MONOTONIC nanoseconds, bytes are payload."""
+
+    transfer_id: TransferId
+    direction: Direction
+    peer: str
+    num_tokens: int
+    payload_bytes: int
+    attention_bytes: int
+    held_bytes: int = 0  # what the receiver had already
+    opened_ns: int = field(default_factory=time.monotonic_ns)
+    accepted_ns: int | None = None
+    first_acknowledged_ns: int | None = None
+    forward_ended_ns: int | None = None  # the last forward pass of the prefill
+    ended_ns: int | None = None
+    acknowledged: list[tuple[int, int]] = field(default_factory=list)  # (time, bytes acknowledged until then)
+    wire_bytes: int = 0  # payload and framing that crossed the wire
+    checksum_failures: int = 0
+    outcome: str = "running"
+
+    def acknowledge(self, time_ns: int, num_bytes: int) -> None:
+        self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
+        self.acknowledged.append((time_ns, num_bytes))
+
+    def acknowledged_before_prefill_ended(self) -> int:
+        """Bytes acknowledged before the last forward pass ended, of measured events only."""
+        if self.forward_ended_ns is None:
+            return 0
+        return max((num_bytes for time_ns, num_bytes in self.acknowledged if time_ns <= self.forward_ended_ns), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as the status page and the log line show it."""
+        return {
+            "transfer_id": self.transfer_id.hex(),
+            "direction": self.direction,
+            "peer": self.peer,
+            "outcome": self.outcome,
+            "num_tokens": self.num_tokens,
+            "payload_bytes": self.payload_bytes,
+            "attention_bytes": self.attention_bytes,
+            "held_bytes": self.held_bytes,
+            "wire_bytes": self.wire_bytes,
+            "acknowledged_bytes": self.acknowledged[-1][1] if self.acknowledged else 0,
+            "acknowledged_before_prefill_ended_bytes": self.acknowledged_before_prefill_ended(),
+            "checksum_failures": self.checksum_failures,
+            "accepted_seconds": self._since_open(self.accepted_ns),
+            "first_acknowledged_seconds": self._since_open(self.first_acknowledged_ns),
+            "forward_ended_seconds": self._since_open(self.forward_ended_ns),
+            "ended_seconds": self._since_open(self.ended_ns),
+        }
+
+    def _since_open(self, time_ns: int | None) -> float | None:
+        return None if time_ns is None else round((time_ns - self.opened_ns) * _NS, 6)
+
+
+class TransferLog:
+    """The transfers of late, newest last."""
+
+    def __init__(self) -> None:
+        self._records: deque[TransferRecord] = deque(maxlen=MAX_REMEMBERED)
+
+    def begin(self, record: TransferRecord) -> TransferRecord:
+        self._records.append(record)
+        return record
+
+    def end(self, record: TransferRecord, outcome: str, *, message: str = "") -> None:
+        """Close a record: one log line, one count."""
+        record.outcome = outcome
+        record.ended_ns = time.monotonic_ns()
+        metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()
+        _log.info("transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict())
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return [record.to_dict() for record in self._records]

@@ -1,0 +1,88 @@
+"""Messages between connector and agent."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.agent.protocol import (
+    MAX_MESSAGE_BYTES,
+    Attach,
+    Attached,
+    Cancel,
+    Message,
+    MessageBuffer,
+    Receive,
+    ReceiveReady,
+    Refused,
+    Release,
+    Send,
+    SendOpened,
+    TransferDone,
+    TransferFailed,
+    decode,
+    encode,
+)
+from prfaas.errors import RemoteProtocolError
+from prfaas.types import BlockHash, GroupBlocks, TransferId
+
+ID = TransferId(b"i" * 16)
+HASH = BlockHash(b"h" * 16)
+GROUPS = (GroupBlocks(0, 0, (HASH, HASH), HASH), GroupBlocks(1, 3, ()))
+MESSAGES: list[Message] = [
+    Attach(1, "west/0", "worker", 0, {"version": 1}),
+    Attach(1, "west/0", "scheduler", 0, None),
+    Attached("west", 10, 4096, 4096),
+    Refused("no"),
+    Send(ID, b"grant", GROUPS),
+    SendOpened(ID, 3, [[[1, -1]]]),
+    Receive(ID, b"grant", HASH, GROUPS),
+    ReceiveReady(ID, [[[1, 2]]], [[[5, 6]]]),
+    Release(ID),
+    Cancel(ID),
+    TransferDone(ID),
+    TransferFailed(ID, "deadline", "late"),
+]
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=6), st.lists(st.integers(1, 40), min_size=1))
+def test_messages_survive_any_split_of_the_stream(messages: list[Message], cuts: list[int]) -> None:
+    stream = b"".join(map(encode, messages))
+    buffer, got, at, step = MessageBuffer(), [], 0, 0
+    while at < len(stream):
+        size = cuts[step % len(cuts)]
+        got += buffer.feed(stream[at : at + size])
+        at, step = at + size, step + 1
+    assert got == messages
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_a_remote_protocol_error_and_nothing_else(noise: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(noise)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["Release"],
+        ["Release", ID, 1],
+        ["Release", 5],
+        ["Unknown", ID],
+        ["TransferFailed", ID, "no such reason", ""],
+        ["Attach", "1", "x", "worker", 0, None],
+        ["Send", ID, b"g", [[0, 0, b"short", HASH]]],
+        ["Send", ID, b"g", [[-1, 0, HASH, HASH]]],
+        ["Send", ID, b"g", [[0, 0, HASH]]],
+    ],
+)
+def test_a_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a message"):
+        decode(msgpack.packb(fields))
+
+
+def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(RemoteProtocolError, match="the limit is"):
+        MessageBuffer().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))

@@ -1,0 +1,83 @@
+"""Grants: who may send what to whom, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import GrantError
+from prfaas.grants import MAX_GRANT_BYTES, Grant, derive_key, from_text, sign, to_text, verify
+from prfaas.types import AgentName, BlockHash, TransferId
+
+KEY = derive_key(b"s" * 32, "grant")
+GRANT = Grant(
+    transfer_id=TransferId(bytes(range(16))),
+    source=AgentName("east-1"),
+    destination=AgentName("west-1"),
+    destination_address="10.0.0.2:7400",
+    prompt_hash=BlockHash(b"h" * 16),
+    num_tokens=1024,
+    max_bytes=1 << 30,
+    tenant="",
+    expires_at=1000.0,
+)
+
+
+def _reason(token: bytes, *, now: float = 0.0) -> str:
+    with pytest.raises(GrantError) as caught:
+        verify(token, KEY, now=now)
+    return caught.value.reason
+
+
+def test_a_signed_grant_comes_back_whole() -> None:
+    assert verify(from_text(to_text(sign(GRANT, KEY))), KEY, now=999.0) == GRANT
+
+
+def test_an_expired_grant_is_refused() -> None:
+    assert _reason(sign(GRANT, KEY), now=1000.5) == "expired"
+
+
+def test_a_grant_of_another_secret_or_purpose_is_refused() -> None:
+    assert _reason(sign(GRANT, derive_key(b"t" * 32, "grant"))) == "forged"
+    assert _reason(sign(GRANT, derive_key(b"s" * 32, "wire"))) == "forged"
+
+
+@given(st.integers(0, len(sign(GRANT, KEY)) * 8 - 1))
+def test_any_flipped_bit_is_refused(bit: int) -> None:
+    token = bytearray(sign(GRANT, KEY))
+    token[bit // 8] ^= 1 << bit % 8
+    assert _reason(bytes(token)) == "forged"
+
+
+@given(st.binary(max_size=MAX_GRANT_BYTES + 10))
+def test_noise_is_refused(noise: bytes) -> None:
+    assert _reason(noise) in ("malformed", "forged")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"v": 2}, "version"),
+        ({"v": 1, "transfer_id": b"short"}, "malformed"),
+        ([1, 2], "version"),
+    ],
+)
+def test_a_signed_grant_of_another_form_is_refused(fields: object, reason: str) -> None:
+    import hashlib
+    import hmac
+
+    body = msgpack.packb(fields)
+    assert _reason(body + hmac.digest(KEY, body, hashlib.sha256)) == reason
+
+
+def test_a_field_of_another_type_is_refused() -> None:
+    assert _reason(sign(replace(GRANT, num_tokens="many"), KEY)) == "malformed"  # type: ignore[arg-type]
+
+
+def test_text_that_is_no_base64_is_refused() -> None:
+    with pytest.raises(GrantError, match="base64"):
+        from_text("a")

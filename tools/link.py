@@ -1,0 +1,155 @@
+"""A link between two datacenters on one machine: a TCP relay with delay and rate, that can be cut or made to corrupt.
+
+It needs no privileges, and what it does to a byte it does on the way, as a real link would. It is for showing and
+testing behaviour, not for measuring speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+READ_BYTES = 1 << 16
+MAX_QUEUED_PIECES = 64  # 4 MiB in flight per direction and connection
+
+
+@dataclass(frozen=True)
+class LinkShape:
+    """One-way delay and the rate of each connection and direction; zero is none."""
+
+    delay_seconds: float = 0.0
+    bytes_per_second: float = 0.0
+
+
+Filter = Callable[[bytes], bytes]
+
+
+class Relay:
+    """Listens on loopback and passes every connection on to `target`, from a thread of its own."""
+
+    def __init__(self, target: str, shape: LinkShape = LinkShape()) -> None:
+        self._target = target
+        self._shape = shape
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._cut_after_bytes: int | None = None
+        self._new_filter: Callable[[], Filter] | None = None
+        self.is_cut = False
+        self.address = ""
+        self.forwarded_bytes = 0  # towards the target
+
+    def __enter__(self) -> Relay:
+        self._thread.start()
+        self.address = self._run(self._listen())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+
+    async def _listen(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=READ_BYTES)
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    async def _close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._drop_all()
+
+    async def _drop_all(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut_after(self, num_bytes: int) -> None:
+        """Cut the link when that many more bytes have gone to the target; it stays cut until `mend`."""
+        self._cut_after_bytes = self.forwarded_bytes + num_bytes
+
+    def mend(self) -> None:
+        self._cut_after_bytes = None
+        self.is_cut = False
+
+    def filter(self, new_filter: Callable[[], Filter] | None) -> None:
+        """Every connection made from here on passes its bytes to the target through a filter of its own."""
+        self._new_filter = new_filter
+        self._run(self._drop_all())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if not self.is_cut:
+                await self._relay(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._target.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
+        change = self._new_filter() if self._new_filter else None
+        there = asyncio.ensure_future(self._pump(reader, far_writer, change, counted=True))
+        back = asyncio.ensure_future(self._pump(far_reader, writer, None, counted=False))
+        try:
+            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in (there, back):
+                pump.cancel()
+            await asyncio.gather(there, back, return_exceptions=True)
+            far_writer.transport.abort()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter | None, *, counted: bool
+    ) -> None:
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_QUEUED_PIECES)
+        delivery = asyncio.ensure_future(self._deliver(pieces, writer, counted=counted))
+        try:
+            while not delivery.done() and (data := await reader.read(READ_BYTES)):
+                await pieces.put((time.monotonic() + self._shape.delay_seconds, change(data) if change else data))
+            await pieces.put((0.0, b""))
+            await delivery
+        finally:
+            delivery.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await delivery
+
+    async def _deliver(
+        self, pieces: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, *, counted: bool
+    ) -> None:
+        free_at = 0.0
+        while True:
+            due, data = await pieces.get()
+            if not data:
+                return
+            await asyncio.sleep(max(0.0, due - time.monotonic(), free_at - time.monotonic()))
+            if self._shape.bytes_per_second:
+                free_at = max(free_at, time.monotonic()) + len(data) / self._shape.bytes_per_second
+            if counted and self._reaches_cut(len(data)):
+                return
+            writer.write(data)
+            await writer.drain()
+
+    def _reaches_cut(self, num_bytes: int) -> bool:
+        """Whether the link is cut before these bytes; then every connection goes."""
+        if self._cut_after_bytes is not None and self.forwarded_bytes + num_bytes > self._cut_after_bytes:
+            self.is_cut = True
+            asyncio.ensure_future(self._drop_all())
+            return True
+        self.forwarded_bytes += num_bytes
+        return False

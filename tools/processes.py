@@ -1,0 +1,112 @@
+"""Child processes that cannot outlive their parent: started with a log each, awaited with a deadline, stopped in reverse order."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STOP_SECONDS = 20.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ProcessDied(RuntimeError):
+    """A child ended or did not become ready; the message carries the end of its log."""
+
+
+@dataclass(eq=False)
+class Child:
+    """One process in a session of its own."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+class Children:
+    """The processes of one deployment; leaving the context stops them all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Child:
+        log = self._directory / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=_die_with_parent,
+            )
+        child = Child(name, process, log)
+        self._children.append(child)
+        return child
+
+    def wait_until(self, child: Child, ready: Callable[[], bool], *, seconds: float) -> None:
+        """Return when `ready()`.
+
+        Raises:
+            ProcessDied: the child ended first, or the deadline passed.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not child.alive():
+                raise ProcessDied(f"{child.name} ended with status {child.process.returncode}:\n{child.tail()}")
+            if time.monotonic() > deadline:
+                raise ProcessDied(f"{child.name} was not ready within {seconds:.0f} s:\n{child.tail()}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """SIGTERM to every session, newest first, then SIGKILL to what is left."""
+        for child in reversed(self._children):
+            _signal(child, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in reversed(self._children):
+            try:
+                child.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+            _signal(child, signal.SIGKILL)  # also reaches a grandchild that stayed behind
+            child.process.wait()
+        self._children.clear()
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    try:
+        os.killpg(child.process.pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_address() -> str:
+    """A loopback address nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,0 +1,127 @@
+"""Two clusters on this machine as separate processes: an agent and a vLLM each, a link between them, a router before them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.demo.client import answers, get_json
+from tools.processes import Child, Children, free_address
+
+START_SECONDS = 240.0  # two engines on two slow cores, first start
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins every engine to the same core
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class AgentProcess:
+    """A running `prfaas-agent`."""
+
+    child: Child
+    name: str
+    socket: Path
+    wire: str
+    status_url: str
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """A running vLLM OpenAI server with the connector."""
+
+    child: Child
+    url: str
+
+
+class Stack:
+    """Starts and awaits the processes of a deployment; they stop with `children`."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        self._children = children
+        self._directory = directory
+        self.secret_file = directory / "secret"
+        self.secret_file.write_bytes(secrets.token_bytes(32))
+        self.secret_file.chmod(0o600)
+
+    def start_agent(self, name: str, **settings: Any) -> AgentProcess:
+        wire, status = free_address(), free_address()
+        socket = self._directory / f"{name}.sock"
+        config = {
+            "name": name,
+            "socket": str(socket),
+            "listen": wire,
+            "status_listen": status,
+            "secret_file": str(self.secret_file),
+            "pool_bytes": "256MiB",
+            **settings,
+        }
+        child = self._children.start(f"agent-{name}", [_script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)])
+        return AgentProcess(child, name, socket, wire, f"http://{status}")
+
+    def start_engine(
+        self, name: str, model: Path, *, agent: AgentProcess, role: str, extra: tuple[str, ...] = ()
+    ) -> EngineProcess:
+        """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role."""
+        address = free_address()
+        host, _, port = address.rpartition(":")
+        transfer = {
+            "kv_connector": "PrfaasConnector",
+            "kv_role": role,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"agent_socket": str(agent.socket)},
+        }
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        command += ["--served-model-name", model.name, "--host", host, "--port", port]
+        command += ["--kv-transfer-config", json.dumps(transfer), *extra]
+        return EngineProcess(
+            self._children.start(f"vllm-{name}", command, environment=ENGINE_ENVIRONMENT), f"http://{address}"
+        )
+
+    def start_router(self, config: dict[str, Any]) -> tuple[Child, str]:
+        address = free_address()
+        path = self._write("router", {"listen": address, "secret_file": str(self.secret_file), **config})
+        return self._children.start("router", [_script("prfaas-router"), "--config", path]), f"http://{address}"
+
+    def _write(self, name: str, config: dict[str, Any]) -> str:
+        path = self._directory / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return str(path)
+
+    def await_agent(self, agent: AgentProcess) -> None:
+        self._children.wait_until(agent.child, lambda: answers(f"{agent.status_url}/healthz"), seconds=START_SECONDS)
+
+    def await_server(self, child: Child, url: str) -> None:
+        self._children.wait_until(child, lambda: answers(f"{url}/health"), seconds=START_SECONDS)
+
+
+def engine_flags(*, chunk_tokens: int, max_model_len: int = 4096, cuda: bool = False) -> tuple[str, ...]:
+    """vLLM flags for a tiny model: small caches, prefill in chunks of `chunk_tokens`."""
+    flags = ("--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--no-enable-prefix-caching")
+    flags += ("--max-num-batched-tokens", str(chunk_tokens), "--enable-chunked-prefill")
+    return flags if cuda else (*flags, "--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20))
+
+
+def has_cuda() -> bool:
+    return shutil.which("nvidia-smi") is not None
+
+
+def counter(agent: AgentProcess, path: str = "/status") -> Any:
+    return get_json(agent.status_url + path)
+
+
+def _script(name: str) -> str:
+    """A console script of the environment that runs this."""
+    return str(Path(sys.executable).parent / name)
