@@ -51,6 +51,16 @@ class Setting:
     minimum: float | None
     maximum: float | None
 
+    @property
+    def accepted(self) -> str:
+        """What people may write, in words, limits included."""
+        if isinstance(self.kind, Record):
+            keys = ", ".join(name for name, _ in settings(self.kind.cls))
+            return f"a {'list of records' if self.kind.many else 'record'} with keys out of {keys}"
+        limits = [f"at least {self.kind.show(self.minimum)}"] if self.minimum is not None else []
+        limits += [f"at most {self.kind.show(self.maximum)}"] if self.maximum is not None else []
+        return ", ".join([self.kind.accepted, *limits])
+
 
 def record(cls: type[Any]) -> Record:
     """The kind of a setting that is one nested record; without a default it is a record of its own defaults."""
@@ -89,6 +99,12 @@ def settings(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
     return ((field.name, field.metadata["setting"]) for field in dataclasses.fields(cls))
 
 
+def default(cls: type[Any], name: str) -> Any:
+    """The default of a setting that is not required, in base units."""
+    field = cls.__dataclass_fields__[name]
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
+
+
 def paths(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
     """Every setting that a variable or a flag can give: those of nested records too, lists of records as one text."""
     for name, its in settings(cls):
@@ -113,7 +129,7 @@ class _Given:
     """A value as somebody wrote it, and where; None is YAML's empty value."""
 
     where: str
-    content: str | None | list[_Given] | dict[str, _Given]
+    content: str | list[_Given] | dict[str, _Given] | None
 
 
 def load(
@@ -127,7 +143,8 @@ def load(
     """The configuration of `component`; `flags` maps dotted setting names to texts, `environment` is the process's own.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value malformed or out of range; it names place, key and accepted form.
+        ConfigError: a key is unknown or missing, or a value malformed or out of range; it names place, key and
+            accepted form.
     """
     environment = os.environ if environment is None else environment
     given = _read_file(file) if file else _Given(f"prfaas-{component}", {})
@@ -148,7 +165,7 @@ def load(
 
 
 def _put(given: _Given, path: tuple[str, ...], value: _Given) -> None:
-    """Override one setting in the tree, in place; a node that should be a record and is none is left for `_build` to refuse."""
+    """Override one setting in the tree, in place; `_build` refuses a node that should be a record and is none."""
     for name in path[:-1]:
         if not isinstance(given.content, dict):
             return
@@ -208,14 +225,9 @@ def _build(cls: type[Any], given: _Given, *, component: str, prefix: tuple[str, 
         if its.required and name not in values:
             names = f"{variable(component, (*prefix, name))} or {flag((*prefix, name))}"
             raise ConfigError(
-                f"{given.where}: {'.'.join((*prefix, name))}: missing; write {_accepted(its)}, or set {names}"
+                f"{given.where}: {'.'.join((*prefix, name))}: missing; write {its.accepted}, or set {names}"
             )
-        if (
-            isinstance(its.kind, Record)
-            and not its.kind.many
-            and name not in values
-            and _default(cls, name) is not None
-        ):
+        if isinstance(its.kind, Record) and not its.kind.many and name not in values and default(cls, name) is not None:
             values[name] = _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=(*prefix, name))
     try:
         return cls(**values)
@@ -232,22 +244,8 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     return f", did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
-def _accepted(its: Setting) -> str:
-    if isinstance(its.kind, Record):
-        keys = ", ".join(name for name, _ in settings(its.kind.cls))
-        return f"a list of records with keys out of {keys}" if its.kind.many else f"a record with keys out of {keys}"
-    limits = [f"at least {its.kind.show(its.minimum)}"] if its.minimum is not None else []
-    limits += [f"at most {its.kind.show(its.maximum)}"] if its.maximum is not None else []
-    return ", ".join([its.kind.accepted, *limits])
-
-
-def _default(cls: type[Any], name: str) -> Any:
-    field = cls.__dataclass_fields__[name]
-    return field.default_factory() if field.default is dataclasses.MISSING else field.default
-
-
 def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
-    if given.content is None and not its.required and _default(cls, path[-1]) is None:
+    if given.content is None and not its.required and default(cls, path[-1]) is None:
         return None
     if isinstance(its.kind, Record):
         return _convert_record(its.kind, given, component=component, path=path)
@@ -255,7 +253,7 @@ def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str, pat
         return _parse(its, its.kind, given)
     except (ValueError, OverflowError) as error:
         written = f"{given.content!r}: " if isinstance(given.content, str) else ""
-        raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {_accepted(its)}") from error
+        raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {its.accepted}") from error
 
 
 def _convert_record(kind: Record, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
@@ -291,7 +289,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     parser.add_argument("--check-config", action="store_true", help="print the settings in force and exit")
     for path, its in paths(cls):
         on = {"nargs": "?", "const": "true"} if its.kind is KINDS["flag"] else {}
-        help_text = f"{its.doc} Write {_accepted(its)}.".replace("%", "%%")
+        help_text = f"{its.doc} Write {its.accepted}.".replace("%", "%%")
         dest = "setting " + ".".join(path)
         parser.add_argument(flag(path), dest=dest, metavar=path[-1].upper(), help=help_text, **on)  # type: ignore[arg-type]
 
@@ -323,6 +321,11 @@ def parse(cls: type[T], *, component: str, argv: Sequence[str], doc: str = "") -
 def show(config: Any) -> str:
     """The settings in force as YAML that `load` reads back to an equal configuration."""
     return yaml.safe_dump(_shown(config), sort_keys=False, allow_unicode=True)
+
+
+def shown_default(cls: type[Any], name: str) -> Any:
+    """The default of a setting as people would write it."""
+    return _shown_value(dict(settings(cls))[name], default(cls, name))
 
 
 def _shown(config: Any) -> dict[str, Any]:

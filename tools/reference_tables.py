@@ -1,0 +1,141 @@
+"""Writes what docs/ and deploy/ say of settings and metrics, from the dataclasses and the catalogue that the code uses.
+
+`python -m tools.reference_tables` rewrites the files; `current_files()` is what a test compares them with.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from prfaas import metrics
+from prfaas.agent.config import AgentConfig
+from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig}
+
+# What a reader puts in place of his own for settings that have no default.
+EXAMPLES = {
+    "agent": {"name": "west-0", "secret_file": "/etc/prfaas/secret"},
+}
+
+
+def settings_table(component: str, cls: type[Any]) -> str:
+    """One row for each setting of a component, nested ones after their record."""
+    rows = ["| key | default | accepted | meaning |", "|---|---|---|---|"]
+    return "\n".join(rows + _rows(component, cls, prefix=(), flagged=True))
+
+
+def _rows(component: str, cls: type[Any], *, prefix: tuple[str, ...], flagged: bool) -> list[str]:
+    rows = []
+    for name, its in settings(cls):
+        path = (*prefix, name)
+        nested = isinstance(its.kind, Record)
+        many = isinstance(its.kind, Record) and its.kind.many
+        key = "`" + ".".join(path) + ("[]`" if many else "`")
+        names = f"<br>`{variable(component, path)}`<br>`{flag(path)}`" if flagged and (many or not nested) else ""
+        shown = "required" if its.required else f"`{_one_line(cls, name, its)}`"
+        accepted = ("a list of records" if many else "a record") if nested else its.accepted
+        rows.append(f"| {key}{names} | {shown} | {accepted} | {its.doc} |".replace("``", ""))
+        if isinstance(its.kind, Record):
+            rows += _rows(component, its.kind.cls, prefix=path, flagged=flagged and not many)
+    return rows
+
+
+def _one_line(cls: type[Any], name: str, its: Setting) -> str:
+    if isinstance(its.kind, Record):
+        return "[]" if its.kind.many else ""
+    shown = shown_default(cls, name)
+    if shown is None:
+        return "none"
+    return f"[{', '.join(shown)}]" if isinstance(shown, list) else str(shown)
+
+
+def metrics_table(component: str) -> str:
+    """One row for each metric that a component counts."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for its in metrics.CATALOGUE:
+        if its.name.startswith(f"prfaas_{component}_"):
+            labels = ", ".join(f"`{label}`" for label in its.labels)
+            rows.append(f"| `{its.name}` | {its.kind} | {labels} | {its.meaning} |")
+    return "\n".join(rows)
+
+
+def annotated_yaml(component: str, cls: type[Any]) -> str:
+    """The component's configuration file with every setting at its default."""
+    head = [
+        f"# prfaas-{component}: every setting with its default; what stays at its default may be left out.",
+        f"# Written by `make docs` from prfaas/{component}/config.py. `--check-config` shows what is in force.",
+    ]
+    return "\n".join(head + _yaml_lines(cls, EXAMPLES.get(component, {}), indent="")) + "\n"
+
+
+def _yaml_lines(cls: type[Any], examples: dict[str, str], *, indent: str) -> list[str]:
+    lines = []
+    for name, its in settings(cls):
+        lines += ["", f"{indent}# {its.doc}"]
+        if not isinstance(its.kind, Record):
+            lines.append(f"{indent}# Write {its.accepted}.{' Required.' if its.required else ''}")
+        lines += _yaml_value(cls, name, its, example=examples.get(name), indent=indent)
+    return lines
+
+
+def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None, indent: str) -> list[str]:
+    if isinstance(its.kind, Record) and its.kind.many:
+        return [f"{indent}{name}: []", *_record_sketch(its.kind.cls, indent=indent)]
+    if isinstance(its.kind, Record):
+        if default(cls, name) is None:
+            return [f"{indent}{name}:", *_record_sketch(its.kind.cls, indent=indent)]
+        return [f"{indent}{name}:", *_yaml_lines(its.kind.cls, {}, indent=indent + "  ")]
+    if its.required:
+        return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
+    shown = _one_line(cls, name, its)
+    return [f"{indent}{name}:" + ("" if shown == "none" else f" {shown}")]
+
+
+def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
+    """Comment lines with the keys of a record that the file does not have by default."""
+    lines = []
+    for name, its in settings(cls):
+        accepted = its.accepted + (", required" if its.required else "")
+        lines.append(f"{indent}#   {name}: {accepted}. {its.doc}")
+    return lines
+
+
+def _filled(page: str, tables: dict[str, str]) -> str:
+    """`page` with the text between each `<!-- name -->` and the next `<!-- end -->` replaced."""
+    for name, table in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        page, count = re.subn(pattern, lambda match: f"{match[1]}{table}\n{match[2]}", page, flags=re.DOTALL)  # noqa: B023  called at once
+        if count != 1:
+            raise ValueError(f"the page has {count} places for {name}")
+    return page
+
+
+def current_files() -> dict[Path, str]:
+    """Every generated file with the text it should have."""
+    configuration, metrics_page = ROOT / "docs/configuration.md", ROOT / "docs/metrics.md"
+    tables = {f"settings of {name}": settings_table(name, cls) for name, cls in COMPONENTS.items()}
+    components = sorted({its.name.split("_")[1] for its in metrics.CATALOGUE})
+    metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
+    return {
+        configuration: _filled(configuration.read_text(), tables),
+        metrics_page: _filled(metrics_page.read_text(), metric_tables),
+        **{ROOT / f"deploy/{name}.yaml": annotated_yaml(name, cls) for name, cls in COMPONENTS.items()},
+    }
+
+
+def main() -> int:
+    """Rewrite what is not current."""
+    for path, text in current_files().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
