@@ -1,0 +1,97 @@
+"""The demo as a user runs it: right rows, and nothing left behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
+MARK = "PRFAAS_DEMO_TEST_MARK"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a demo runs, and a mark that all its processes carry."""
+
+    directory: Path
+    mark: str
+    shared_memory: frozenset[str]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"TMPDIR": str(self.directory), MARK: self.mark}
+        command = [sys.executable, "-m", "tools.demo", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    def processes(self) -> list[str]:
+        """Command lines of the living processes that carry the mark."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return found
+
+    def assert_nothing_left(self) -> None:
+        wait_until(lambda: not self.processes(), seconds=10)
+        assert list(self.directory.iterdir()) == []
+        assert frozenset(os.listdir("/dev/shm")) <= self.shared_memory
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
+    yield Surroundings(tmp_path, secrets.token_hex(8), frozenset(os.listdir("/dev/shm")))
+
+
+def test_every_row_is_right_also_when_a_byte_is_flipped_and_nothing_is_left(surroundings: Surroundings) -> None:
+    demo = surroundings.start("--corrupt")
+    table, progress = demo.communicate(timeout=400)
+    assert demo.returncode == 0, table + progress
+    rows = table.splitlines()[2:]
+    assert len(rows) == 7 and all(row.endswith("equal") for row in rows), table
+    assert "recomputed: checksum" in rows[-1]
+    surroundings.assert_nothing_left()
+
+
+def test_an_interrupt_while_the_engines_start_leaves_nothing_behind(surroundings: Surroundings) -> None:
+    demo = surroundings.start()
+    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=60)
+    demo.send_signal(signal.SIGINT)
+    _, progress = demo.communicate(timeout=60)
+    assert demo.returncode == 130, progress
+    surroundings.assert_nothing_left()
+
+
+def test_an_engine_that_dies_at_its_start_fails_the_demo_and_leaves_nothing_behind(surroundings: Surroundings) -> None:
+    demo = surroundings.start()
+    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=60)
+    _kill_engine(surroundings)
+    _, progress = demo.communicate(timeout=60)
+    assert demo.returncode == 1 and "ended with status -9" in progress, progress
+    surroundings.assert_nothing_left()
+
+
+def _kill_engine(surroundings: Surroundings) -> None:
+    wanted = f"{MARK}={surroundings.mark}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            ours = entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0")
+            if ours and b"vllm.entrypoints" in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+                return
+        except OSError:
+            continue
+    pytest.fail("no engine was running")

@@ -1,0 +1,92 @@
+"""The plan of a transfer: both sides number the same blocks the same way."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.agent.plan import OpenBody, decode_probe, encode_probe, make_plan
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.errors import LayoutError, RemoteProtocolError
+from prfaas.hashing import NO_HASH, HashChain, root_hash
+from prfaas.types import GroupBlocks, Shard
+
+ROOT = root_hash("m")
+NUM_TOKENS = 100
+CHAIN = HashChain(ROOT, range(NUM_TOKENS))
+
+
+def _layer(name: str, offset: int, size: int) -> LayerSlice:
+    return LayerSlice(name, offset, size, "float32", "head,token,kv_dim")
+
+
+def _layout(rank: int = 0, size: int = 1) -> Layout:
+    full = KVGroup("full_attention", 32, (_layer("a", 0, 100), _layer("b", 100, 60)))
+    window = KVGroup("sliding_window", 16, (_layer("w", 0, 50),), window_tokens=20)
+    state = KVGroup("linear_state", 32, (_layer("s", 0, 300),))
+    return Layout("m", "", Shard(rank, size), (full, window, state))
+
+
+GROUPS = (
+    GroupBlocks(0, 0, CHAIN.blocks(32, first_block=0, num_tokens=NUM_TOKENS), ROOT),
+    GroupBlocks(1, 4, CHAIN.blocks(16, first_block=4, num_tokens=NUM_TOKENS), CHAIN.at(64)),
+    GroupBlocks(2, 0, (CHAIN.at(NUM_TOKENS),), CHAIN.at(96)),
+)
+
+
+def test_objects_are_numbered_rank_by_rank_group_by_group_block_by_block() -> None:
+    plan = make_plan((_layout(0, 2), _layout(1, 2)), GROUPS, NUM_TOKENS)
+    one_rank = [160] * 4 + [50] * 3 + [300]
+    assert plan.object_bytes == one_rank * 2
+    assert [run.first_object for run in plan.runs] == [0, 4, 7, 8, 12, 15]
+    assert plan.run_of(1, 1).first_object == 12
+    assert plan.nested(list(range(16)))[1] == [[8, 9, 10, 11], [12, 13, 14], [15]]
+    assert (plan.total_bytes, plan.attention_bytes) == (2 * 1090, 2 * 790)
+
+
+def test_identities_carry_the_length_that_each_block_covers_and_its_parent() -> None:
+    plan = make_plan((_layout(),), GROUPS, NUM_TOKENS)
+    full, window, state = (list(plan.identities(run)) for run in plan.runs)
+    assert [(i.num_tokens, i.parent) for i in full[:2]] == [(32, ROOT), (64, CHAIN.at(32))]
+    assert full[3].block_hash == NO_HASH
+    assert [(i.num_tokens, i.block_hash) for i in window[:2]] == [(80, CHAIN.at(80)), (96, CHAIN.at(96))]
+    assert window[0].parent == CHAIN.at(64)
+    assert (state[0].num_tokens, state[0].block_hash, state[0].parent) == (100, CHAIN.at(100), CHAIN.at(96))
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        GroupBlocks(3, 0, (NO_HASH,)),  # no such group
+        GroupBlocks(0, 2, (NO_HASH,) * 3),  # beyond the prompt
+        GroupBlocks(2, 0, (NO_HASH,) * 2),  # two states
+    ],
+)
+def test_block_lists_that_do_not_fit_are_refused(blocks: GroupBlocks) -> None:
+    with pytest.raises(RemoteProtocolError, match="group"):
+        make_plan((_layout(),), (blocks,), NUM_TOKENS)
+
+
+def test_an_open_comes_back_whole() -> None:
+    opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), GROUPS)
+    assert OpenBody.decode(opened.encode()) == opened
+
+
+def test_a_probe_comes_back_whole_and_is_no_open() -> None:
+    assert decode_probe(encode_probe(_layout())) == _layout()
+    with pytest.raises(RemoteProtocolError, match="open_body"):
+        try:
+            OpenBody.decode(encode_probe(_layout()))
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError("x", error.reason) from error
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x95\xa4open\xc4\x00\x90\x90\x90"])
+def test_an_open_of_another_form_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        OpenBody.decode(body)
+
+
+def test_an_open_with_a_malformed_layout_is_refused_by_field() -> None:
+    broken = OpenBody(b"g", (b"f",), (), GROUPS).encode().replace(b"\x90", b"\x91\x80", 1)
+    with pytest.raises((LayoutError, RemoteProtocolError)):
+        OpenBody.decode(broken)
