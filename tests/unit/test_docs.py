@@ -25,6 +25,12 @@ def test_every_path_named_in_a_page_exists(page: Path) -> None:
     assert [path for path in sorted(paths_in(page)) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
 def test_paths_are_found_in_pages() -> None:
     assert {"docs/metrics.md", "LICENSE.md"} <= set(PATH.findall("see `docs/metrics.md`, or LICENSE.md."))
     assert "docs/configuration.md" in paths_in(ROOT / "README.md")
