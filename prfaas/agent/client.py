@@ -21,7 +21,7 @@ from prfaas.agent.protocol import (
 )
 from prfaas.agent.ring import RingWriter
 from prfaas.cachepool.layout import Layout
-from prfaas.errors import AgentUnreachable, LayoutError
+from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError
 
 ATTACH_TIMEOUT_SECONDS = 10.0
 _RECEIVE_BYTES = 1 << 18
@@ -52,6 +52,9 @@ class AgentClient:
         except OSError as error:
             self._socket.close()
             raise AgentUnreachable(f"the agent at {path} does not answer: {error}") from error
+        except PrfaasError:
+            self._socket.close()
+            raise
         self._socket.setblocking(False)
         self.connected = True
 

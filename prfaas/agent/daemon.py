@@ -46,7 +46,7 @@ class Agent:
         self._config = config
         self._name = AgentName(config.name)
         self._wire_key = grants.derive_key(secret, "wire")
-        self._pool = Pool(config.pool_bytes, transfer_ratio=config.transfer_ratio, eviction=config.eviction)
+        self._pool = Pool(config.pool_bytes, transfer_ratio=config.transfer_ratio)
         self._links: dict[tuple[str, AgentName], Link] = {}
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()

@@ -38,6 +38,7 @@ from prfaas.transport.receiver import (
 from prfaas.types import AgentName, TransferId
 
 MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 100 bytes each
+REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
 _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]
 
@@ -186,11 +187,15 @@ class Receiving:
             self._memory_free(transfer_id)
             return
         inbound = self._inbound.get(transfer_id)
-        if inbound is None:
-            return
-        if isinstance(event, ReceiveCompleted):
+        if isinstance(event, ReceiveFailed):
+            self._failed(transfer_id, inbound, event)
+        elif inbound is not None:
             self._complete(inbound, event)
-        elif isinstance(event, ReceiveFailed):
+
+    def _failed(self, transfer_id: TransferId, inbound: Inbound | None, event: ReceiveFailed) -> None:
+        if inbound is None:  # a cancel that overtook its open
+            self._ended.setdefault(transfer_id, time.monotonic() + REMEMBERED_SECONDS)
+        elif inbound.grant.source == event.peer_name:
             self._fail(transfer_id, event.reason, event.message)
 
     def _complete(self, inbound: Inbound, event: ReceiveCompleted) -> None:
