@@ -83,7 +83,7 @@ def setting(
 ) -> Any:
     """A dataclass field with all that the loader needs; `default` and the limits are in base units.
 
-    A `default` of None makes the setting optional. Every field is keyword-only, so that order does not matter.
+    A `default` of None, or of "" for a text, makes the setting optional: people may leave it empty. Every field is keyword-only, so that order does not matter.
     """
     resolved = KINDS[kind] if isinstance(kind, str) else kind
     metadata = {"setting": Setting(resolved, required, doc, minimum, maximum)}
@@ -245,8 +245,8 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
 
 
 def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
-    if given.content is None and not its.required and default(cls, path[-1]) is None:
-        return None
+    if not given.content and not its.required and default(cls, path[-1]) in (None, ""):
+        return default(cls, path[-1])
     if isinstance(its.kind, Record):
         return _convert_record(its.kind, given, component=component, path=path)
     try:

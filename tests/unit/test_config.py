@@ -32,6 +32,7 @@ class Example:
     name: str = setting("text", required=True, doc="Name.")
     role: str = setting(choice("prefill", "decode"), default="decode", doc="Role.")
     verbose: bool = setting("flag", default=False, doc="Say more.")
+    note: str = setting("text", default="", doc="Note.")
     models: tuple[str, ...] = setting("text_list", default=(), doc="Models.")
     secret_file: Path | None = setting("path", default=None, doc="Secret.")
     wire: Wire = setting(record(Wire), doc="The wire.")
@@ -95,7 +96,9 @@ def test_a_list_of_records_can_be_given_as_yaml_in_a_variable() -> None:
 
 
 def test_an_optional_setting_takes_an_empty_value(tmp_path: Path) -> None:
-    assert load("name: e\nsecret_file:\n", path=tmp_path).secret_file is None
+    loaded = load("name: e\nsecret_file:\nnote: ''\n", path=tmp_path)
+    assert (loaded.secret_file, loaded.note) == (None, "")
+    assert load(environment={"PRFAAS_EXAMPLE_NOTE": ""}, flags={"name": "e"}).note == ""
 
 
 @pytest.mark.parametrize(
