@@ -83,7 +83,8 @@ def setting(
 ) -> Any:
     """A dataclass field with all that the loader needs; `default` and the limits are in base units.
 
-    A `default` of None, or of "" for a text, makes the setting optional: people may leave it empty. Every field is keyword-only, so that order does not matter.
+    A `default` of None, or of "" for a text, makes the setting optional: people may leave it empty.
+    Every field is keyword-only, so that order does not matter.
     """
     resolved = KINDS[kind] if isinstance(kind, str) else kind
     metadata = {"setting": Setting(resolved, required, doc, minimum, maximum)}
