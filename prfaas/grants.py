@@ -38,7 +38,9 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"secret_file: {path} cannot be read ({error.strerror})") from error
     if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(f"secret_file: {path} has {len(secret)} bytes; at least {MIN_SECRET_BYTES} random ones are needed")
+        raise ConfigError(
+            f"secret_file: {path} has {len(secret)} bytes; at least {MIN_SECRET_BYTES} random ones are needed"
+        )
     if mode & 0o007:
         raise ConfigError(f"secret_file: {path} is open to everybody; run chmod 600 {path}")
     return secret
@@ -108,6 +110,18 @@ def _parse(fields: Any) -> Grant:
     if len(fields["transfer_id"]) != TRANSFER_ID_BYTES:
         raise GrantError("malformed", f"transfer_id has {TRANSFER_ID_BYTES} bytes")
     return Grant(**fields)
+
+
+def transfer_id_of(token: bytes) -> TransferId:
+    """The transfer that a grant speaks of, for whoever cannot verify it and leaves that to its agent.
+
+    Raises:
+        GrantError: `token` is malformed.
+    """
+    try:
+        return _parse(msgpack.unpackb(token[:-_MAC_BYTES])).transfer_id
+    except (ValueError, msgpack.UnpackException) as error:
+        raise GrantError("malformed", f"not a grant: {error!r}") from error
 
 
 def to_text(token: bytes) -> str:

@@ -31,7 +31,9 @@ _NUM_WORKER_FDS = 3
 class AgentClient:
     """One connection to the agent. After `close` or a lost connection `connected` is False and `post` does nothing."""
 
-    def __init__(self, path: str, *, instance: str, role: AttachRole, rank: int = 0, layout: Layout | None = None) -> None:
+    def __init__(
+        self, path: str, *, instance: str, role: AttachRole, rank: int = 0, layout: Layout | None = None
+    ) -> None:
         """Connect and attach; a worker brings its layout and gets the arena and the ring.
 
         Raises:

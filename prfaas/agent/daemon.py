@@ -109,7 +109,6 @@ class Agent:
     async def _tick_forever(self) -> None:
         while True:
             now = time.monotonic()
-            self._sending.expire(now)
             self._receiving.expire(now)
             self._measure()
             await asyncio.sleep(TICK_SECONDS)

@@ -85,7 +85,9 @@ class EngineListener:
         return list(self._connections)
 
     def scheduler(self, instance: str) -> EngineConnection | None:
-        return next((c for c in self._connections if (c.attach.instance, c.attach.role) == (instance, "scheduler")), None)
+        return next(
+            (c for c in self._connections if (c.attach.instance, c.attach.role) == (instance, "scheduler")), None
+        )
 
     def workers(self, instance: str) -> list[EngineConnection]:
         """The attached ranks of an instance in order; empty unless every rank is there."""

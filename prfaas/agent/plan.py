@@ -71,7 +71,9 @@ class TransferPlan:
     @cached_property
     def attention_bytes(self) -> int:
         """Everything but linear states: what can leave before the last chunk's forward pass ends."""
-        return sum(run.group.block_bytes * run.blocks.num_blocks for run in self.runs if run.group.kind != "linear_state")
+        return sum(
+            run.group.block_bytes * run.blocks.num_blocks for run in self.runs if run.group.kind != "linear_state"
+        )
 
     def run_of(self, rank: int, position: int) -> Run:
         return self.runs[rank * len(self.groups) + position]
@@ -109,7 +111,9 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
         else:
             fits = blocks.first_block + blocks.num_blocks <= -(-num_tokens // block_tokens)
         if not fits:
-            raise RemoteProtocolError("plan", f"group {blocks.group}: {blocks.num_blocks} blocks do not fit {num_tokens} tokens")
+            raise RemoteProtocolError(
+                "plan", f"group {blocks.group}: {blocks.num_blocks} blocks do not fit {num_tokens} tokens"
+            )
     return TransferPlan(layouts, groups, num_tokens)
 
 

@@ -10,7 +10,7 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
 
     sending    Send ──▶ SendOpened (a slot per block) | TransferFailed
                worker copies layers into the slots and writes LAYER_READY, FORWARD_ENDED to the ring
-               Cancel: the request ended before all its layers came
+               REQUEST_ENDED on the ring of every rank, or Cancel when no rank was ever told to copy
                ◀── TransferDone | TransferFailed
     receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
                worker copies the slots into engine blocks, compares generations
@@ -128,7 +128,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The request has ended; whatever its transfer still does is of no use. Also sent when all went well: then it does nothing."""
+    """The request has ended and no worker copies anything for it; a transfer that is not whole is given up."""
 
     transfer_id: TransferId
 
@@ -191,7 +191,9 @@ def decode(body: bytes) -> Message:
         hints = _HINTS[kind]
         typed = [_typed(hints[field.name], value) for field, value in zip(fields(kind), values, strict=True)]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("malformed", f"not a message of protocol version {PROTOCOL_VERSION}: {error!r}") from error
+        raise RemoteProtocolError(
+            "malformed", f"not a message of protocol version {PROTOCOL_VERSION}: {error!r}"
+        ) from error
     message: Message = kind(*typed)
     return message
 
@@ -230,7 +232,11 @@ def unpack_groups(packed: Any) -> tuple[GroupBlocks, ...]:
 
 def _group_blocks(group: int, first_block: int, joined: bytes, parent: bytes) -> GroupBlocks:
     numbers = isinstance(group, int) and isinstance(first_block, int) and group >= 0 and first_block >= 0
-    if not (numbers and isinstance(joined, bytes) and isinstance(parent, bytes)) or len(joined) % 16 or len(parent) != 16:
+    if (
+        not (numbers and isinstance(joined, bytes) and isinstance(parent, bytes))
+        or len(joined) % 16
+        or len(parent) != 16
+    ):
         raise TypeError("a block list is [group, first block, 16-byte hashes, hash of the block before]")
     hashes = tuple(BlockHash(joined[start : start + 16]) for start in range(0, len(joined), 16))
     return GroupBlocks(group=group, first_block=first_block, hashes=hashes, parent=BlockHash(parent))

@@ -213,7 +213,10 @@ class Receiving:
         if not inbound.complete or inbound.reader is None or inbound.reading or placement is None:
             return
         inbound.reading = True
-        slots, generations = placement.plan.nested(list(placement.slots)), placement.plan.nested(placement.generations())
+        slots, generations = (
+            placement.plan.nested(list(placement.slots)),
+            placement.plan.nested(placement.generations()),
+        )
         inbound.reader.post(ReceiveReady(inbound.grant.transfer_id, slots, generations))
 
     def _memory_free(self, transfer_id: TransferId) -> None:

@@ -29,7 +29,6 @@ from prfaas.transport.sender import (
 )
 from prfaas.types import AgentName, TransferId
 
-COPY_GRACE_SECONDS = 1.0  # the copies that a GPU still makes when the engine's request has ended come within this
 _log = logs.get("agent.sending")
 
 
@@ -45,9 +44,9 @@ class Outbound:
     record: TransferRecord
     layers_ready: list[int]  # per object a bit for each layer
     num_unready: int
+    ranks_done: set[int] = field(default_factory=set)
     engine_done: bool = False
     memory_free: bool = False
-    cancel_at: float | None = field(default=None)  # monotonic seconds; set when the engine's request ended early
 
     @property
     def plan(self) -> TransferPlan:
@@ -168,7 +167,9 @@ class Sending:
     def _ready_held(self, outbound: Outbound) -> None:
         for index in sorted(outbound.placement.held):
             size = outbound.plan.object_bytes[index]
-            outbound.link.ready(outbound.transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
+            outbound.link.ready(
+                outbound.transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size
+            )
             outbound.num_unready -= 1
 
     def read_ring(self, worker: EngineConnection) -> None:
@@ -179,10 +180,13 @@ class Sending:
             outbound = self._by_handle.get(handle)
             if outbound is None or outbound.engine.attach.instance != worker.attach.instance:
                 continue
+            rank = worker.layout.shard.rank
             if kind == EntryKind.FORWARD_ENDED:
                 outbound.record.forward_ended_ns = time_ns
+            elif kind == EntryKind.REQUEST_ENDED:
+                self._rank_done(outbound, rank)
             elif kind == EntryKind.LAYER_READY:
-                self._layer_ready(outbound, worker.layout.shard.rank, position, layer, first_block, num_blocks)
+                self._layer_ready(outbound, rank, position, layer, first_block, num_blocks)
 
     def _layer_ready(  # the six numbers of a ring entry
         self, outbound: Outbound, rank: int, position: int, layer: int, first_block: int, num_blocks: int
@@ -211,14 +215,19 @@ class Sending:
             outbound.num_unready -= 1
             outbound.placement.publish(index)
 
+    def _rank_done(self, outbound: Outbound, rank: int) -> None:
+        outbound.ranks_done.add(rank)
+        if len(outbound.ranks_done) == len(outbound.plan.layouts):
+            self.engine_done(outbound.transfer_id)
+
     def engine_done(self, transfer_id: TransferId) -> None:
-        """The engine's request has ended: what is whole still travels, what is not never will be."""
+        """No rank writes to this transfer's slots any more: what is whole still travels, what is not never will be."""
         outbound = self._by_id.get(transfer_id)
         if outbound is None:
             return
         outbound.engine_done = True
         if outbound.num_unready:
-            outbound.cancel_at = time.monotonic() + COPY_GRACE_SECONDS
+            outbound.link.cancel(outbound.transfer_id, "incomplete", "the request ended before all its layers came")
         self._maybe_release(outbound)
 
     def engine_lost(self, instance: str, *, entirely: bool) -> None:
@@ -233,13 +242,6 @@ class Sending:
                 outbound.link.cancel(outbound.transfer_id, "incomplete", "the sending engine is gone")
             outbound.engine_done = outbound.engine_done or entirely
             self._maybe_release(outbound)
-
-    def expire(self, now: float) -> None:
-        """Cancel what its engine abandoned; `now` is monotonic seconds."""
-        for outbound in list(self._by_id.values()):
-            if outbound.cancel_at is not None and outbound.num_unready and now >= outbound.cancel_at:
-                outbound.cancel_at = None
-                outbound.link.cancel(outbound.transfer_id, "incomplete", "the request ended before all its layers came")
 
     # What the link says
 

@@ -46,7 +46,9 @@ class TransferRecord:
         """Bytes acknowledged before the last forward pass ended, of measured events only."""
         if self.forward_ended_ns is None:
             return 0
-        return max((num_bytes for time_ns, num_bytes in self.acknowledged if time_ns <= self.forward_ended_ns), default=0)
+        return max(
+            (num_bytes for time_ns, num_bytes in self.acknowledged if time_ns <= self.forward_ended_ns), default=0
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The record as the status page and the log line show it."""
@@ -88,7 +90,9 @@ class TransferLog:
         record.outcome = outcome
         record.ended_ns = time.monotonic_ns()
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()
-        _log.info("transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict())
+        _log.info(
+            "transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict()
+        )
 
     def to_list(self) -> list[dict[str, Any]]:
         return [record.to_dict() for record in self._records]
