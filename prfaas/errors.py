@@ -5,6 +5,10 @@ PrfaasError
 ├── MissingExtraError    a command needs an optional dependency that is not installed
 ├── LayoutError          two layouts differ, or one cannot be described: refuse the registration
 ├── GrantError           a transfer without a valid grant: refuse it
+├── IndexRefusal         an announcement or a query that the index cannot place: refuse it, count the reason
+├── RecordUnreachable    Redis does not answer, or takes nothing more: go on from memory, say that it is stale
+├── Fenced               another manager writes this cluster's record: stop writing, tell agents where to go
+├── ManagerUnreachable   no manager answers in time: decide without it
 ├── AgentUnreachable     the agent's socket does not answer: stop the engine's start
 ├── LocalProtocolError   we broke a protocol: our bug
 └── RemoteProtocolError  the peer broke a protocol: close the connection, count the reason
@@ -35,6 +39,30 @@ class GrantError(PrfaasError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class IndexRefusal(PrfaasError):
+    """An announcement or a query that the index cannot place; `reason` is a closed word for logs and metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RecordUnreachable(PrfaasError):
+    """The durable record (Redis) does not answer or takes nothing more."""
+
+
+class Fenced(PrfaasError):
+    """Another manager writes this cluster's record; `writer` is its address, "" when it is not known."""
+
+    def __init__(self, message: str, *, writer: str = "") -> None:
+        super().__init__(message)
+        self.writer = writer
+
+
+class ManagerUnreachable(PrfaasError):
+    """No manager answers within the deadline."""
 
 
 class AgentUnreachable(PrfaasError):

@@ -87,6 +87,35 @@ FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )
 
+MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
+MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, once per holder.")
+MANAGER_RUNS = _gauge("prfaas_manager_index_runs", "Runs of up to 64 blocks in the index.")
+MANAGER_EVENTS = _counter("prfaas_manager_announcements", "Segments and checkpoints that nodes announced.")
+MANAGER_RESYNCS = _counter(
+    "prfaas_manager_full_announcements", "Times a node was asked to announce everything anew.", ("reason",)
+)
+MANAGER_REFUSALS = _counter(
+    "prfaas_manager_refusals",
+    "Calls and announcements that were refused: unknown models, wrong block sizes, alien hashes, old epochs.",
+    ("call", "reason"),
+)
+MANAGER_CALL_SECONDS = _histogram(
+    "prfaas_manager_call_seconds",
+    "Time to answer a call, from its arrival to its answer.",
+    (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0),
+    ("call",),
+)
+MANAGER_RECORD_UP = _gauge("prfaas_manager_record_up", "1 while the durable record takes what this manager writes.")
+MANAGER_WRITES = _gauge("prfaas_manager_clusters_written", "Clusters whose record this manager writes.")
+MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Snapshots of a cluster written.", ("outcome",))
+MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read anew from the record.")
+MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
+MANAGER_PREDICTED_TOKENS = _counter(
+    "prfaas_manager_predicted_tokens",
+    "Cached tokens that decisions promised, of transfers whose end was reported; kind is found or missing.",
+    ("kind",),
+)
+
 
 @dataclass(frozen=True)
 class MetricsServer:

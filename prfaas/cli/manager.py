@@ -1,0 +1,43 @@
+"""`prfaas-manager`: one or more per deployment; knows what is cached where, decides where requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from prfaas import config, grants, logs
+from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.daemon import Manager
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong."""
+    arguments = sys.argv[1:] if argv is None else argv
+    settings = config.parse(ManagerConfig, component="manager", argv=arguments, doc=__doc__ or "")
+    logs.setup("manager")
+    try:
+        secret = grants.read_secret(Path(settings.secret_file))
+        uvloop.run(_serve(settings, secret))
+    except (ConfigError, MissingExtraError) as error:
+        sys.stderr.write(f"prfaas-manager: {error}\n")
+        return 2
+    return 0
+
+
+async def _serve(settings: ManagerConfig, secret: bytes) -> None:
+    serving = asyncio.ensure_future(Manager(settings, secret).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""A question to the index and its answer."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from prfaas.errors import IndexRefusal
+from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
+from prfaas.index.run_table import Chain
+from prfaas.index.usable import CutReason
+from prfaas.types import AgentName, BlockHash, ClusterName
+
+
+@dataclass(frozen=True)
+class Query:
+    """How much of a prompt is cached where?
+
+    `units` are the hashes of its full 16-token units, joined. `checkpoints` are (length, hash) of further lengths to
+    look at, such as the whole prompt without its last token, or where an earlier turn of the conversation ended.
+    """
+
+    model: str
+    units: bytes
+    limit_tokens: int  # the longest prefix of use: the prompt without its last token
+    checkpoints: tuple[tuple[int, BlockHash], ...] = ()
+
+    def check(self) -> None:
+        """Raises:
+        IndexRefusal: the hashes are not what `prfaas.hashing` makes of that many tokens.
+        """
+        if len(self.units) % HASH_BYTES or self.limit_tokens < 0:
+            raise IndexRefusal(
+                "alien_hash", f"{len(self.units)} bytes of unit hashes; a unit hash has {HASH_BYTES} bytes"
+            )
+        if self.limit_tokens > (len(self.units) // HASH_BYTES + 1) * HASH_UNIT_TOKENS:
+            raise IndexRefusal(
+                "alien_hash", f"{self.limit_tokens} tokens have more units than {len(self.units) // HASH_BYTES}"
+            )
+        for length, block_hash in self.checkpoints:
+            if length <= 0 or len(block_hash) != HASH_BYTES:
+                raise IndexRefusal(
+                    "alien_hash", f"checkpoint at {length}: a positive length and {HASH_BYTES} bytes of hash"
+                )
+
+    def chain(self, block_tokens: int) -> Chain:
+        """The prompt's full blocks at one block size."""
+        per_block = block_tokens // HASH_UNIT_TOKENS
+        hashes = self.units
+        if per_block > 1:
+            ends = range(per_block * HASH_BYTES, len(self.units) + 1, per_block * HASH_BYTES)
+            hashes = b"".join([self.units[end - HASH_BYTES : end] for end in ends])
+        return Chain(hashes, array("Q", hashes)[::2].tobytes())
+
+    def short_hashes(self, num_tokens: int) -> list[int]:
+        """The first 8 bytes of each unit hash up to `num_tokens`, as numbers."""
+        return array("Q", self.units[: num_tokens // HASH_UNIT_TOKENS * HASH_BYTES])[::2].tolist()
+
+
+@dataclass(frozen=True)
+class NodeMatch:
+    """What one node can serve of the prompt, from what its pool holds."""
+
+    node: AgentName
+    cluster: ClusterName
+    usable_tokens: int  # all KV groups together
+    attention_tokens: int  # full-attention groups alone: what need not travel there
+    reason: CutReason
+
+
+@dataclass(frozen=True)
+class ClusterMatch:
+    """What the nodes of one cluster can serve together, blocks spread over them."""
+
+    cluster: ClusterName
+    usable_tokens: int
+    attention_tokens: int
+    reason: CutReason
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`nodes` and `clusters` with anything of the prompt, best first.
+
+    `odd_lengths` are lengths beyond every answer at which a checkpoint hangs on this prompt's units, whose hash the
+    query did not state: who has the tokens hashes them (`HashChain.at`) and asks again with these `checkpoints`.
+    """
+
+    nodes: tuple[NodeMatch, ...]
+    clusters: tuple[ClusterMatch, ...]
+    odd_lengths: tuple[int, ...] = ()

@@ -1,0 +1,264 @@
+"""The durable record in Redis: per cluster a fenced stream and its snapshot; figures, plans and sessions that expire.
+
+The only module that imports redis. Nothing here is on the path of a question: managers answer from memory. Every write
+of a cluster goes through a Lua script that compares the writer's lease, so that a writer which was cut off cannot write
+late. Calls fail fast (no retries, short time-outs), because the caller has something better to do than to wait: go on
+from memory.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from prfaas.errors import ConfigError, Fenced, RecordUnreachable
+from prfaas.index.keys import Keys
+from prfaas.types import ClusterName
+
+MIN_VERSION = (6, 2)  # XTRIM MINID
+START_ID = "0-0"
+MAX_WAIT_SECONDS = 5.0  # of `read`
+_ENTRIES_PER_READ = 512
+_CHUNK_EXPIRY_SECONDS = 3600  # a snapshot that was never completed goes away
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write one cluster's record. `epoch_before` tells whether somebody else has written meanwhile."""
+
+    cluster: ClusterName
+    owner: str
+    epoch: int
+    epoch_before: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a cluster's stream. `before` is the id of the entry before it: a gap shows."""
+
+    id: str
+    before: str
+    data: bytes
+
+
+class RedisStore:
+    """One Redis, or the master that a Sentinel names: redis://host:6379/0, rediss://…, redis+sentinel://host:26379,…/name."""
+
+    def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
+        self.keys = keys or Keys()
+        self._client = _connect(url, timeout_seconds)
+        self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
+        self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
+
+    async def check(self) -> None:
+        """Make sure that this Redis can be the record.
+
+        Raises:
+            RecordUnreachable: it does not answer.
+            ConfigError: it is too old, or may evict keys when its memory is full.
+        """
+        async with _translated():
+            info = await self._client.info()
+        version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+        if version < MIN_VERSION:
+            raise ConfigError(f"Redis {info['redis_version']}: at least {MIN_VERSION[0]}.{MIN_VERSION[1]} is needed")
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise ConfigError(f"Redis maxmemory-policy {policy}: noeviction is needed, an evicted key is a lost record")
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await self._tail.aclose()
+
+    # -- leases
+
+    async def acquire(self, cluster: ClusterName, *, owner: str, seconds: float) -> Lease:
+        """Take or renew the right to write.
+
+        Raises:
+            Fenced: somebody else has it; the error names the address in their owner string.
+        """
+        keys = [self.keys.lease(cluster), self.keys.epoch(cluster)]
+        mine, epoch, third = await self._run("acquire", keys, [owner, round(seconds * 1000)])
+        if not int(mine):
+            raise Fenced(f"{_text(third)} writes {cluster}", writer=writer_address(_text(third)))
+        async with _translated():
+            await self._client.sadd(self.keys.clusters(), cluster)
+        return Lease(cluster, owner, int(epoch), int(third))
+
+    async def release(self, lease: Lease) -> None:
+        await self._run("release", [self.keys.lease(lease.cluster)], [lease.owner])
+
+    async def writer(self, cluster: ClusterName) -> str | None:
+        """The address of the manager that writes this cluster, None when nobody does."""
+        async with _translated():
+            owner = await self._client.hget(self.keys.lease(cluster), "owner")
+        return writer_address(_text(owner)) if owner else None
+
+    async def clusters(self) -> list[ClusterName]:
+        async with _translated():
+            names = await self._client.smembers(self.keys.clusters())
+        return sorted(ClusterName(_text(name)) for name in names)
+
+    # -- stream and snapshot
+
+    async def append(self, lease: Lease, entries: Sequence[Entry]) -> None:
+        """Append in one call; all or nothing.
+
+        Raises:
+            Fenced: the lease is somebody else's by now.
+        """
+        flat: list[str | bytes] = [part for entry in entries for part in (entry.id, entry.data)]
+        keys = [self.keys.lease(lease.cluster), self.keys.events(lease.cluster)]
+        await self._run("append", keys, [lease.owner, lease.epoch, entries[0].before, *flat])
+
+    async def read(self, after: Mapping[ClusterName, str], *, wait_seconds: float) -> dict[ClusterName, list[Entry]]:
+        """Entries after the given ids, waiting for the first one of any cluster; {} when none came."""
+        streams: dict[Any, Any] = {self.keys.events(cluster): position for cluster, position in after.items()}
+        by_key = {self.keys.events(cluster): cluster for cluster in after}
+        block = max(1, round(min(wait_seconds, MAX_WAIT_SECONDS) * 1000))
+        async with _translated():
+            found = await self._tail.xread(streams, count=_ENTRIES_PER_READ, block=block)
+        return {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
+
+    async def tail(self, cluster: ClusterName, after: str) -> list[Entry]:
+        """Entries after an id, at once; [] when there are none."""
+        async with _translated():
+            found = await self._client.xrange(self.keys.events(cluster), min=f"({after}", count=_ENTRIES_PER_READ)
+        return [_entry(*item) for item in found]
+
+    async def last_id(self, cluster: ClusterName) -> str:
+        """The highest id that the stream has ever had, as far as this Redis remembers."""
+        key = self.keys.events(cluster)
+        async with _translated():
+            if not await self._client.exists(key):
+                return START_ID
+            info = await self._client.xinfo_stream(key)
+        return _text(info["last-generated-id"])
+
+    async def write_snapshot(self, lease: Lease, *, covers: str, chunks: AsyncIterator[bytes]) -> None:
+        """Write all chunks, then make them the current snapshot, which covers the stream up to `covers`.
+
+        Raises:
+            Fenced: the lease is somebody else's by now; the current snapshot stays.
+        """
+        generation = f"{lease.epoch}:{covers}"
+        new = self.keys.snapshot_chunks(lease.cluster, generation)
+        async with _translated():
+            await self._client.delete(new)
+            async for chunk in chunks:
+                async with self._client.pipeline(transaction=False) as pipeline:
+                    await pipeline.rpush(new, chunk).expire(new, _CHUNK_EXPIRY_SECONDS).execute()
+            before = await self._client.hget(self.keys.snapshot(lease.cluster), "generation")
+        old = self.keys.snapshot_chunks(lease.cluster, _text(before)) if before else new
+        cluster = lease.cluster
+        keys = [self.keys.lease(cluster), self.keys.snapshot(cluster), self.keys.events(cluster), new, old]
+        await self._run("commit_snapshot", keys, [lease.owner, lease.epoch, covers, generation])
+
+    async def read_snapshot(self, cluster: ClusterName) -> tuple[str, list[bytes]]:
+        """The stream id that the current snapshot covers, and its chunks; ("0-0", []) when there is none."""
+        async with _translated():
+            fields = await self._client.hgetall(self.keys.snapshot(cluster))
+            if not fields:
+                return START_ID, []
+            chunks = self.keys.snapshot_chunks(cluster, _text(fields[b"generation"]))
+            found = await self._client.lrange(chunks, 0, -1)
+        return _text(fields[b"covers"]), found
+
+    # -- values that expire
+
+    async def put_figures(self, lease: Lease, data: bytes, *, seconds: float) -> None:
+        await self._put(lease, self.keys.figures(lease.cluster), data, seconds)
+
+    async def put_plan(self, lease: Lease, data: bytes, *, seconds: float) -> None:
+        await self._put(lease, self.keys.plan(lease.cluster), data, seconds)
+
+    async def _put(self, lease: Lease, key: str, data: bytes, seconds: float) -> None:
+        arguments: list[str | bytes | int] = [lease.owner, lease.epoch, data, round(seconds * 1000)]
+        await self._run("put", [self.keys.lease(lease.cluster), key], arguments)
+
+    async def figures(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, bytes]:
+        return await self._get_each(clusters, self.keys.figures)
+
+    async def plans(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, bytes]:
+        return await self._get_each(clusters, self.keys.plan)
+
+    async def _get_each(
+        self, clusters: Iterable[ClusterName], key: Callable[[ClusterName], str]
+    ) -> dict[ClusterName, bytes]:
+        wanted = list(clusters)
+        async with _translated(), self._client.pipeline(transaction=False) as pipeline:
+            for cluster in wanted:
+                pipeline.get(key(cluster))
+            values = await pipeline.execute()
+        return {cluster: value for cluster, value in zip(wanted, values, strict=True) if value is not None}
+
+    async def put_session(self, tenant: str, session: str, *, data: bytes, seconds: float) -> None:
+        async with _translated():
+            await self._client.set(self.keys.session(tenant, session), data, px=round(seconds * 1000))
+
+    async def session(self, tenant: str, session: str) -> bytes | None:
+        async with _translated():
+            found: bytes | None = await self._client.get(self.keys.session(tenant, session))
+        return found
+
+    async def _run(self, script: str, keys: list[str], arguments: Sequence[str | bytes | int]) -> Any:
+        async with _translated():
+            return await self._scripts[script](keys=keys, args=list(arguments))
+
+
+_SCRIPTS = ("acquire", "release", "append", "commit_snapshot", "put")
+
+
+def writer_address(owner: str) -> str:
+    """The address in an owner string, which is "<address> <random>"."""
+    return owner.split(" ")[0]
+
+
+def _lua(name: str) -> str:
+    return importlib.resources.files("prfaas.index").joinpath("lua", f"{name}.lua").read_text()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> Entry:
+    return Entry(_text(entry_id), _text(fields[b"before"]), fields[b"data"])
+
+
+def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its answers for sync and async at once
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    parts = urlsplit(url)
+    if parts.scheme != "redis+sentinel":
+        return redis.Redis.from_url(url, **options)
+    places = [place.rpartition(":") for place in parts.netloc.rpartition("@")[2].split(",")]
+    sentinel: Any = cast(Any, Sentinel)([(host, int(port)) for host, _, port in places], sentinel_kwargs=options)
+    return sentinel.master_for(parts.path.strip("/"), password=parts.password, **options)
+
+
+@asynccontextmanager
+async def _translated() -> AsyncIterator[None]:
+    """Redis's own errors as ours."""
+    try:
+        yield
+    except ResponseError as error:
+        if "FENCED" in str(error):
+            raise Fenced(str(error)) from error
+        raise RecordUnreachable(f"Redis refuses: {error}") from error
+    except (RedisError, OSError, TimeoutError) as error:
+        raise RecordUnreachable(f"Redis does not answer: {error}") from error

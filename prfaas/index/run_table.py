@@ -1,0 +1,186 @@
+"""Every run of one block size: an implicit radix tree without pointers.
+
+A cell's first run is keyed by the cell's head. Where a chain diverges inside a run, the rest of its cell is a run of
+its own, keyed by (head, offset, first diverging block). A walk compares a run with the wanted chain; the key of the
+next run follows from how far they agree. Facts and figures behind this form: 12 bytes a block, 30 to 50 µs for 2,000
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prfaas.index import run as runs
+from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tails
+from prfaas.types import BlockHash
+
+_HASH_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`num_blocks` consecutive blocks from `first_block`, whose holders are the same in every cell of 64."""
+
+    first_block: int
+    num_blocks: int
+    holders: bytes
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A prompt's blocks at one block size: their hashes joined, and the 8-byte beginnings joined."""
+
+    hashes: bytes
+    tails: bytes
+
+
+class RunTable:
+    """The runs of all chains of one block size."""
+
+    def __init__(self) -> None:
+        self._runs: dict[bytes, bytes] = {}
+        self._forks: dict[BlockHash, dict[bytes, bytes]] = {}  # head → fork → the run that it hangs on
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def store(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
+        """Note that `holder` has the blocks of `bitmap` on this path; returns what is new."""
+        added, above = Digest(), b""
+        offset, num_blocks = 0, len(tails) // TAIL_BYTES
+        while offset < num_blocks:
+            key, wanted, bits = _key(head, offset, tails), tails[offset * TAIL_BYTES :], bitmap >> offset
+            found = self._runs.get(key)
+            holders, known = runs.split(found) if found else (b"", b"")
+            if known == wanted[: len(known)]:
+                known = wanted  # a run that ends where the path goes on is extended in place
+            common = runs.common_blocks(known, wanted)
+            holders, new = runs.with_bits(holders, holder, bits & ((1 << common) - 1))
+            self._runs[key] = runs.pack(holders, known)
+            if found is None and offset:
+                self._forks.setdefault(head, {})[key] = above
+            added = added.plus(digest_of_tails(wanted[: common * TAIL_BYTES], new))
+            offset, above = offset + common, key
+        return added
+
+    def remove(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
+        """Note that `holder` no longer has the blocks of `bitmap`; returns what it had of them."""
+        removed = Digest()
+        for key, offset, holders, known, common in self._walk(head, tails):
+            bits = bitmap >> offset & ((1 << common) - 1)
+            holders, gone = runs.without_bits(holders, holder, bits)
+            if gone:
+                self._runs[key] = runs.pack(holders, known)
+                removed = removed.plus(digest_of_tails(known[: common * TAIL_BYTES], gone))
+        return removed
+
+    def _walk(self, head: bytes, tails: bytes) -> Iterator[tuple[bytes, int, bytes, bytes, int]]:
+        """(key, offset, holders, tails, common blocks) of every run along the path."""
+        offset = 0
+        while offset * TAIL_BYTES < len(tails):
+            key = _key(head, offset, tails)
+            found = self._runs.get(key)
+            if found is None:
+                return
+            holders, known = runs.split(found)
+            common = runs.common_blocks(known, tails[offset * TAIL_BYTES :])
+            yield key, offset, holders, known, common
+            offset += common
+
+    def pieces(self, chain: Chain) -> list[Piece]:
+        """Who holds what of the chain, cells of which nobody knows anything left out."""
+        found: list[Piece] = []
+        whole = CELL_BLOCKS * TAIL_BYTES
+        for start in range(0, len(chain.tails), whole):
+            first = start // TAIL_BYTES
+            head = chain.hashes[first * _HASH_BYTES : (first + 1) * _HASH_BYTES]
+            tails = chain.tails[start : start + whole]
+            first_run = self._runs.get(head)
+            if first_run is not None and len(tails) == whole and first_run.endswith(tails):
+                _join(found, first, first_run[2:-whole])
+                continue
+            for _, offset, holders, _, common in self._walk(head, tails):
+                found.append(Piece(first + offset, common, holders))
+        return found
+
+    def sweep(self, head: BlockHash, is_alive: Callable[[int], bool]) -> int:
+        """Forget dead holders in the cell of `head` and runs that nobody holds; returns the number of runs dropped."""
+        dropped = 0
+        forks = self._forks.get(head, {})
+        needed: set[bytes] = set()
+        for key in [*sorted(forks, key=_offset, reverse=True), head]:
+            found = self._runs.get(key)
+            if found is None:
+                continue
+            holders, tails = runs.split(found)
+            alive = runs.pack_holders([item for item in runs.unpack_holders(holders) if is_alive(item[0])])
+            if alive or key in needed:
+                self._runs[key] = runs.pack(alive, tails)
+                needed.add(forks.get(key, head))
+            else:
+                del self._runs[key]
+                forks.pop(key, None)
+                dropped += 1
+        if not forks:
+            self._forks.pop(head, None)
+        return dropped
+
+    def heads(self) -> list[BlockHash]:
+        """The heads of all cells, as they are at this moment."""
+        return [BlockHash(key) for key in list(self._runs) if len(key) == _HASH_BYTES]
+
+    def cell(self, head: BlockHash) -> list[tuple[bytes, list[tuple[int, int]]]]:
+        """Of every run of one cell: its path (tails from the head on) and (holder, bitmap over that path)."""
+        forks = self._forks.get(head, {})
+        paths: dict[bytes, bytes] = {}
+        found: list[tuple[bytes, list[tuple[int, int]]]] = []
+        for key in [head, *sorted(forks, key=_offset)]:
+            run = self._runs.get(key)
+            if run is None:
+                continue
+            holders, tails = runs.split(run)
+            offset = _offset(key)
+            paths[key] = (paths[forks[key]][: offset * TAIL_BYTES] if offset else b"") + tails
+            found.append((paths[key], [(holder, bits << offset) for holder, bits in runs.unpack_holders(holders)]))
+        return found
+
+
+def _key(head: bytes, offset: int, tails: bytes) -> bytes:
+    if not offset:
+        return head
+    at = offset * TAIL_BYTES
+    return head + bytes((offset,)) + tails[at : at + TAIL_BYTES]
+
+
+def _offset(key: bytes) -> int:
+    return key[_HASH_BYTES] if len(key) > _HASH_BYTES else 0
+
+
+def _join(pieces: list[Piece], first_block: int, holders: bytes) -> None:
+    """Append a whole cell, or let the last piece grow by it when it has the same holders."""
+    last = pieces[-1] if pieces else None
+    if last and last.holders == holders and last.num_blocks % CELL_BLOCKS == 0 and last.first_block % CELL_BLOCKS == 0:
+        pieces[-1] = Piece(last.first_block, last.num_blocks + CELL_BLOCKS, holders)
+    else:
+        pieces.append(Piece(first_block, CELL_BLOCKS, holders))
+
+
+def bitmaps(pieces: list[Piece]) -> dict[int, int]:
+    """Holder → bitmap over the blocks of the prompt."""
+    found: dict[int, int] = {}
+    for piece in pieces:
+        cells = piece.num_blocks // CELL_BLOCKS
+        repeated = _REPEATED[cells] if cells < len(_REPEATED) else _repeated(cells)
+        for holder, bits in runs.unpack_holders(piece.holders):
+            over = bits * repeated if cells else bits & ((1 << piece.num_blocks) - 1)
+            found[holder] = found.get(holder, 0) | over << piece.first_block
+    return found
+
+
+def _repeated(cells: int) -> int:
+    """The number whose product with a 64-bit bitmap is that bitmap `cells` times in a row."""
+    return sum(1 << CELL_BLOCKS * index for index in range(cells))
+
+
+_REPEATED = [_repeated(cells) for cells in range(257)]  # 256 cells are 256K tokens at 16 tokens a block

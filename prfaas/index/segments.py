@@ -1,0 +1,93 @@
+"""What a node announces of its pool, in the form that travels, is stored and is applied: segments and checkpoints.
+
+A *cell* is 64 consecutive blocks of one group's grid; its head is the hash of its first block. A segment is a path from
+the head through the blocks it speaks of, so that whoever receives it needs no memory of earlier announcements to place
+it. Inside a cell 8 of the 16 bytes of a hash are compared: the head (16 bytes) has already fixed everything before it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from prfaas.events import Tier
+from prfaas.types import BlockHash
+
+CELL_BLOCKS = 64
+TAIL_BYTES = 8
+DIGEST_MODULUS = 1 << 64
+
+
+@dataclass(frozen=True, order=True)
+class Holding:
+    """One part of a node's pool: a KV group of one layout (hence one shard) in one tier."""
+
+    layout: bytes  # fingerprint
+    group: int
+    tier: Tier
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Blocks of one cell that were stored or removed: `bitmap` bit i stands for the block whose hash begins with
+    `tails[8·i:]`."""
+
+    holding: Holding
+    head: BlockHash
+    tails: bytes
+    bitmap: int
+    stored: bool
+
+    @property
+    def num_path_blocks(self) -> int:
+        return len(self.tails) // TAIL_BYTES
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is valid at one exact length only: a linear state, or the partial last block of another group.
+
+    `anchor` is the hash of the last full 16-token unit at or before `num_tokens`; of a partial block, its block's
+    parent.
+    """
+
+    holding: Holding
+    block_hash: BlockHash
+    anchor: BlockHash
+    num_tokens: int
+    stored: bool
+
+
+Announcement = Segment | Checkpoint
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a holding contains, whatever the order it came in: a count, and the sum of 8 bytes of every hash modulo
+    2^64."""
+
+    num_blocks: int = 0
+    total: int = 0
+
+    def plus(self, other: Digest) -> Digest:
+        return Digest(self.num_blocks + other.num_blocks, (self.total + other.total) % DIGEST_MODULUS)
+
+    def minus(self, other: Digest) -> Digest:
+        return Digest(self.num_blocks - other.num_blocks, (self.total - other.total) % DIGEST_MODULUS)
+
+
+def digest_of_tails(tails: bytes, bitmap: int) -> Digest:
+    """The digest of those blocks of a path whose bit is set."""
+    words = array("Q", tails)
+    if bitmap != (1 << len(words)) - 1:
+        words = array("Q", [word for index, word in enumerate(words) if bitmap >> index & 1])
+    return Digest(len(words), sum(words) % DIGEST_MODULUS)
+
+
+def short_hash(block_hash: bytes) -> int:
+    """The first 8 bytes as a number: what digests sum and what the table of exact lengths is keyed by."""
+    return int.from_bytes(block_hash[:TAIL_BYTES], "little")
+
+
+def digest_of_hash(block_hash: bytes) -> Digest:
+    return Digest(1, short_hash(block_hash))

@@ -1,0 +1,1 @@
+"""The global manager: index, membership, decisions; durable in Redis, answered over gRPC."""

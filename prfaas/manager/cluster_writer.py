@@ -1,0 +1,211 @@
+"""Writes one cluster's record: holds the lease, appends in order, writes snapshots, gives way when fenced.
+
+Theory of operation. Entry ids are <lease epoch>-<number>, every entry names the id before it. While Redis does not
+answer, memory goes on and the record falls behind; when it answers again, the writer appends an entry whose `before` is
+RELOAD and writes a snapshot that covers it, so that followers, who see the break in the chain, read everything anew.
+
+    no lease ──acquire──▶ leased ──append, renew, figures──▶ leased
+       ▲                    │ Redis fails: behind = True, entries dropped (the snapshot will have them)
+       └────────────────────┘ Fenced: `lost` is set, the writer ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from prfaas import logs, metrics
+from prfaas.errors import Fenced, RecordUnreachable
+from prfaas.index.redis_store import Entry, Lease, RedisStore
+from prfaas.manager.world import World, forgotten_record
+from prfaas.types import ClusterName
+
+RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
+_FIGURES_SECONDS = 1.0
+_FIGURES_EXPIRY_SECONDS = 30.0
+_RETRY_SECONDS = 0.25
+_MAX_ENTRIES_PER_APPEND = 64
+_SNAPSHOT_AFTER_BYTES = 64 << 20  # of entries since the last one, or as many as the last snapshot had
+
+log = logs.get("manager.writer")
+
+
+class ClusterWriter:
+    """The one writer of one cluster, as long as nobody else has the lease."""
+
+    def __init__(
+        self,
+        cluster: ClusterName,
+        *,
+        store: RedisStore,
+        world: World,
+        owner: str,
+        lease_seconds: float,
+        forget_seconds: float,
+    ) -> None:
+        self.cluster = cluster
+        self.lost = asyncio.Event()
+        self.winner = ""  # address of who has the lease, once `lost`
+        self._store, self._world, self._owner = store, world, owner
+        self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
+        self._lease: Lease | None = None
+        self._renewed_at = 0.0
+        self._last_id = ""
+        self._behind = True
+        self._queue: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._wake = asyncio.Event()
+        self._bytes_since_snapshot = 0
+        self._snapshot_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """The record lacks something that memory has."""
+        return self._behind
+
+    def start(self, lease: Lease | None, last_id: str) -> None:
+        """Begin to write after `last_id`; without a lease (Redis does not answer) from memory, until it does."""
+        self._lease, self._last_id, self._behind = lease, last_id, lease is None
+        self._renewed_at = _now()
+        self._task = asyncio.create_task(self._run(), name=f"writer of {self.cluster}")
+
+    def append(self, record: bytes) -> asyncio.Future[None]:
+        """Queue a record; the future is done when it is in Redis, or when memory alone must do for now."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._behind:
+            future.set_result(None)
+        else:
+            self._queue.append((record, future))
+            self._wake.set()
+        return future
+
+    async def close(self) -> None:
+        """Write what is queued, give the lease back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            if self._lease is not None and not self.lost.is_set():
+                while self._queue and not self._behind:
+                    await self._append_queued(self._lease)
+                await self._store.release(self._lease)
+        except (RecordUnreachable, Fenced) as error:
+            log.warning("lease.not_released", cluster=self.cluster, error=str(error))
+        self._resolve_all()
+
+    async def _run(self) -> None:
+        while not self.lost.is_set():
+            try:
+                await self._step()
+            except RecordUnreachable as error:
+                self._fall_behind(str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+            except Fenced as error:
+                await self._give_way(error)
+        self._resolve_all()
+
+    async def _step(self) -> None:
+        lease = await self._renewed_lease()
+        if self._behind:
+            await self._catch_up(lease)
+        elif self._queue:
+            await self._append_queued(lease)
+            if self._bytes_since_snapshot > max(_SNAPSHOT_AFTER_BYTES, self._snapshot_bytes):
+                await self._write_snapshot(lease)
+        else:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        try:
+            await asyncio.wait_for(self._wake.wait(), min(_FIGURES_SECONDS, self._lease_seconds / 3))
+        except TimeoutError:
+            pass
+
+    async def _renewed_lease(self) -> Lease:
+        """The lease, renewed when a third of its time has gone; figures go with it."""
+        period = min(_FIGURES_SECONDS, self._lease_seconds / 3)
+        if self._lease is not None and _now() < self._renewed_at + period:
+            return self._lease
+        before = self._lease.epoch if self._lease else None  # epochs only grow, also when Redis has lost its data
+        lease = await self._store.acquire(self.cluster, owner=self._owner, seconds=self._lease_seconds)
+        if before is not None and lease.epoch_before > before:
+            await self._store.release(lease)
+            raise Fenced(f"somebody wrote {self.cluster} while this manager's lease had ended")
+        self._lease, self._renewed_at = lease, _now()
+        await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
+        self._forget_silent()
+        return lease
+
+    def _forget_silent(self) -> None:
+        for name in self._world.silent_for(self._forget_seconds, self.cluster):
+            self._world.forget(name)
+            self.append(forgotten_record(name))
+
+    async def _append_queued(self, lease: Lease) -> None:
+        taken = self._queue[:_MAX_ENTRIES_PER_APPEND]
+        entries, before = [], self._last_id
+        for record, _ in taken:
+            entries.append(Entry(_next_id(before, lease.epoch), before, record))
+            before = entries[-1].id
+        await self._store.append(lease, entries)
+        del self._queue[: len(taken)]
+        self._last_id = before
+        self._bytes_since_snapshot += sum(len(record) for record, _ in taken)
+        for _, future in taken:
+            _resolve(future)
+
+    def _fall_behind(self, why: str) -> None:
+        if not self._behind:
+            log.warning("record.unreachable", cluster=self.cluster, error=why)
+        self._behind = True
+        self._resolve_all()
+
+    def _resolve_all(self) -> None:
+        for _, future in self._queue:
+            _resolve(future)
+        self._queue.clear()
+
+    async def _catch_up(self, lease: Lease) -> None:
+        """Break the chain and write a snapshot of what memory has."""
+        last = await self._store.last_id(self.cluster)
+        marker = Entry(_next_id(last, lease.epoch), RELOAD, b"")
+        await self._store.append(lease, [marker])
+        self._last_id, self._behind = marker.id, False
+        await self._write_snapshot(lease)
+        log.info("record.caught_up", cluster=self.cluster)
+
+    async def _write_snapshot(self, lease: Lease) -> None:
+        covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
+        try:
+            await self._store.write_snapshot(lease, covers=covers, chunks=self._chunks())
+        except (RecordUnreachable, Fenced):
+            metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
+            raise
+        metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        for record in self._world.records(self.cluster):
+            self._snapshot_bytes += len(record)
+            yield record
+            await self._renewed_lease()
+
+    async def _give_way(self, error: Fenced) -> None:
+        self.winner = error.writer
+        log.warning("writer.fenced", cluster=self.cluster, winner=error.writer, error=str(error))
+        self.lost.set()
+
+
+def _next_id(before: str, epoch: int) -> str:
+    """The id after `before`, at least the first of this epoch."""
+    first, _, second = before.partition("-")
+    return f"{epoch}-1" if int(first or 0) < epoch else f"{first}-{int(second or 0) + 1}"
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,55 @@
+"""Every setting of `prfaas-manager`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.config import setting
+
+
+@dataclass(frozen=True)
+class ManagerConfig:
+    """One manager."""
+
+    name: str = setting("text", default="manager", doc="Name of this manager in logs and snapshots.")
+    listen: str = setting("address", default="127.0.0.1:7410", doc="gRPC: agents, routers, command-line tools.")
+    http_listen: str = setting("address", default="127.0.0.1:7411", doc="HTTP: /metrics, /healthz, /readyz, /state.")
+    advertise: str = setting(
+        "text",
+        default="",
+        doc="host:port at which agents of other machines reach `listen`; `listen` itself when empty.",
+    )
+    secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
+    redis_url: str = setting(
+        "text",
+        default="",
+        doc="redis://, rediss:// or redis+sentinel://host:port,…/name; when empty a Redis of its own is started.",
+    )
+    redis_directory: Path | None = setting(
+        "path", default=None, doc="Where the embedded Redis keeps its data; a temporary directory when not given."
+    )
+    redis_namespace: str = setting("text", default="prfaas", doc="First part of every Redis key.")
+    heartbeat_seconds: float = setting(
+        "seconds", default=10.0, minimum=0.05, doc="How often agents say that they live."
+    )
+    expiry_seconds: float = setting(
+        "seconds", default=30.0, minimum=0.1, doc="Silent for so long, a node is in no answer any more."
+    )
+    forget_seconds: float = setting(
+        "seconds", default=1800.0, minimum=1.0, doc="Silent for so long, a node's blocks are forgotten."
+    )
+    lease_seconds: float = setting(
+        "seconds", default=5.0, minimum=0.2, doc="How long a manager may write a cluster's record without renewing."
+    )
+    session_seconds: float = setting("seconds", default=3600.0, doc="How long an idle conversation is remembered.")
+    threshold_tokens: int = setting(
+        "tokens", default=2048, doc="Uncached tokens above which prefill may run in another cluster."
+    )
+    grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")
+    tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")
+    insecure_plaintext: bool = setting(
+        "flag", default=False, doc="Listen beyond loopback with the secret alone, unencrypted."
+    )

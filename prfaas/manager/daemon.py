@@ -1,0 +1,137 @@
+"""One manager process: record, world, servers, and the order in which they start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+from prfaas import logs, metrics
+from prfaas.errors import RecordUnreachable
+from prfaas.index.keys import Keys
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.manager.grpc_server import GrpcServer
+from prfaas.manager.http_server import HttpServer, Views
+from prfaas.manager.replication import Replication
+from prfaas.manager.routing import Routing
+from prfaas.manager.service import Service
+from prfaas.manager.world import World
+from prfaas.rpc.generated import manager_pb2 as pb
+
+_TICK_SECONDS = 0.25
+_LOAD_SECONDS = 60.0  # after so long without the record the manager serves what its agents tell it
+_SWEPT_CELLS_PER_TICK = 200
+
+log = logs.get("manager")
+
+
+class Manager:
+    """A running manager. `start`, then `close`; `run` does both around a wait for its cancellation."""
+
+    def __init__(self, config: ManagerConfig, secret: bytes) -> None:
+        self._config = config
+        self._redis = None if config.redis_url else EmbeddedRedis(config.redis_directory)
+        url = self._redis.url if self._redis else config.redis_url
+        self.store = RedisStore(url, keys=Keys(config.redis_namespace))
+        self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
+        self.routing = Routing(config, world=self.world, secret=secret, wall_clock=time.time)
+        self.service = Service(name=config.name, world=self.world, routing=self.routing, clock=time.monotonic)
+        self._replication = Replication(
+            self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
+        )
+        self._grpc = GrpcServer(
+            config, secret=secret, service=self.service, world=self.world, replication=self._replication
+        )
+        self._http = HttpServer(config.http_listen, Views(self._refresh_metrics, lambda: self.is_ready, self._state))
+        self._ticking: asyncio.Task[None] | None = None
+        self.is_ready = False
+
+    @property
+    def address(self) -> str:
+        """Where gRPC listens."""
+        return self._grpc.address
+
+    @property
+    def http_address(self) -> str:
+        return self._http.address
+
+    @property
+    def redis(self) -> EmbeddedRedis | None:
+        return self._redis
+
+    async def start(self) -> None:
+        """Start everything; returns when the record is read and questions are answered.
+
+        Raises:
+            ConfigError: an address is taken or not allowed, or Redis is unfit.
+            MissingExtraError: there is no redis-server to embed.
+        """
+        if self._redis is not None:
+            await self._redis.start()
+        await self._check_redis()
+        await self._http.start()
+        self._grpc.bind()
+        reachable_at = self._config.advertise or self._grpc.address
+        self._replication.start(owner=f"{reachable_at} {self._config.name}-{secrets.token_hex(4)}")
+        await self._wait_for_record()
+        await self._grpc.start()
+        await self._grpc.set_serving(True)
+        self._ticking = asyncio.create_task(self._tick(), name="tick")
+        self.is_ready = True
+        log.info(
+            "manager.started", address=self.address, http=self.http_address, embedded_redis=self._redis is not None
+        )
+
+    async def _check_redis(self) -> None:
+        try:
+            await self.store.check()
+        except RecordUnreachable as error:
+            log.warning("record.unreachable", error=str(error))
+
+    async def _wait_for_record(self) -> None:
+        try:
+            await asyncio.wait_for(self._replication.has_loaded.wait(), _LOAD_SECONDS)
+        except TimeoutError:
+            log.warning("record.not_loaded", seconds=_LOAD_SECONDS)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await self.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """NOT_SERVING, drain, give the leases back, stop Redis when it is ours."""
+        self.is_ready = False
+        await self._grpc.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        await self._replication.close()
+        await self._http.close()
+        await self.store.close()
+        if self._redis is not None:
+            await self._redis.close()
+        log.info("manager.stopped")
+
+    async def _tick(self) -> None:
+        while True:
+            self.world.refresh()
+            self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _state(self) -> pb.StateSnapshot:
+        return self.service.state(index_stale=self._replication.is_stale)
+
+    def _refresh_metrics(self) -> None:
+        metrics.MANAGER_NODES.clear()
+        for member in self.world.live():
+            metrics.MANAGER_NODES.labels(cluster=member.node.cluster).inc()
+        metrics.MANAGER_BLOCKS.set(self.world.index.num_blocks())
+        metrics.MANAGER_RUNS.set(self.world.index.num_runs())
+        metrics.MANAGER_WRITES.set(self._replication.num_written)
+        metrics.MANAGER_RECORD_UP.set(self._replication.is_recording and not self._replication.is_stale)

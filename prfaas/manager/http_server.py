@@ -1,0 +1,71 @@
+"""HTTP beside gRPC: /metrics, /healthz (the process lives), /readyz (it answers), /state (what it knows, as JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from google.protobuf.json_format import MessageToDict
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.units import split_address
+
+
+@dataclass(frozen=True)
+class Views:
+    """What the pages show."""
+
+    refresh_metrics: Callable[[], None]
+    is_ready: Callable[[], bool]
+    state: Callable[[], pb.StateSnapshot]
+
+
+class HttpServer:
+    """One HTTP server on one address."""
+
+    def __init__(self, listen: str, views: Views) -> None:
+        self._listen = listen
+        self._views = views
+        self._runner: web.AppRunner | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen; port 0 takes a free one.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/state", self._state),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        host, port = split_address(self._listen)
+        await web.TCPSite(self._runner, host, port).start()
+        self.address = f"{host}:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._views.refresh_metrics()
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        ready = self._views.is_ready()
+        return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.json_response(MessageToDict(self._views.state(), preserving_proto_field_name=True))

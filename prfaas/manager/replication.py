@@ -1,0 +1,216 @@
+"""Every cluster in this process: written by this manager where it has the lease, followed from the record elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from prfaas import logs, metrics
+from prfaas.errors import IndexRefusal, RecordUnreachable
+from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
+from prfaas.manager.cluster_writer import ClusterWriter
+from prfaas.manager.world import World
+from prfaas.types import ClusterName
+
+_DISCOVER_SECONDS = 1.0
+_RETRY_SECONDS = 0.25
+_WAIT_SECONDS = 0.5
+
+log = logs.get("manager.replication")
+
+
+class Replication:
+    """Brings the record and the world together."""
+
+    def __init__(self, store: RedisStore, world: World, *, lease_seconds: float, forget_seconds: float) -> None:
+        self._store, self._world, self._owner = store, world, ""
+        self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
+        self._positions: dict[ClusterName, str] = {}  # last entry applied, of every cluster that is followed
+        self._writers: dict[ClusterName, ClusterWriter] = {}
+        self._locks: dict[ClusterName, asyncio.Lock] = {}
+        self._follower: asyncio.Task[None] | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
+        self.is_stale = True  # the record does not answer, or has not been read yet
+        self.has_loaded = asyncio.Event()
+
+    def start(self, *, owner: str) -> None:
+        """Begin to follow; `owner` is "<address> <random>", the address being where agents are sent to."""
+        self._owner = owner
+        self._follower = asyncio.create_task(self._follow(), name="follower")
+
+    async def close(self) -> None:
+        """Write what is queued and give every lease back."""
+        tasks = [task for task in (self._follower, *self._watchers) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(writer.close() for writer in self._writers.values()))
+        self._writers.clear()
+
+    @property
+    def num_written(self) -> int:
+        return len(self._writers)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether everything that agents told this manager goes to the record."""
+        return not any(writer.is_behind for writer in self._writers.values())
+
+    async def writer_for(self, cluster: ClusterName) -> ClusterWriter:
+        """This manager's writer of a cluster, which it becomes when nobody is.
+
+        Raises:
+            Fenced: another manager writes it; the error names its address.
+        """
+        async with self._lock(cluster):
+            writer = self._writers.get(cluster)
+            if writer is not None and not writer.lost.is_set():
+                return writer
+            return await self._become_writer(cluster)
+
+    def _lock(self, cluster: ClusterName) -> asyncio.Lock:
+        """Whoever reads a whole cluster, or becomes its writer, holds this."""
+        return self._locks.setdefault(cluster, asyncio.Lock())
+
+    async def _become_writer(self, cluster: ClusterName) -> ClusterWriter:
+        writer = ClusterWriter(
+            cluster,
+            store=self._store,
+            world=self._world,
+            owner=self._owner,
+            lease_seconds=self._lease_seconds,
+            forget_seconds=self._forget_seconds,
+        )
+        try:
+            lease: Lease | None = await self._store.acquire(cluster, owner=self._owner, seconds=self._lease_seconds)
+            position = await self._read_to_the_end(cluster)
+        except RecordUnreachable as error:
+            log.warning("writer.without_record", cluster=cluster, error=str(error))
+            lease, position = None, START_ID
+        self._positions.pop(cluster, None)
+        self._writers[cluster] = writer
+        writer.start(lease, position)
+        self._watch(writer)
+        log.info("writer.started", cluster=cluster, epoch=lease.epoch if lease else None)
+        return writer
+
+    def _watch(self, writer: ClusterWriter) -> None:
+        task = asyncio.create_task(self._after_loss(writer), name=f"loss of {writer.cluster}")
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _after_loss(self, writer: ClusterWriter) -> None:
+        """Follow a cluster that another manager has taken over: what memory has beyond the record is void."""
+        await writer.lost.wait()
+        if self._writers.get(writer.cluster) is writer:
+            del self._writers[writer.cluster]
+            await self._reload_until_read(writer.cluster)
+
+    async def _reload_until_read(self, cluster: ClusterName) -> None:
+        while True:
+            try:
+                await self._load(cluster)
+                return
+            except RecordUnreachable:
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    # -- following
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._discover()
+                self.is_stale = False
+                self.has_loaded.set()
+                deadline = _now() + _DISCOVER_SECONDS
+                while _now() < deadline:
+                    await self._read_new()
+            except RecordUnreachable as error:
+                if not self.is_stale:
+                    log.warning("record.unreachable", error=str(error))
+                self.is_stale = True
+                await asyncio.sleep(_RETRY_SECONDS)
+            self._world.refresh()
+
+    async def _discover(self) -> None:
+        """Load clusters that are new, and take the figures of all that others write."""
+        for cluster in await self._store.clusters():
+            if cluster not in self._positions and cluster not in self._writers:
+                await self._load(cluster)
+        for data in (await self._store.figures(list(self._positions))).values():
+            self._world.apply_figures(data)
+        self._world.refresh()
+
+    async def _read_new(self) -> None:
+        if not self._positions:
+            await asyncio.sleep(_WAIT_SECONDS)
+            return
+        positions = dict(self._positions)
+        for cluster, entries in (await self._store.read(positions, wait_seconds=_WAIT_SECONDS)).items():
+            if self._positions.get(cluster) != positions[cluster]:
+                continue  # taken over or read anew while we waited
+            position, unbroken = self._apply(positions[cluster], entries)
+            self._positions[cluster] = position
+            if not unbroken:
+                await self._load(cluster)
+
+    def _apply(self, position: str, entries: Iterable[Entry]) -> tuple[str, bool]:
+        """Apply entries that follow on `position`; returns where that ended, and whether the chain held."""
+        for entry in entries:
+            if entry.before != position:
+                return position, False
+            self._apply_data(entry.data)
+            position = entry.id
+        return position, True
+
+    def _apply_data(self, data: bytes) -> None:
+        try:
+            self._world.apply_record(data)
+        except IndexRefusal as error:
+            metrics.MANAGER_REFUSALS.labels(call="record", reason=error.reason).inc()
+
+    async def _load(self, cluster: ClusterName) -> None:
+        async with self._lock(cluster):
+            if cluster not in self._writers:
+                self._positions.pop(cluster, None)
+                self._positions[cluster] = await self._reload(cluster)
+
+    async def _reload(self, cluster: ClusterName) -> str:
+        """Snapshot, then the stream after it; returns the last entry applied. Waits for a snapshot that is being
+        written."""
+        metrics.MANAGER_RELOADS.inc()
+        while True:
+            self._world.clear(cluster)
+            position, chunks = await self._store.read_snapshot(cluster)
+            for chunk in chunks:
+                self._apply_data(chunk)
+                await asyncio.sleep(0)
+            position, unbroken = await self._read_on(cluster, position)
+            if unbroken or await self._store.writer(cluster) is None:
+                return position
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _read_on(self, cluster: ClusterName, position: str) -> tuple[str, bool]:
+        while entries := await self._store.tail(cluster, position):
+            position, unbroken = self._apply(position, entries)
+            if not unbroken:
+                return position, False
+        return position, True
+
+    async def _read_to_the_end(self, cluster: ClusterName) -> str:
+        """Everything that former writers recorded; they can add nothing, since the lease is ours."""
+        position = self._positions.get(cluster)
+        if position is None:
+            position, chunks = await self._store.read_snapshot(cluster)
+            for chunk in chunks:
+                self._apply_data(chunk)
+        while entries := await self._store.tail(cluster, position):
+            for entry in entries:  # a broken chain is taken as it is: the nodes' digests find what is missing
+                if entry.data:
+                    self._apply_data(entry.data)
+                position = entry.id
+        return position
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,56 @@
+"""What the manager answers, as functions of its world: no sockets, no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prfaas import metrics
+from prfaas.manager.routing import Routing
+from prfaas.manager.world import World, node_state
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import answer_message, query_from
+
+
+class Service:
+    """Questions that are answered from memory."""
+
+    def __init__(self, *, name: str, world: World, routing: Routing, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._world = world
+        self._routing = routing
+        self._clock = clock
+
+    def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
+        """How much of a prompt is cached where.
+
+        Raises:
+            IndexRefusal: unknown model, or hashes that are not of our making.
+        """
+        return answer_message(self._world.index.match(query_from(request)))
+
+    def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
+        """Where a request runs.
+
+        Raises:
+            IndexRefusal: unknown model, alien hashes, or nobody who could serve it.
+        """
+        response = self._routing.route(request)
+        metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
+        return response
+
+    def report_transfer(self, request: pb.ReportTransferRequest) -> None:
+        """Compare what was promised with what the receiver held."""
+        found = min(request.found_tokens, request.predicted_tokens)
+        metrics.MANAGER_PREDICTED_TOKENS.labels(kind="found").inc(found)
+        metrics.MANAGER_PREDICTED_TOKENS.labels(kind="missing").inc(request.predicted_tokens - found)
+
+    def state(self, *, index_stale: bool) -> pb.StateSnapshot:
+        """What routers decide short prompts from."""
+        now = self._clock()
+        return pb.StateSnapshot(
+            version=self._world.version,
+            manager=self._name,
+            nodes=[node_state(member, now) for member in self._world.live()],
+            threshold_tokens=self._routing.threshold_tokens,
+            index_stale=index_stale,
+        )

@@ -1,0 +1,233 @@
+"""What one manager knows: members, index, and up to which batch of each node. Changes come from agents or from the
+record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from prfaas import metrics
+from prfaas.errors import IndexRefusal
+from prfaas.index.index import Index
+from prfaas.index.membership import Member, Membership, Node
+from prfaas.index.segments import Announcement, Digest, Holding
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import announcements_from, batch_message, figures_from, node_from, node_message
+from prfaas.types import AgentName, ClusterName
+
+BatchOutcome = Literal["applied", "known", "gap"]
+_ANNOUNCEMENTS_PER_RECORD = 512  # 300 KB of full segments
+
+
+class World:
+    """The state of all clusters in this process. Single-threaded, never waits; `clock` only goes forward."""
+
+    def __init__(self, *, expiry_seconds: float, clock: Callable[[], float]) -> None:
+        self.index = Index()
+        self.membership = Membership(expiry_seconds)
+        self.version = 0  # grows with every change that routers should see
+        self._clock = clock
+        self._sequences: dict[AgentName, int] = {}  # last batch known of each node's present epoch
+        self._live: frozenset[AgentName] = frozenset()
+
+    # -- from agents
+
+    def register(self, node: Node, *, heard: bool = True) -> bool:
+        """Make a node known; True when that changes anything. Unless `heard` that is no sign of life.
+
+        Raises:
+            IndexRefusal: an older epoch, another cluster than before, or an instance that stands elsewhere.
+        """
+        known = self.membership.get(node.name)
+        if known and known.node.cluster != node.cluster and known.node.epoch == node.epoch:
+            raise IndexRefusal(
+                "malformed", f"{node.name} is in {known.node.cluster} and cannot be in {node.cluster} too"
+            )
+        silent = 0.0 if heard else self.membership.expiry_seconds
+        changed = self.membership.register(node, self._clock() - silent)
+        if self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts):
+            self._sequences[node.name] = 0
+            self._live -= {node.name}
+        self.index.set_live(node.name, node.name in self._live)
+        self.refresh()
+        self.version += changed
+        return changed
+
+    def hear(
+        self, name: AgentName, *, epoch: int, links: tuple[list[pb.LinkFigures], list[pb.EngineLoad]] | None
+    ) -> None:
+        """A sign of life, with figures or without.
+
+        Raises:
+            IndexRefusal: the node must register first.
+        """
+        figures = figures_from(*links) if links else None
+        self.membership.hear(name, epoch=epoch, now=self._clock(), figures=figures)
+        if name not in self._live:
+            self.refresh()
+
+    def cluster_of(self, name: AgentName) -> ClusterName:
+        """Raises:
+        IndexRefusal: the node has not registered.
+        """
+        member = self.membership.get(name)
+        if member is None:
+            raise IndexRefusal("unknown_node", f"{name} has not registered")
+        return member.node.cluster
+
+    def sequence(self, name: AgentName, epoch: int) -> int:
+        """The last batch known of this node and epoch.
+
+        Raises:
+            IndexRefusal: the node must register first.
+        """
+        self._check_epoch(name, epoch)
+        return self._sequences.get(name, 0)
+
+    def _check_epoch(self, name: AgentName, epoch: int) -> None:
+        member = self.membership.get(name)
+        if member is None:
+            raise IndexRefusal("unknown_node", f"{name} has not registered")
+        if member.node.epoch != epoch:
+            raise IndexRefusal("stale_epoch", f"{name} speaks of epoch {epoch}; {member.node.epoch} is registered")
+
+    def apply_batch(self, name: AgentName, *, epoch: int, batch: pb.Batch) -> BatchOutcome:
+        """Take the next batch of a node. What contradicts the node's layouts is left out and counted.
+
+        Raises:
+            IndexRefusal: the node must register first, or the batch cannot be read.
+        """
+        known = self.sequence(name, epoch)
+        if not batch.reset and batch.sequence != known + 1:
+            return "known" if batch.sequence <= known else "gap"
+        self._apply(name, batch)
+        return "applied"
+
+    def _apply(self, name: AgentName, batch: pb.Batch) -> None:
+        announcements = announcements_from(batch)
+        if batch.reset:
+            self.index.reset(name)
+        for announcement in announcements:
+            self._apply_one(name, announcement)
+        self._sequences[name] = batch.sequence
+        metrics.MANAGER_EVENTS.inc(len(announcements))
+
+    def _apply_one(self, name: AgentName, announcement: Announcement) -> None:
+        try:
+            self.index.apply(name, (announcement,))
+        except IndexRefusal as error:
+            metrics.MANAGER_REFUSALS.labels(call="ReportEvents", reason=error.reason).inc()
+
+    def differs(self, name: AgentName, digests: dict[Holding, Digest]) -> bool:
+        """Whether the index holds anything else of this node than it says."""
+        return self.index.digests(name) != digests
+
+    # -- time
+
+    def refresh(self) -> None:
+        """Let silent nodes leave the answers, and others come back."""
+        live = frozenset(member.node.name for member in self.membership.live(self._clock()))
+        for name in live ^ self._live:
+            self.index.set_live(name, name in live)
+        self.version += live != self._live
+        self._live = live
+
+    def live(self) -> list[Member]:
+        return self.membership.live(self._clock())
+
+    def silent_for(self, seconds: float, cluster: ClusterName) -> list[AgentName]:
+        """Nodes of a cluster that have not been heard of for so long."""
+        names = self.membership.silent_for(seconds, self._clock())
+        return [name for name in names if self.cluster_of(name) == cluster]
+
+    def forget(self, name: AgentName) -> None:
+        self.membership.forget(name)
+        self.index.forget(name)
+        self._sequences.pop(name, None)
+        self.version += 1
+
+    # -- from and to the record
+
+    def apply_record(self, data: bytes) -> None:
+        """Take an entry that another manager wrote.
+
+        Raises:
+            IndexRefusal: it contradicts what is known; the entry is left out.
+        """
+        record = pb.Record.FromString(data)
+        kind = record.WhichOneof("record")
+        if kind == "node":
+            self.register(node_from(record.node), heard=False)
+        elif kind == "batch":
+            its = record.batch
+            self._check_epoch(AgentName(its.node), its.epoch)
+            self._apply(AgentName(its.node), its.batch)
+        elif kind == "forgotten":
+            self.forget(AgentName(record.forgotten))
+
+    def records(self, cluster: ClusterName) -> Iterator[bytes]:
+        """A cluster's present state as records; changes made while iterating may or may not be in it."""
+        members = [member for member in self.membership if member.node.cluster == cluster]
+        for member in members:
+            yield node_record(member.node)
+        epochs = {member.node.name: member.node.epoch for member in members}
+        gathered: dict[AgentName, list[Announcement]] = {}
+        for name, announcement in self.index.announcements(epochs.__contains__):
+            waiting = gathered.setdefault(name, [])
+            waiting.append(announcement)
+            if len(waiting) >= _ANNOUNCEMENTS_PER_RECORD:
+                yield self._state_record(name, epochs[name], gathered.pop(name))
+        for name, epoch in epochs.items():
+            yield self._state_record(name, epoch, gathered.get(name, []))
+
+    def _state_record(self, name: AgentName, epoch: int, announcements: list[Announcement]) -> bytes:
+        return batch_record(name, epoch, batch_message(self._sequences.get(name, 0), announcements))
+
+    def clear(self, cluster: ClusterName) -> None:
+        """Forget a cluster, because its record is about to be read anew."""
+        for member in self.membership:
+            if member.node.cluster == cluster:
+                self.forget(member.node.name)
+
+    def figures(self, cluster: ClusterName) -> bytes:
+        """Signs of life and figures of a cluster's nodes, for the other managers."""
+        now = self._clock()
+        states = [node_state(member, now) for member in self.live() if member.node.cluster == cluster]
+        return pb.ClusterFigures(nodes=states).SerializeToString()
+
+    def apply_figures(self, data: bytes) -> None:
+        """Take what a cluster's writer publishes; nodes that are not known yet come with the record."""
+        now = self._clock()
+        for state in pb.ClusterFigures.FromString(data).nodes:
+            try:
+                self.membership.hear(
+                    AgentName(state.node.name),
+                    epoch=state.node.epoch,
+                    now=now - state.silent_seconds,
+                    figures=figures_from(state.links, state.engines),
+                )
+            except IndexRefusal:
+                continue
+        self.refresh()
+
+
+def node_state(member: Member, now: float) -> pb.NodeState:
+    its = member.figures
+    return pb.NodeState(
+        node=node_message(member.node, with_layouts=False),
+        silent_seconds=now - member.heard_at,
+        links=[pb.LinkFigures(**vars(link)) for link in its.links],
+        engines=[pb.EngineLoad(**vars(load)) for load in its.engines],
+    )
+
+
+def node_record(node: Node) -> bytes:
+    return pb.Record(node=node_message(node)).SerializeToString()
+
+
+def batch_record(name: AgentName, epoch: int, batch: pb.Batch) -> bytes:
+    return pb.Record(batch=pb.Record.NodeBatch(node=name, epoch=epoch, batch=batch)).SerializeToString()
+
+
+def forgotten_record(name: AgentName) -> bytes:
+    return pb.Record(forgotten=name).SerializeToString()

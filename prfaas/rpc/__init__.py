@@ -1,0 +1,1 @@
+"""The manager's RPC surface: generated messages, their translation, typed clients."""

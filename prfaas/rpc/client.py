@@ -1,0 +1,84 @@
+"""What a router calls: match, route, watch the state. Goes to the next manager when one does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from prfaas.errors import ManagerUnreachable
+from prfaas.rpc.channel import Channel, Tls, translated_errors
+from prfaas.rpc.generated import manager_pb2 as pb
+
+_RETRY_SECONDS = 0.2
+
+
+class ManagerClient:
+    """Several managers as one. Every call has a deadline, over all managers together."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        name: str,
+        secret: bytes,
+        deadline_seconds: float = 1.0,
+        tls: Tls | None = None,
+    ) -> None:
+        self._channels = [Channel(address, name=name, secret=secret, tls=tls) for address in addresses]
+        self._deadline_seconds = deadline_seconds
+        self._preferred = 0
+
+    async def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
+        """How much of a prompt is cached where. Raises as `Channel.call`."""
+        response: pb.MatchResponse = await self._call("Match", request)
+        return response
+
+    async def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
+        """Where a request runs, why, and its grant. Raises as `Channel.call`."""
+        response: pb.RouteResponse = await self._call("Route", request)
+        return response
+
+    async def report_transfer(self, request: pb.ReportTransferRequest) -> None:
+        """Tell the manager what a transfer came to. Raises as `Channel.call`."""
+        await self._call("ReportTransfer", request)
+
+    async def _call(self, method: str, request: Any) -> Any:
+        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
+        share = self._deadline_seconds / len(self._channels)
+        failure = ManagerUnreachable("no manager is configured")
+        for attempt in range(len(self._channels)):
+            channel = self._channels[(self._preferred + attempt) % len(self._channels)]
+            left = deadline - asyncio.get_running_loop().time()
+            last = attempt == len(self._channels) - 1
+            try:
+                response = await channel.call(
+                    method, request, timeout_seconds=max(0.01, left if last else min(share, left))
+                )
+            except ManagerUnreachable as error:
+                failure = error
+                continue
+            self._preferred = self._channels.index(channel)
+            return response
+        raise failure
+
+    async def watch_state(self, cluster: str = "") -> AsyncGenerator[pb.StateSnapshot, None]:
+        """Snapshots for ever: at once, at every change and at least each second; another manager when one goes silent.
+
+        A pause of more than a second means that no manager answers: judge by the time since the last snapshot.
+        """
+        attempt = 0
+        while True:
+            channel = self._channels[attempt % len(self._channels)]
+            try:
+                with translated_errors(channel.address):
+                    async for snapshot in channel.stream("WatchState", pb.WatchStateRequest(cluster=cluster)):
+                        yield snapshot
+            except ManagerUnreachable:
+                pass
+            attempt += 1
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()

@@ -1,0 +1,416 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Engine(_message.Message):
+    __slots__ = ("instance", "url", "role", "model")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    url: str
+    role: str
+    model: str
+    def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("name", "cluster", "cluster_kind", "wire_address", "epoch", "layouts", "engines")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_KIND_FIELD_NUMBER: _ClassVar[int]
+    WIRE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cluster: str
+    cluster_kind: str
+    wire_address: str
+    epoch: int
+    layouts: _containers.RepeatedScalarFieldContainer[bytes]
+    engines: _containers.RepeatedCompositeFieldContainer[Engine]
+    def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ..., cluster_kind: _Optional[str] = ..., wire_address: _Optional[str] = ..., epoch: _Optional[int] = ..., layouts: _Optional[_Iterable[bytes]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("heartbeat_seconds", "expiry_seconds")
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_seconds: float
+    expiry_seconds: float
+    def __init__(self, heartbeat_seconds: _Optional[float] = ..., expiry_seconds: _Optional[float] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("layout", "group", "tier")
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    layout: bytes
+    group: int
+    tier: str
+    def __init__(self, layout: _Optional[bytes] = ..., group: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
+
+class HoldingDigest(_message.Message):
+    __slots__ = ("holding", "num_blocks", "total")
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    holding: Holding
+    num_blocks: int
+    total: int
+    def __init__(self, holding: _Optional[_Union[Holding, _Mapping]] = ..., num_blocks: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("node", "epoch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("holding", "head", "tails", "bitmap", "removed")
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
+    BITMAP_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    holding: int
+    head: bytes
+    tails: bytes
+    bitmap: int
+    removed: bool
+    def __init__(self, holding: _Optional[int] = ..., head: _Optional[bytes] = ..., tails: _Optional[bytes] = ..., bitmap: _Optional[int] = ..., removed: _Optional[bool] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("holding", "block_hash", "anchor", "num_tokens", "removed")
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    holding: int
+    block_hash: bytes
+    anchor: bytes
+    num_tokens: int
+    removed: bool
+    def __init__(self, holding: _Optional[int] = ..., block_hash: _Optional[bytes] = ..., anchor: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., removed: _Optional[bool] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("segment", "checkpoint")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    segment: Segment
+    checkpoint: Checkpoint
+    def __init__(self, segment: _Optional[_Union[Segment, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("node", "epoch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("sequence", "reset", "holdings", "changes")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    reset: bool
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    changes: _containers.RepeatedCompositeFieldContainer[Change]
+    def __init__(self, sequence: _Optional[int] = ..., reset: _Optional[bool] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
+
+class Digests(_message.Message):
+    __slots__ = ("holdings",)
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    holdings: _containers.RepeatedCompositeFieldContainer[HoldingDigest]
+    def __init__(self, holdings: _Optional[_Iterable[_Union[HoldingDigest, _Mapping]]] = ...) -> None: ...
+
+class ReportEventsRequest(_message.Message):
+    __slots__ = ("hello", "batch", "digests")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    batch: Batch
+    digests: Digests
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
+
+class ReportEventsResponse(_message.Message):
+    __slots__ = ("resume_after", "acknowledged", "announce_everything")
+    RESUME_AFTER_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    resume_after: int
+    acknowledged: int
+    announce_everything: str
+    def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., announce_everything: _Optional[str] = ...) -> None: ...
+
+class LinkFigures(_message.Message):
+    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    RTT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_RTT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETRANSMIT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    bytes_per_second: float
+    capacity_bytes_per_second: float
+    rtt_seconds: float
+    min_rtt_seconds: float
+    queued_bytes: int
+    retransmit_ratio: float
+    num_connections: int
+    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ...) -> None: ...
+
+class EngineLoad(_message.Message):
+    __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    num_running: int
+    num_waiting: int
+    kv_usage_ratio: float
+    def __init__(self, instance: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
+
+class ReportLinksRequest(_message.Message):
+    __slots__ = ("node", "epoch", "links", "engines")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    links: _containers.RepeatedCompositeFieldContainer[LinkFigures]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineLoad]
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ...) -> None: ...
+
+class ReportLinksResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatedCheckpoint(_message.Message):
+    __slots__ = ("num_tokens", "hash")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    hash: bytes
+    def __init__(self, num_tokens: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class MatchRequest(_message.Message):
+    __slots__ = ("model", "units", "limit_tokens", "checkpoints")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    units: bytes
+    limit_tokens: int
+    checkpoints: _containers.RepeatedCompositeFieldContainer[StatedCheckpoint]
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ...) -> None: ...
+
+class NodeMatch(_message.Message):
+    __slots__ = ("node", "cluster", "usable_tokens", "attention_tokens", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    cluster: str
+    usable_tokens: int
+    attention_tokens: int
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., cluster: _Optional[str] = ..., usable_tokens: _Optional[int] = ..., attention_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ClusterMatch(_message.Message):
+    __slots__ = ("cluster", "usable_tokens", "attention_tokens", "reason")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    usable_tokens: int
+    attention_tokens: int
+    reason: str
+    def __init__(self, cluster: _Optional[str] = ..., usable_tokens: _Optional[int] = ..., attention_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class MatchResponse(_message.Message):
+    __slots__ = ("nodes", "clusters", "odd_lengths")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    ODD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeMatch]
+    clusters: _containers.RepeatedCompositeFieldContainer[ClusterMatch]
+    odd_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterMatch, _Mapping]]] = ..., odd_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RouteRequest(_message.Message):
+    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    units: bytes
+    num_prompt_tokens: int
+    prompt_hash: bytes
+    checkpoints: _containers.RepeatedCompositeFieldContainer[StatedCheckpoint]
+    tenant: str
+    session: str
+    cluster: str
+    max_output_tokens: int
+    excluded_instances: _containers.RepeatedScalarFieldContainer[str]
+    turn: int
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ...) -> None: ...
+
+class Target(_message.Message):
+    __slots__ = ("instance", "url", "node", "cluster")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    url: str
+    node: str
+    cluster: str
+    def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., node: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("route", "reason", "prefill", "decode", "transfer_id", "grant", "cached_tokens", "uncached_tokens", "missing_tokens", "threshold_tokens", "odd_lengths", "version")
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ODD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    route: str
+    reason: str
+    prefill: Target
+    decode: Target
+    transfer_id: bytes
+    grant: bytes
+    cached_tokens: int
+    uncached_tokens: int
+    missing_tokens: int
+    threshold_tokens: int
+    odd_lengths: _containers.RepeatedScalarFieldContainer[int]
+    version: int
+    def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ReportTransferRequest(_message.Message):
+    __slots__ = ("transfer_id", "outcome", "bytes", "seconds", "predicted_tokens", "found_tokens", "session", "node")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: bytes
+    outcome: str
+    bytes: int
+    seconds: float
+    predicted_tokens: int
+    found_tokens: int
+    session: str
+    node: str
+    def __init__(self, transfer_id: _Optional[bytes] = ..., outcome: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., predicted_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., session: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+
+class ReportTransferResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchStateRequest(_message.Message):
+    __slots__ = ("cluster",)
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    def __init__(self, cluster: _Optional[str] = ...) -> None: ...
+
+class NodeState(_message.Message):
+    __slots__ = ("node", "silent_seconds", "links", "engines")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    silent_seconds: float
+    links: _containers.RepeatedCompositeFieldContainer[LinkFigures]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineLoad]
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ...) -> None: ...
+
+class StateSnapshot(_message.Message):
+    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_STALE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    manager: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
+    threshold_tokens: int
+    index_stale: bool
+    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("node", "batch", "forgotten")
+    class NodeBatch(_message.Message):
+        __slots__ = ("node", "epoch", "batch")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        BATCH_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        epoch: int
+        batch: Batch
+        def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    batch: Record.NodeBatch
+    forgotten: str
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., batch: _Optional[_Union[Record.NodeBatch, _Mapping]] = ..., forgotten: _Optional[str] = ...) -> None: ...
+
+class ClusterFigures(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ...) -> None: ...

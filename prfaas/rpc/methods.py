@@ -1,0 +1,58 @@
+"""The manager's methods, read from the generated descriptor: one table for server and clients.
+
+What protoc's gRPC plugin would write besides binds to one release of grpcio; this does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+
+from prfaas.rpc.generated import manager_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Manager"]
+SERVICE_NAME: str = SERVICE.full_name
+FILE_DESCRIPTOR_NAME: str = pb.DESCRIPTOR.name
+
+
+def _path(name: str) -> str:
+    return f"/{SERVICE_NAME}/{name}"
+
+
+def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
+    """gRPC's generic handler for the service; `implementations` has one coroutine function or async generator per
+    method."""
+    handlers = {}
+    for method in SERVICE.methods:
+        kind = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[method.client_streaming, method.server_streaming]
+        request = message_factory.GetMessageClass(method.input_type)
+        handlers[method.name] = kind(
+            implementations[method.name],
+            request_deserializer=request.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+    return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
+
+
+def client_calls(channel: Any) -> dict[str, Any]:
+    """One callable per method on a channel of `grpc` or `grpc.aio`."""
+    calls = {}
+    for method in SERVICE.methods:
+        kind = {
+            (False, False): channel.unary_unary,
+            (False, True): channel.unary_stream,
+            (True, True): channel.stream_stream,
+        }[method.client_streaming, method.server_streaming]
+        calls[method.name] = kind(
+            _path(method.name),
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+        )
+    return calls

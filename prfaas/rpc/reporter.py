@@ -1,0 +1,220 @@
+"""The agent's side of the manager: registers, lives, streams its pool's changes, heals after every break.
+
+reporter = Reporter(["10.0.0.1:7410"], node=Node(...), secret=secret)
+reporter.add_layout(layout)              # an engine has attached
+reporter.publish([BlockStored(...)])     # from the pool; never waits
+task = asyncio.create_task(reporter.run())
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from prfaas import logs
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
+from prfaas.events import PoolEvent
+from prfaas.index.inventory import Inventory
+from prfaas.index.membership import Engine, Figures, Node
+from prfaas.rpc.channel import Channel, Tls, translated_errors
+from prfaas.rpc.event_log import EventLog
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import link_message, load_message, node_message
+
+_CALL_SECONDS = 3.0
+_FIGURES_SECONDS = 1.0
+_GATHER_SECONDS = 0.005  # changes of one step of the pool travel in one batch
+_MIN_BACKOFF_SECONDS = 0.1
+_MAX_BACKOFF_SECONDS = 2.0
+
+log = logs.get("rpc.reporter")
+
+
+@dataclass(frozen=True)
+class ReporterStatus:
+    """How the reporting stands, for the agent's status page."""
+
+    manager: str | None  # the one that takes our events; None while there is none
+    sequence: int
+    acknowledged: int
+    num_full_announcements: int
+    num_orphans: int
+
+
+class Reporter:
+    """One node's reports. `publish`, `add_layout` and `set_engines` are for the event loop that `run` runs in."""
+
+    def __init__(
+        self,
+        managers: Sequence[str],
+        *,
+        node: Node,
+        secret: bytes,
+        figures: Callable[[], Figures] | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """`figures` is called each second; `node.layouts` and `node.engines` may grow later."""
+        self._managers = list(managers)
+        self._node = node
+        self._secret = secret
+        self._figures = figures
+        self._tls = tls
+        self._log = EventLog(Inventory())
+        for layout in node.layouts:
+            self._log.inventory.add_layout(layout)
+        self._fresh = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._registered = asyncio.Event()  # the manager knows the node as it is: its layouts come before their events
+        self._connected_to: str | None = None
+
+    @property
+    def status(self) -> ReporterStatus:
+        its = self._log
+        orphans = its.inventory.num_orphans
+        return ReporterStatus(self._connected_to, its.sequence, its.acknowledged, its.num_full_announcements, orphans)
+
+    def add_layout(self, layout: Layout) -> None:
+        """Announce the layout; must come before the first event that names it."""
+        if layout not in self._node.layouts:
+            self._node = replace(self._node, layouts=(*self._node.layouts, layout))
+            self._log.inventory.add_layout(layout)
+            self._note_change()
+
+    def set_engines(self, engines: Iterable[Engine]) -> None:
+        """Announce the instances beside this agent, all of them."""
+        self._node = replace(self._node, engines=tuple(engines))
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._registered.clear()
+        self._changed.set()
+
+    def publish(self, events: Iterable[PoolEvent]) -> None:
+        """Report changes of the pool, in order. Never waits.
+
+        Raises:
+            IndexRefusal: an event's layout was not added.
+        """
+        if self._log.publish(events):
+            self._fresh.set()
+
+    async def run(self) -> None:
+        """Report until cancelled, to whichever manager takes this cluster's events."""
+        backoff, target, attempt = _MIN_BACKOFF_SECONDS, self._managers[0], 0
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._session(target)
+            except Fenced as error:
+                attempt += 1
+                target = error.writer or self._managers[attempt % len(self._managers)]
+                log.info("manager.redirect", writer=target)
+            except (ManagerUnreachable, IndexRefusal) as error:
+                attempt += 1
+                target = self._managers[attempt % len(self._managers)]
+                log.warning("manager.lost", error=str(error))
+            if asyncio.get_running_loop().time() - started > _MAX_BACKOFF_SECONDS:
+                backoff = _MIN_BACKOFF_SECONDS
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+
+    async def _session(self, address: str) -> None:
+        """One manager, until it fails or sends us away."""
+        channel = Channel(address, name=self._node.name, secret=self._secret, tls=self._tls)
+        try:
+            response = await self._register(channel)
+            log.info("manager.registered", manager=address)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._live(channel, response.heartbeat_seconds))
+                tasks.create_task(self._send_figures(channel))
+                tasks.create_task(self._follow_changes(channel))
+                tasks.create_task(self._stream_events(channel, response.heartbeat_seconds))
+        except* (Fenced, ManagerUnreachable, IndexRefusal) as group:
+            raise _first(group) from None
+        finally:
+            self._connected_to = None
+            await channel.close()
+
+    async def _register(self, channel: Channel) -> pb.RegisterResponse:
+        self._changed.clear()
+        request = pb.RegisterRequest(node=node_message(self._node))
+        response: pb.RegisterResponse = await channel.call("Register", request, timeout_seconds=_CALL_SECONDS)
+        if not self._changed.is_set():
+            self._registered.set()
+        return response
+
+    async def _follow_changes(self, channel: Channel) -> None:
+        while True:
+            await self._changed.wait()
+            await self._register(channel)
+
+    async def _live(self, channel: Channel, period_seconds: float) -> None:
+        request = pb.HeartbeatRequest(node=self._node.name, epoch=self._node.epoch)
+        while True:
+            await asyncio.sleep(period_seconds)
+            await channel.call("Heartbeat", request, timeout_seconds=_CALL_SECONDS)
+
+    async def _send_figures(self, channel: Channel) -> None:
+        while self._figures is not None:
+            its = self._figures()
+            request = pb.ReportLinksRequest(
+                node=self._node.name,
+                epoch=self._node.epoch,
+                links=map(link_message, its.links),
+                engines=map(load_message, its.engines),
+            )
+            await channel.call("ReportLinks", request, timeout_seconds=_CALL_SECONDS)
+            await asyncio.sleep(_FIGURES_SECONDS)
+
+    async def _stream_events(self, channel: Channel, digest_seconds: float) -> None:
+        with translated_errors(channel.address):
+            call = channel.stream("ReportEvents", self._requests(digest_seconds))
+            async for response in call:
+                self._take_response(response, channel.address)
+        raise ManagerUnreachable(f"manager {channel.address} ended the event stream")
+
+    def _take_response(self, response: pb.ReportEventsResponse, address: str) -> None:
+        kind = response.WhichOneof("message")
+        if kind == "acknowledged":
+            self._log.acknowledge(response.acknowledged)
+            return
+        if kind == "resume_after":
+            self._connected_to = address
+            self._log.resume(response.resume_after)
+        else:
+            log.warning("events.announce_everything", reason=response.announce_everything)
+            self._log.announce_everything()
+        self._fresh.set()
+
+    async def _requests(self, digest_seconds: float) -> AsyncIterator[pb.ReportEventsRequest]:
+        yield pb.ReportEventsRequest(hello=pb.Hello(node=self._node.name, epoch=self._node.epoch))
+        loop = asyncio.get_running_loop()
+        digests_due = loop.time() + digest_seconds
+        while True:
+            await self._wait_fresh(max(0.0, digests_due - loop.time()))
+            if self._connected_to is None:
+                continue
+            await self._registered.wait()
+            messages = self._log.take()
+            if loop.time() >= digests_due:
+                messages.append(self._log.digests())
+                digests_due = loop.time() + digest_seconds
+            for message in messages:
+                yield message
+
+    async def _wait_fresh(self, seconds: float) -> None:
+        """Wait for something to send, at most so long."""
+        try:
+            await asyncio.wait_for(self._fresh.wait(), seconds)
+            await asyncio.sleep(_GATHER_SECONDS)
+        except TimeoutError:
+            pass
+        self._fresh.clear()
+
+
+def _first(group: BaseExceptionGroup[Fenced | ManagerUnreachable | IndexRefusal]) -> Exception:
+    """The error to act on: being sent elsewhere before anything else."""
+    errors = [error for error in group.exceptions if isinstance(error, Exception)]
+    return next((error for error in errors if isinstance(error, Fenced)), errors[0])

@@ -1,0 +1,35 @@
+"""Who calls: a name and its proof under the deployment's secret, as gRPC metadata.
+
+On a link without TLS whoever listens can repeat a token; off private networks mutual TLS says who calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from prfaas.grants import derive_key
+
+NAME_KEY = "prfaas-name"
+TOKEN_KEY = "prfaas-token"
+REASON_KEY = "prfaas-reason"
+WRITER_KEY = "prfaas-writer"
+
+
+def credentials(name: str, secret: bytes) -> tuple[tuple[str, str], ...]:
+    """The metadata that `name` sends with every call."""
+    return (NAME_KEY, name), (TOKEN_KEY, _token(name, secret))
+
+
+def _token(name: str, secret: bytes) -> str:
+    return hmac.digest(derive_key(secret, "rpc"), name.encode(), hashlib.sha256).hex()
+
+
+def caller(metadata: Iterable[tuple[str, str | bytes]], secret: bytes) -> str | None:
+    """The name that the metadata proves, or None."""
+    fields = dict(metadata)
+    name, token = fields.get(NAME_KEY), fields.get(TOKEN_KEY)
+    if not isinstance(name, str) or not isinstance(token, str):
+        return None
+    return name if hmac.compare_digest(token.encode(), _token(name, secret).encode()) else None

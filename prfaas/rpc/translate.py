@@ -1,0 +1,176 @@
+"""Between the messages of the wire and the plain data of the index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+import msgpack
+
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import IndexRefusal, LayoutError
+from prfaas.events import Tier
+from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
+from prfaas.index.query import Answer, Query
+from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, BlockHash, ClusterKind, ClusterName, InstanceId, InstanceRole
+
+
+def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
+    layouts = [msgpack.packb(layout.to_dict()) for layout in node.layouts] if with_layouts else []
+    engines = [pb.Engine(instance=its.instance, url=its.url, role=its.role, model=its.model) for its in node.engines]
+    return pb.Node(
+        name=node.name,
+        cluster=node.cluster,
+        cluster_kind=node.cluster_kind,
+        wire_address=node.wire_address,
+        epoch=node.epoch,
+        layouts=layouts,
+        engines=engines,
+    )
+
+
+def node_from(message: pb.Node) -> Node:
+    """Raises:
+    IndexRefusal: a field is missing or has no allowed value.
+    """
+    if not (message.name and message.cluster and message.epoch):
+        raise IndexRefusal("malformed", "a node has a name, a cluster and an epoch")
+    kind = _one_of(get_args(ClusterKind), message.cluster_kind, "cluster kind")
+    layouts = tuple(_layout(packed) for packed in message.layouts)
+    return Node(
+        AgentName(message.name),
+        ClusterName(message.cluster),
+        "prfaas" if kind == "prfaas" else "pd",
+        message.wire_address,
+        message.epoch,
+        layouts,
+        tuple(_engine(its) for its in message.engines),
+    )
+
+
+def _one_of(allowed: tuple[str, ...], value: str, what: str) -> str:
+    if value not in allowed:
+        raise IndexRefusal("malformed", f"{what} {value!r} is none of {', '.join(allowed)}")
+    return value
+
+
+def _layout(packed: bytes) -> Layout:
+    try:
+        return Layout.from_dict(msgpack.unpackb(packed))
+    except (LayoutError, ValueError, msgpack.UnpackException) as error:
+        raise IndexRefusal("malformed", f"layout: {error}") from error
+
+
+_ROLES: dict[str, InstanceRole] = {"prefill": "prefill", "decode": "decode", "both": "both"}
+_TIERS: dict[str, Tier] = {"gpu": "gpu", "memory": "memory", "ssd": "ssd"}
+
+
+def _engine(message: pb.Engine) -> Engine:
+    role = _ROLES[_one_of(tuple(_ROLES), message.role, "role")]
+    return Engine(InstanceId(message.instance), message.url, role, message.model)
+
+
+def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset: bool = False) -> pb.Batch:
+    positions: dict[Holding, int] = {}
+    changes = [_change(its, positions.setdefault(its.holding, len(positions))) for its in announcements]
+    return pb.Batch(sequence=sequence, reset=reset, holdings=map(_holding_message, positions), changes=changes)
+
+
+def _change(its: Announcement, holding: int) -> pb.Change:
+    if isinstance(its, Segment):
+        segment = pb.Segment(holding=holding, head=its.head, tails=its.tails, bitmap=its.bitmap, removed=not its.stored)
+        return pb.Change(segment=segment)
+    return pb.Change(
+        checkpoint=pb.Checkpoint(
+            holding=holding,
+            block_hash=its.block_hash,
+            anchor=its.anchor,
+            num_tokens=its.num_tokens,
+            removed=not its.stored,
+        )
+    )
+
+
+def _holding_message(holding: Holding) -> pb.Holding:
+    return pb.Holding(layout=holding.layout, group=holding.group, tier=holding.tier)
+
+
+def _holding(message: pb.Holding) -> Holding:
+    return Holding(message.layout, message.group, _TIERS[_one_of(tuple(_TIERS), message.tier, "tier")])
+
+
+def announcements_from(batch: pb.Batch) -> list[Announcement]:
+    """Raises:
+    IndexRefusal: a change names no holding of the batch, or says nothing.
+    """
+    holdings = [_holding(message) for message in batch.holdings]
+    return [_announcement(change, holdings) for change in batch.changes]
+
+
+def _announcement(change: pb.Change, holdings: list[Holding]) -> Announcement:
+    kind = change.WhichOneof("change")
+    its = change.segment if kind == "segment" else change.checkpoint
+    if kind is None or its.holding >= len(holdings):
+        raise IndexRefusal("malformed", "a change is a segment or a checkpoint of one of the batch's holdings")
+    holding = holdings[its.holding]
+    if isinstance(its, pb.Segment):
+        return Segment(holding, BlockHash(its.head), its.tails, its.bitmap, not its.removed)
+    return Checkpoint(holding, BlockHash(its.block_hash), BlockHash(its.anchor), its.num_tokens, not its.removed)
+
+
+def digest_messages(digests: Mapping[Holding, Digest]) -> list[pb.HoldingDigest]:
+    return [
+        pb.HoldingDigest(holding=_holding_message(holding), num_blocks=digest.num_blocks, total=digest.total)
+        for holding, digest in digests.items()
+    ]
+
+
+def digests_from(messages: Iterable[pb.HoldingDigest]) -> dict[Holding, Digest]:
+    return {_holding(message.holding): Digest(message.num_blocks, message.total) for message in messages}
+
+
+def link_message(its: LinkFigures) -> pb.LinkFigures:
+    return pb.LinkFigures(**vars(its))
+
+
+def load_message(its: EngineLoad) -> pb.EngineLoad:
+    return pb.EngineLoad(**vars(its))
+
+
+def figures_from(links: Iterable[pb.LinkFigures], engines: Iterable[pb.EngineLoad]) -> Figures:
+    return Figures(tuple(map(_link, links)), tuple(map(_load, engines)))
+
+
+def _link(message: pb.LinkFigures) -> LinkFigures:
+    return LinkFigures(
+        AgentName(message.peer),
+        message.bytes_per_second,
+        message.capacity_bytes_per_second,
+        message.rtt_seconds,
+        message.min_rtt_seconds,
+        message.queued_bytes,
+        message.retransmit_ratio,
+        message.num_connections,
+    )
+
+
+def _load(message: pb.EngineLoad) -> EngineLoad:
+    return EngineLoad(InstanceId(message.instance), message.num_running, message.num_waiting, message.kv_usage_ratio)
+
+
+def query_from(message: pb.MatchRequest) -> Query:
+    return Query(message.model, message.units, message.limit_tokens, checkpoints_from(message.checkpoints))
+
+
+def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int, BlockHash], ...]:
+    return tuple((message.num_tokens, BlockHash(message.hash)) for message in messages)
+
+
+def answer_message(answer: Answer) -> pb.MatchResponse:
+    return pb.MatchResponse(
+        nodes=[pb.NodeMatch(**vars(its)) for its in answer.nodes],
+        clusters=[pb.ClusterMatch(**vars(its)) for its in answer.clusters],
+        odd_lengths=answer.odd_lengths,
+    )

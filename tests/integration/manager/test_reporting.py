@@ -1,0 +1,143 @@
+"""A node's pool changes become answers, and stay right through breaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from prfaas.errors import IndexRefusal
+from prfaas.rpc.generated import manager_pb2 as pb
+from tests.integration.manager.deployment import (
+    MODEL,
+    Deployment,
+    chain_of,
+    hybrid_layout,
+    match_request,
+    removed,
+    stored,
+    until_usable,
+    usable,
+)
+from tests.waiting import until
+
+LAYOUT = hybrid_layout()
+
+
+async def test_what_a_node_stores_is_matched_and_what_it_removes_is_not(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    chain = chain_of(640)
+    reporter.publish(stored(LAYOUT, chain, 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    client = deployment.client(manager)
+    assert await usable(client, chain) == {"n1": 320}
+    reporter.publish(removed(LAYOUT, chain, 160))
+    await until(lambda: reporter.status.acknowledged >= 2)
+    assert await usable(client, chain) == {"n1": 0}, "the state at 320 lacks an attention block below it"
+
+
+async def test_a_state_at_an_odd_length_is_found_by_stating_the_length_that_the_answer_hints_at(
+    deployment: Deployment,
+) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    first_turn = chain_of(327)
+    reporter.publish([*stored(LAYOUT, first_turn, 327), *stored(LAYOUT, chain_of(336), 336, state=False)])
+    await until(lambda: reporter.status.acknowledged >= 1)
+    second_turn = chain_of(500)
+    client = deployment.client(manager)
+    response = await client.match(match_request(second_turn))
+    assert list(response.odd_lengths) == [327]
+    assert await usable(client, second_turn, stated=(327,)) == {"n1": 327}
+
+
+async def test_another_tenants_salt_and_another_model_never_match(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(320), 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    client = deployment.client(manager)
+    assert await usable(client, chain_of(640, salt=b"other tenant")) == {}
+    with pytest.raises(IndexRefusal, match="unheard-of") as refusal:
+        await client.match(match_request(chain_of(640), model="unheard-of"))
+    assert refusal.value.reason == "unknown_model"
+    request = match_request(chain_of(640), model=MODEL)
+    request.units = request.units[:-1]
+    with pytest.raises(IndexRefusal) as alien:
+        await client.match(request)
+    assert alien.value.reason == "alien_hash"
+
+
+async def test_a_restarted_node_holds_nothing_of_its_former_life(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    first = deployment.reporter("n1", manager)
+    running = deployment.run(first)
+    first.publish(stored(LAYOUT, chain_of(320), 320))
+    await until(lambda: first.status.acknowledged >= 1)
+    await deployment.end(running)
+    second = deployment.reporter("n1", manager)
+    deployment.run(second)
+    await until(lambda: second.status.manager is not None)
+    assert await usable(deployment.client(manager), chain_of(640)) == {}
+
+
+async def test_a_lost_block_is_found_by_the_digest_and_announced_again(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(320), 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    manager.world.index.reset(next(iter(manager.world.membership)).node.name)
+    await until(lambda: reporter.status.num_full_announcements >= 1, what="the announcement of everything")
+    client = deployment.client(manager)
+    await until_usable(client, chain_of(640), {"n1": 320})
+
+
+async def test_a_silent_node_leaves_the_answers_within_the_expiry_and_comes_back_with_its_blocks(
+    deployment: Deployment,
+) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    running = deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(320), 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    await deployment.end(running)
+    client = deployment.client(manager)
+    started = asyncio.get_running_loop().time()
+    await until_usable(client, chain_of(640), {})
+    assert asyncio.get_running_loop().time() - started < 2.0, "expiry is 1 s here"
+    deployment.run(reporter)
+    await until_usable(client, chain_of(640), {"n1": 320})
+    assert reporter.status.num_full_announcements == 0, "the stream was resumed"
+
+
+async def test_nobody_speaks_for_another_node(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    await until(lambda: reporter.status.manager is not None)
+    thief = deployment.client(manager, name="n2")
+    with pytest.raises(IndexRefusal) as refusal:
+        await thief._call("Heartbeat", pb.HeartbeatRequest(node="n1", epoch=1))
+    assert refusal.value.reason == "unauthenticated"
+
+
+async def test_watchers_see_nodes_come_and_go(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    client = deployment.client(manager)
+    reporter = deployment.reporter("n1", manager)
+    running = deployment.run(reporter)
+    watching = client.watch_state()
+    async with asyncio.timeout(10):
+        async for snapshot in watching:
+            if [state.node.name for state in snapshot.nodes] == ["n1"]:
+                break
+        await deployment.end(running)
+        async for snapshot in watching:
+            if not snapshot.nodes:
+                break
+    await watching.aclose()

@@ -1,0 +1,208 @@
+"""A brute-force model of nodes and pools, and random histories that drive it and the real index alike."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.events import BlockRemoved, BlockStored, PoolEvent, Tier
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.index import Index
+from prfaas.index.inventory import Inventory
+from prfaas.index.query import Query
+from prfaas.types import AgentName, BlockHash, ClusterName, GroupKind, Shard
+
+Held = dict[tuple[bytes, int, Tier], dict[BlockHash, int]]  # (layout, group, tier) → hash → num_tokens
+
+
+def group(kind: GroupKind, block_tokens: int, window_tokens: int | None = None) -> KVGroup:
+    return KVGroup(kind, block_tokens, (LayerSlice("layer", 0, 64, "bfloat16", "token"),), window_tokens)
+
+
+def layouts(model: str, *groups: KVGroup, size: int = 1) -> list[Layout]:
+    return [Layout(model, "", Shard(rank, size), groups) for rank in range(size)]
+
+
+TIERS: list[Tier] = ["memory", "memory", "ssd", "gpu"]
+FAMILIES = {
+    "dense": layouts("dense", group("full_attention", 16)),
+    "window": layouts("window", group("full_attention", 16), group("sliding_window", 16, 40)),
+    "unlike": layouts("unlike", group("full_attention", 32), group("sliding_window", 16, 33)),
+    "hybrid": layouts("hybrid", group("full_attention", 32), group("linear_state", 0)),
+    "sharded": layouts("sharded", group("full_attention", 16), group("linear_state", 0), size=2),
+    "all": layouts("all", group("full_attention", 16), group("sliding_window", 16, 50), group("linear_state", 0)),
+}
+
+
+@dataclass
+class Node:
+    name: AgentName
+    cluster: ClusterName
+    layouts: list[Layout]
+    epoch: int = 1
+    held: Held = field(default_factory=dict)
+    inventory: Inventory = field(default_factory=Inventory)
+
+
+def tokens_held(node: Node, layout: Layout, index: int, chain: HashChain) -> tuple[set[int], set[int]]:
+    """Full blocks held of this chain, and exact lengths held, by looking at every one of them."""
+    everything: dict[BlockHash, int] = {}
+    for tier in ("memory", "ssd"):
+        everything |= node.held.get((layout.fingerprint, index, tier), {})
+    its = layout.groups[index]
+    blocks, exact = set(), set()
+    for block_hash, num_tokens in everything.items():
+        if num_tokens <= chain.num_tokens and chain.at(num_tokens) == block_hash:
+            if its.kind == "linear_state" or num_tokens % its.block_tokens:
+                exact.add(num_tokens)
+            else:
+                blocks.add(num_tokens // its.block_tokens - 1)
+    return blocks, exact
+
+
+def serves(its: KVGroup, blocks: set[int], exact: set[int], length: int) -> bool:
+    """The rule of one KV group at one length, token by token."""
+    if its.kind == "linear_state":
+        return length in exact
+    first = max(0, length - its.window_tokens + 1) if its.window_tokens else 0
+    return all(
+        position // its.block_tokens in blocks
+        or (length in exact and position // its.block_tokens == length // its.block_tokens)
+        for position in range(first, length)
+    )
+
+
+def usable_by_brute_force(nodes: list[Node], chain: HashChain, limit: int) -> int:
+    """The longest prefix that these nodes serve together, blocks of all of them taken as one."""
+    ranks = nodes[0].layouts
+    first = ranks[0]
+    has_state = any(its.kind == "linear_state" for its in first.groups)
+    for length in range(limit, 0, -1):
+        if not has_state and any(length % its.block_tokens for its in first.groups):
+            continue
+        parts = itertools.product(range(len(ranks)), range(len(first.groups)))
+        if all(group_serves(nodes, part, chain, length) for part in parts):
+            return length
+    return 0
+
+
+def group_serves(nodes: list[Node], part: tuple[int, int], chain: HashChain, length: int) -> bool:
+    rank, index = part
+    blocks: set[int] = set()
+    exact: set[int] = set()
+    for node in nodes:
+        its_blocks, its_exact = tokens_held(node, node.layouts[rank], index, chain)
+        blocks |= its_blocks
+        exact |= its_exact
+    return serves(nodes[0].layouts[rank].groups[index], blocks, exact, length)
+
+
+class World:
+    """A few nodes in two clusters that serve one model, with a small tree of prompts."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.family = self.random.choice(sorted(FAMILIES))
+        self.index = Index()
+        self.nodes = [self._node(number) for number in range(self.random.randint(1, 4))]
+        self.prompts = [self._prompt([]) for _ in range(2)]
+
+    def _node(self, number: int) -> Node:
+        node = Node(AgentName(f"n{number}"), ClusterName(f"c{number % 2}"), FAMILIES[self.family])
+        self._register(node)
+        return node
+
+    def _register(self, node: Node) -> None:
+        for layout in node.layouts:
+            node.inventory.add_layout(layout)
+        self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts)
+
+    def _prompt(self, start: list[int]) -> list[int]:
+        num_tokens = self.random.choice([1, 15, 16, 17, 40, 100, 200, 1100])
+        return start + [self.random.randrange(4) for _ in range(num_tokens)]
+
+    def chain(self, prompt: list[int]) -> HashChain:
+        return HashChain(root_hash(self.family), prompt)
+
+    def step(self) -> None:
+        steps = [self.store, self.store, self.store, self.evict, self.fork, self.restart, self.reannounce, self.sweep]
+        self.random.choice(steps)()
+
+    def fork(self) -> None:
+        prompt = self.random.choice(self.prompts)
+        self.prompts.append(self._prompt(prompt[: self.random.randint(0, len(prompt))]))
+
+    def store(self) -> None:
+        """A prefix of some prompt becomes cached: full blocks, windows, a state, a partial tail; sometimes parts are
+        missing."""
+        node = self.random.choice(self.nodes)
+        prompt = self.random.choice(self.prompts)
+        chain = self.chain(prompt)
+        length = self.random.randint(1, len(prompt))
+        events: list[PoolEvent] = []
+        for layout in node.layouts:
+            for index in range(len(layout.groups)):
+                if self.random.random() < 0.9:
+                    events += self._blocks(layout, index, chain, length)
+        if self.random.random() < 0.3:
+            self.random.shuffle(events)
+        self.report(node, events)
+
+    def _blocks(self, layout: Layout, index: int, chain: HashChain, length: int) -> list[PoolEvent]:
+        its = layout.groups[index]
+        tier = self.random.choice(TIERS)
+        if its.kind == "linear_state":
+            anchor = chain.at(length - length % 16)
+            return [BlockStored(layout.fingerprint, index, chain.at(length), anchor, length, tier)]
+        first = max(0, length - its.window_tokens) // its.block_tokens if its.window_tokens else 0
+        ends = range((first + 1) * its.block_tokens, length + 1, its.block_tokens)
+        events = [self._block(layout, index, chain, end, tier) for end in ends]
+        if length % its.block_tokens and self.random.random() < 0.5:
+            events.append(self._block(layout, index, chain, length, tier))
+        return events
+
+    def _block(self, layout: Layout, index: int, chain: HashChain, end: int, tier: Tier) -> PoolEvent:
+        size = layout.groups[index].block_tokens
+        parent = chain.at((end - 1) // size * size)
+        return BlockStored(layout.fingerprint, index, chain.at(end), parent, end, tier)
+
+    def evict(self) -> None:
+        """Any blocks may go, also from the middle of a chain."""
+        node = self.random.choice(self.nodes)
+        events: list[PoolEvent] = []
+        for (layout, index, tier), blocks in node.held.items():
+            chosen = self.random.sample(sorted(blocks), k=min(len(blocks), self.random.choice([0, 0, 0, 1, 3, 40])))
+            events += [BlockRemoved(layout, index, BlockHash(block), tier) for block in chosen]
+        self.report(node, events)
+
+    def restart(self) -> None:
+        """The node comes back empty with a new epoch."""
+        if self.random.random() < 0.2:
+            node = self.random.choice(self.nodes)
+            node.epoch += 1
+            node.held, node.inventory = {}, Inventory()
+            self._register(node)
+
+    def reannounce(self) -> None:
+        node = self.random.choice(self.nodes)
+        self.index.reset(node.name)
+        self.index.apply(node.name, node.inventory.everything())
+
+    def sweep(self) -> None:
+        self.index.sweep(self.random.choice([1, 1000]))
+
+    def report(self, node: Node, events: list[PoolEvent]) -> None:
+        for event in events:
+            held = node.held.setdefault((event.layout, event.group, event.tier), {})
+            if isinstance(event, BlockStored):
+                held[event.block_hash] = event.num_tokens
+            else:
+                held.pop(event.block_hash, None)
+        self.index.apply(node.name, node.inventory.apply(events))
+
+    def query(self, prompt: list[int], stated: list[int]) -> Query:
+        chain = self.chain(prompt)
+        checkpoints = tuple((length, chain.at(length)) for length in stated if 0 < length <= len(prompt))
+        return Query(self.family, b"".join(chain.units), len(prompt), checkpoints)
