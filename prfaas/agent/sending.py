@@ -257,6 +257,7 @@ class Sending:
         elif isinstance(event, SendProgress):
             record.acknowledge(event.time_ns, event.acked_bytes)
         elif isinstance(event, SendCompleted):
+            record.acknowledge(time.monotonic_ns(), record.payload_bytes - record.held_bytes)
             record.wire_bytes = event.stats.wire_bytes
             record.checksum_failures = event.stats.checksum_failures
             self._log.end(record, "completed")

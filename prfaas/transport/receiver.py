@@ -17,7 +17,7 @@ import xxhash
 from prfaas.errors import ConfigError, RemoteProtocolError
 from prfaas.transport.connection import HANDSHAKE_SECONDS, SILENCE_SECONDS, Connection, tune
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.wire import FrameType, Header, control
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, control
 
 MAX_CONNECTIONS = 1024
 MAX_ATTEMPTS_PER_CHUNK = 3
@@ -293,7 +293,9 @@ class Receiver:
             if incoming is None or incoming.ended or header.object not in incoming.ranges:
                 return None
             if header.offset + header.length > incoming.request.object_bytes[header.object]:
-                raise RemoteProtocolError("range", f"object {header.object} has no byte {header.offset + header.length}")
+                raise RemoteProtocolError(
+                    "range", f"object {header.object} has no byte {header.offset + header.length}"
+                )
             incoming.connections.add(connection)
             incoming.alone_since = None
             incoming.num_writers += 1
@@ -305,9 +307,11 @@ class Receiver:
         with self._lock:
             incoming = self._incoming[header.transfer_id]
             incoming.num_writers -= 1
-            incoming.wire_bytes += header.length
+            incoming.wire_bytes += HEADER_BYTES + header.length
             if outcome == "whole" and not incoming.ended:
-                incoming.missing_bytes -= incoming.ranges[header.object].add(header.offset, header.offset + header.length)
+                incoming.missing_bytes -= incoming.ranges[header.object].add(
+                    header.offset, header.offset + header.length
+                )
             elif outcome == "changed":
                 incoming.checksum_failures += 1
                 key = (header.object, header.offset)
@@ -317,7 +321,9 @@ class Receiver:
                     event = ReceiveFailed(header.transfer_id, incoming.request.peer_name, "checksum", text)
             complete = not incoming.missing_bytes and not incoming.ended
         if event is not None:
-            self._say(connection, control(FrameType.CANCEL, ["checksum", event.message], transfer_id=header.transfer_id))
+            self._say(
+                connection, control(FrameType.CANCEL, ["checksum", event.message], transfer_id=header.transfer_id)
+            )
             self._end(incoming, event)
         elif incoming.ended:
             self._end(incoming, None)

@@ -230,7 +230,11 @@ class Link:
             with self._changed:
                 since = self._disconnected_since
                 gone = since is not None and now - since >= self._config.reconnect_seconds
-                late = [(s, "unreachable" if gone else "deadline") for s in self._sendings.values() if gone or now >= s.deadline]
+                late = [
+                    (s, "unreachable" if gone else "deadline")
+                    for s in self._sendings.values()
+                    if gone or now >= s.deadline
+                ]
             for sending, reason in late:
                 message = f"{self._peer_name} at {self.address} was not reached in time"
                 self.cancel(sending.transfer.transfer_id, reason, message)

@@ -88,7 +88,9 @@ class Header:
 
     def encode(self) -> bytes:
         if self.length > MAX_PAYLOAD_BYTES[self.type]:
-            raise LocalProtocolError(f"{self.type.name} of {self.length} bytes; the limit is {MAX_PAYLOAD_BYTES[self.type]}")
+            raise LocalProtocolError(
+                f"{self.type.name} of {self.length} bytes; the limit is {MAX_PAYLOAD_BYTES[self.type]}"
+            )
         return _HEADER.pack(
             MAGIC, VERSION, self.type, 0, self.length, self.transfer_id, self.object, self.offset, self.checksum
         )
@@ -104,7 +106,9 @@ class Header:
         if magic != MAGIC:
             raise RemoteProtocolError("magic", "this is no prfaas peer")
         if version != VERSION or flags:
-            raise RemoteProtocolError("version", f"wire version {version}, flags {flags}; this side speaks version {VERSION}")
+            raise RemoteProtocolError(
+                "version", f"wire version {version}, flags {flags}; this side speaks version {VERSION}"
+            )
         if kind not in FrameType.__members__.values():
             raise RemoteProtocolError("type", f"frame type {kind} is unknown")
         if length > MAX_PAYLOAD_BYTES[FrameType(kind)]:
