@@ -13,13 +13,15 @@ from typing import Any
 from prfaas import metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
+from prfaas.manager.config import ManagerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig}
+COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig}
 
 # What a reader puts in place of his own for settings that have no default.
 EXAMPLES = {
     "agent": {"name": "west-0", "secret_file": "/etc/prfaas/secret"},
+    "manager": {"secret_file": "/etc/prfaas/secret"},
 }
 
 
@@ -85,7 +87,8 @@ def _yaml_lines(cls: type[Any], examples: dict[str, str], *, indent: str) -> lis
 
 def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None, indent: str) -> list[str]:
     if isinstance(its.kind, Record) and its.kind.many:
-        return [f"{indent}{name}: []", *_record_sketch(its.kind.cls, indent=indent)]
+        keys = [f"{indent}# Write a list of records with these keys:", *_record_sketch(its.kind.cls, indent=indent)]
+        return [*keys, f"{indent}{name}: {'' if its.required else '[]'}".rstrip(), *(example or "").splitlines()]
     if isinstance(its.kind, Record):
         if default(cls, name) is None:
             return [f"{indent}{name}:", *_record_sketch(its.kind.cls, indent=indent)]
@@ -93,15 +96,17 @@ def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None,
     if its.required:
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
     shown = _one_line(cls, name, its)
-    return [f"{indent}{name}:" + ("" if shown == "none" else f" {shown}")]
+    return [f"{indent}{name}: {'' if shown == 'none' else shown}".rstrip()]
 
 
 def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
     """Comment lines with the keys of a record that the file does not have by default."""
     lines = []
     for name, its in settings(cls):
-        accepted = its.accepted + (", required" if its.required else "")
+        nested = its.kind.cls if isinstance(its.kind, Record) else None
+        accepted = ("a list of records" if nested else its.accepted) + (", required" if its.required else "")
         lines.append(f"{indent}#   {name}: {accepted}. {its.doc}")
+        lines += _record_sketch(nested, indent=f"{indent}#   ") if nested else []
     return lines
 
 

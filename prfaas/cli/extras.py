@@ -20,6 +20,7 @@ def load(module: str, *, extra: Extra) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "prfaas":
+        package = (error.name or "prfaas").split(".")[0]
+        if package == "prfaas":
             raise
-        raise MissingExtraError(f"{error.name} is not installed; run: pip install 'prfaas[{extra}]'") from error
+        raise MissingExtraError(f"{package} is not installed; run: pip install 'prfaas[{extra}]'") from error

@@ -7,14 +7,14 @@ import contextlib
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from prfaas import config, grants, logs
+from prfaas.cli import extras
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.daemon import Manager
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,16 +23,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = config.parse(ManagerConfig, component="manager", argv=arguments, doc=__doc__ or "")
     logs.setup("manager")
     try:
-        secret = grants.read_secret(Path(settings.secret_file))
-        uvloop.run(_serve(settings, secret))
+        daemon = extras.load("prfaas.manager.daemon", extra="manager")
+        secret = grants.read_secret(settings.secret_file)
+        uvloop.run(_serve(daemon.Manager, settings, secret))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-manager: {error}\n")
         return 2
     return 0
 
 
-async def _serve(settings: ManagerConfig, secret: bytes) -> None:
-    serving = asyncio.ensure_future(Manager(settings, secret).run())
+async def _serve(manager: Any, settings: ManagerConfig, secret: bytes) -> None:
+    serving = asyncio.ensure_future(manager(settings, secret).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     with contextlib.suppress(asyncio.CancelledError):

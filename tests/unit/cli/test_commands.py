@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -13,37 +14,48 @@ from tools.reference_tables import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # A name that is None in sys.modules cannot be imported: Python raises ModuleNotFoundError for it.
-WITHOUT_ENGINE = "import sys; sys.modules.update(torch=None, vllm=None); from {module} import {function}; {function}()"
+WITHOUT = "import sys; sys.modules.update({absent}); from {module} import {function}; sys.exit({function}())"
+ENGINE = ("torch", "vllm")
 
 
-def run_without_engine(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_without(absent: tuple[str, ...], command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     module, function = PROJECT["scripts"][command].split(":")
-    code = WITHOUT_ENGINE.format(module=module, function=function)
+    code = WITHOUT.format(absent=dict.fromkeys(absent), module=module, function=function)
     line = [sys.executable, "-c", code, *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize("command", PROJECT["scripts"])
 def test_a_command_explains_itself(command: str) -> None:
-    answer = run_without_engine(command, "--help")
+    answer = run_without(ENGINE, command, "--help")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith(f"usage: {command}")
 
 
 @pytest.mark.parametrize("command", ["prfaas-agent", "prfaas-manager", "prfaas-router"])
 def test_a_service_says_its_version(command: str) -> None:
-    assert run_without_engine(command, "--version").stdout == f"{command} {prfaas.__version__}\n"
+    assert run_without(ENGINE, command, "--version").stdout == f"{command} {prfaas.__version__}\n"
 
 
 @pytest.mark.parametrize("component", ["agent", "manager", "router"])
 def test_a_service_checks_the_configuration_that_is_deployed(component: str) -> None:
-    answer = run_without_engine(f"prfaas-{component}", "--config", f"deploy/{component}.yaml", "--check-config")
+    answer = run_without(ENGINE, f"prfaas-{component}", "--config", f"deploy/{component}.yaml", "--check-config")
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("component", ["agent", "manager", "router"])
 def test_a_service_refuses_an_unknown_flag(component: str) -> None:
-    assert run_without_engine(f"prfaas-{component}", "--no-such-flag", "1").returncode == 2
+    assert run_without(ENGINE, f"prfaas-{component}", "--no-such-flag", "1").returncode == 2
+
+
+@pytest.mark.parametrize(("component", "absent"), [("manager", "grpc"), ("manager", "redis"), ("router", "aiohttp")])
+def test_a_service_names_the_extra_that_is_missing(component: str, absent: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(32))
+    (tmp_path / "secret").chmod(0o600)
+    arguments = ["--config", f"deploy/{component}.yaml", "--secret-file", str(tmp_path / "secret")]
+    answer = run_without((absent,), f"prfaas-{component}", *arguments)
+    assert answer.returncode == 2
+    assert f"{absent} is not installed; run: pip install 'prfaas[{component}]'" in answer.stderr
 
 
 def test_the_core_needs_neither_an_engine_nor_a_service() -> None:
