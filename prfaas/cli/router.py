@@ -1,0 +1,44 @@
+"""`prfaas-router`: the OpenAI-compatible front door of a PD cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from prfaas import config, grants, logs
+from prfaas.cli import extras
+from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.router.config import RouterConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong or the extra is missing."""
+    arguments = sys.argv[1:] if argv is None else argv
+    settings = config.parse(RouterConfig, component="router", argv=arguments, doc=__doc__ or "")
+    logs.setup("router")
+    try:
+        server = extras.load("prfaas.router.server", extra="router")
+        secret = grants.read_secret(Path(settings.secret_file))
+        uvloop.run(_serve(server.serve(settings, secret)))
+    except (ConfigError, MissingExtraError) as error:
+        sys.stderr.write(f"prfaas-router: {error}\n")
+        return 2
+    return 0
+
+
+async def _serve(server: object) -> None:
+    serving = asyncio.ensure_future(server)  # type: ignore[call-overload]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+if __name__ == "__main__":
+    sys.exit(main())
