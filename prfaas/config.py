@@ -165,6 +165,25 @@ def load(
     return config
 
 
+def load_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """The configuration that another program's settings hold as plain values; `where` names that place in messages.
+
+    Raises:
+        ConfigError: as `load` does.
+    """
+    config = _build(cls, _from_plain(values, where), component=None, prefix=())
+    assert isinstance(config, cls)
+    return config
+
+
+def _from_plain(value: Any, where: str) -> _Given:
+    if isinstance(value, Mapping):
+        return _Given(where, {str(key): _from_plain(item, where) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return _Given(where, [_from_plain(item, where) for item in value])
+    return _Given(where, None if value is None else str(value))
+
+
 def _put(given: _Given, path: tuple[str, ...], value: _Given) -> None:
     """Override one setting in the tree, in place; `_build` refuses a node that should be a record and is none."""
     for name in path[:-1]:
@@ -212,7 +231,7 @@ def _from_node(node: yaml.Node, name: str, line: int) -> _Given:
     return _Given(where, content)
 
 
-def _build(cls: type[Any], given: _Given, *, component: str, prefix: tuple[str, ...]) -> Any:
+def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tuple[str, ...]) -> Any:
     known = dict(settings(cls))
     if not isinstance(given.content, dict):
         raise ConfigError(f"{given.where}: {_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
@@ -236,6 +255,11 @@ def _build(cls: type[Any], given: _Given, *, component: str, prefix: tuple[str, 
         raise ConfigError(f"{given.where}: {_dotted(prefix)}{error}") from error
 
 
+def _missing(path: tuple[str, ...], its: Setting, *, component: str | None) -> str:
+    elsewhere = f", or set {variable(component, path)} or {flag(path)}" if component else ""
+    return f"{'.'.join(path)}: missing; write {its.accepted}{elsewhere}"
+
+
 def _dotted(prefix: tuple[str, ...]) -> str:
     return ".".join(prefix) + ": " if prefix else ""
 
@@ -245,7 +269,7 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     return f", did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
-def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
+def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
     if not given.content and not its.required and default(cls, path[-1]) in (None, ""):
         return default(cls, path[-1])
     if isinstance(its.kind, Record):
@@ -257,7 +281,7 @@ def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str, pat
         raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {its.accepted}") from error
 
 
-def _convert_record(kind: Record, given: _Given, *, component: str, path: tuple[str, ...]) -> Any:
+def _convert_record(kind: Record, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
     if not kind.many:
         return _build(kind.cls, given, component=component, prefix=path)
     if not isinstance(given.content, list):

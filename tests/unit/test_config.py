@@ -185,3 +185,23 @@ def test_help_shows_every_flag_and_every_accepted_form(capsys: pytest.CaptureFix
     for path, its in config.paths(Example):
         assert config.flag(path) in shown
         assert its.doc in shown
+
+
+def test_plain_values_of_another_program_are_read_alike() -> None:
+    values = {"name": "e", "verbose": True, "pool_bytes": 4096, "models": ["a"], "wire": {"linger_seconds": 2.5}}
+    loaded = config.load_mapping(Example, values, where="extra_config")
+    wanted = Example(name="e", verbose=True, pool_bytes=4096, models=("a",), wire=Wire(linger_seconds=2.5))
+    assert loaded == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "e", "verbose": 3}, r"^extra_config: verbose: '3': neither true nor false"),
+        ({"name": "e", "nam": 3}, r"^extra_config: nam: unknown key, did you mean name\?"),
+        ({}, r"^extra_config: name: missing; write text$"),
+    ],
+)
+def test_a_mistake_in_plain_values_names_key_and_accepted_form(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.load_mapping(Example, values, where="extra_config")
