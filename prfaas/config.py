@@ -243,10 +243,7 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
         values[name] = _convert(cls, known[name], value, component=component, path=path)
     for name, its in known.items():
         if its.required and name not in values:
-            names = f"{variable(component, (*prefix, name))} or {flag((*prefix, name))}"
-            raise ConfigError(
-                f"{given.where}: {'.'.join((*prefix, name))}: missing; write {its.accepted}, or set {names}"
-            )
+            raise ConfigError(f"{given.where}: {_missing((*prefix, name), its, component=component)}")
         if isinstance(its.kind, Record) and not its.kind.many and name not in values and default(cls, name) is not None:
             values[name] = _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=(*prefix, name))
     try:
