@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,28 @@ from prfaas import metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
 from prfaas.manager.config import ManagerConfig
+from prfaas.router.config import RouterConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig}
+COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig, "router": RouterConfig}
+
+TITLES = {"connector": "The connector, inside vLLM", "colocate": "The colocated executor"}
+TWO_CLUSTERS = """\
+  - name: west
+    kind: pd
+    instances:
+      - {name: west-0, url: "http://10.0.1.1:8000", role: both, agent: west-0, wire: "10.0.1.1:7400"}
+  - name: east
+    kind: prfaas
+    instances:
+      - {name: east-0, url: "http://10.0.2.1:8000", role: prefill, agent: east-0, wire: "10.0.2.1:7400"}
+"""
 
 # What a reader puts in place of his own for settings that have no default.
 EXAMPLES = {
     "agent": {"name": "west-0", "secret_file": "/etc/prfaas/secret"},
     "manager": {"secret_file": "/etc/prfaas/secret"},
+    "router": {"secret_file": "/etc/prfaas/secret", "clusters": TWO_CLUSTERS},
 }
 
 
@@ -111,12 +124,14 @@ def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
 
 
 def _filled(page: str, tables: dict[str, str]) -> str:
-    """`page` with the text between each `<!-- name -->` and the next `<!-- end -->` replaced."""
+    """`page` with the text between each `<!-- name -->` and its `<!-- end -->` replaced; a new name gets a section."""
     for name, table in tables.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        page, count = re.subn(pattern, lambda match: f"{match[1]}{table}\n{match[2]}", page, flags=re.DOTALL)  # noqa: B023  called at once
-        if count != 1:
-            raise ValueError(f"the page has {count} places for {name}")
+        start, end = f"<!-- {name} -->\n", "<!-- end -->\n"
+        if start not in page:
+            component = name.split()[-1]
+            page += f"\n## {TITLES.get(component, f'prfaas-{component}')}\n\n{start}{end}"
+        before, _, rest = page.partition(start)
+        page = f"{before}{start}{table}\n{end}{rest.partition(end)[2]}"
     return page
 
 

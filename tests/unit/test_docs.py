@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,22 @@ def test_the_annotated_file_loads_to_the_defaults(component: str) -> None:
     for name, its in config.settings(cls):
         if not its.required:
             assert getattr(loaded, name) == config.default(cls, name), name
+
+
+def test_the_commands_of_the_readme_are_accepted(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    block = re.search(r"router.yaml` \(.*?\n\n((?:        .*\n)+)", text)
+    assert block is not None
+    (tmp_path / "router.yaml").write_text(textwrap.dedent(block[1]))
+    lines = re.findall(r"^        prfaas-(\w+) (--.*)$", text, re.MULTILINE)
+    assert {component for component, _ in lines} == {"agent", "router"}
+    for component, arguments in lines:
+        argv = [
+            *shlex.split(arguments.replace("/etc/prfaas/router.yaml", str(tmp_path / "router.yaml"))),
+            "--check-config",
+        ]
+        with pytest.raises(SystemExit, match="^0$"):
+            config.parse(COMPONENTS[component], component=component, argv=argv)
 
 
 def test_every_command_in_the_makefile_is_in_its_help() -> None:
