@@ -76,7 +76,7 @@ def test_the_commands_of_the_readme_are_accepted(tmp_path: Path) -> None:
             *shlex.split(arguments.replace("/etc/prfaas/router.yaml", str(tmp_path / "router.yaml"))),
             "--check-config",
         ]
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             config.parse(COMPONENTS[component], component=component, argv=argv)
 
 
