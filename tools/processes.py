@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive their parent: started with a log each, awaited with a deadline, stopped in reverse order."""
+"""Child processes that cannot outlive their parent: a log each, awaited with a deadline, stopped in reverse order."""
 
 from __future__ import annotations
 

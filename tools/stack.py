@@ -68,7 +68,9 @@ class Stack:
             "pool_bytes": "256MiB",
             **settings,
         }
-        child = self._children.start(f"agent-{name}", [_script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)])
+        child = self._children.start(
+            f"agent-{name}", [_script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)]
+        )
         return AgentProcess(child, name, socket, wire, f"http://{status}")
 
     def start_engine(

@@ -119,7 +119,7 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
 
 @dataclass(frozen=True)
 class OpenBody:
-    """What a sender says of its transfer, opaque to the transport: `layouts` may be left out once the peer has accepted them."""
+    """What a sender says of its transfer, opaque to the transport; `layouts` may be left out once the peer accepted them."""
 
     grant: bytes
     fingerprints: tuple[bytes, ...]

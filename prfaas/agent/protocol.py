@@ -93,7 +93,7 @@ class Send:
 
 @dataclass(frozen=True)
 class SendOpened:
-    """`slots[rank][i][j]` takes block j of `groups[i]`; HELD where nothing need be copied. `handle` names the transfer in the ring."""
+    """`slots[rank][i][j]` takes block j of `groups[i]`, HELD where nothing need be copied; the ring knows it as `handle`."""
 
     transfer_id: TransferId
     handle: int

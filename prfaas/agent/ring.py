@@ -28,7 +28,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True)
 class RingEntry:
-    """`group` is a position in the transfer's group list, blocks are counted within that list entry, `layer` within the group."""
+    """`group` is a position in the transfer's group list; blocks are counted within that entry, `layer` within the group."""
 
     kind: EntryKind
     handle: int

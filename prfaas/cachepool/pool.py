@@ -172,7 +172,7 @@ class Pool:
     def publish(
         self, arena: Arena, slot: int, *, group: int, block_hash: BlockHash, parent: BlockHash, num_tokens: int
     ) -> None:
-        """A transfer block that is whole becomes a prefix block; a block of the same hash that is here already stays instead."""
+        """A transfer block that is whole becomes a prefix block; an older block of the same hash stays instead."""
         slots = self._slots[arena.layout.fingerprint]
         key = (group, block_hash)
         if key in slots.by_key or not self._make_room(arena.stride_bytes):

@@ -77,9 +77,7 @@ def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]
             router, url = stack.start_router(_router_config(family, engines, east, west, link.address))
             stack.await_server(router, url)
             say(f"router at {url}")
-            scene = Scene(
-                family, url, engines["west"].url, east.status_url, west.status_url, link, VOCABULARY, say
-            )
+            scene = Scene(family, url, engines["west"].url, east.status_url, west.status_url, link, VOCABULARY, say)
             rows = run(scene, corrupt=corrupt)
         say("stopping everything")
     return rows
@@ -96,14 +94,26 @@ def _router_config(
                 "name": "east",
                 "kind": "prfaas",
                 "instances": [
-                    {"name": "east/0", "url": engines["east"].url, "role": "prefill", "agent": east.name, "wire": east.wire}
+                    {
+                        "name": "east/0",
+                        "url": engines["east"].url,
+                        "role": "prefill",
+                        "agent": east.name,
+                        "wire": east.wire,
+                    }
                 ],
             },
             {
                 "name": "west",
                 "kind": "pd",
                 "instances": [
-                    {"name": "west/0", "url": engines["west"].url, "role": "both", "agent": west.name, "wire": wire_of_west}
+                    {
+                        "name": "west/0",
+                        "url": engines["west"].url,
+                        "role": "both",
+                        "agent": west.name,
+                        "wire": wire_of_west,
+                    }
                 ],
             },
         ],

@@ -16,7 +16,9 @@ from tools.link import Relay
 
 CHUNK_TOKENS = 256  # the engines prefill in chunks of this
 SHORT_TOKENS = 48
-LONG_TOKENS = 12 * CHUNK_TOKENS + 1  # all but the last token are whole chunks: the reference splits the prompt there too
+LONG_TOKENS = (
+    12 * CHUNK_TOKENS + 1
+)  # all but the last token are whole chunks: the reference splits the prompt there too
 NUM_OUTPUT_TOKENS = 24
 SETTLE_SECONDS = 20.0
 

@@ -117,7 +117,9 @@ class Agents:
         for agent in self._running:
             assert agent.process.wait(15) in (0, -signal.SIGKILL)
 
-    def grant(self, sender: str, destination: RunningAgent, chain: HashChain, **changes: object) -> tuple[TransferId, bytes]:
+    def grant(
+        self, sender: str, destination: RunningAgent, chain: HashChain, **changes: object
+    ) -> tuple[TransferId, bytes]:
         transfer_id = TransferId(os.urandom(16))
         fields: dict[str, object] = {
             "transfer_id": transfer_id,
@@ -348,7 +350,10 @@ def test_a_killed_sending_agent_fails_the_receiver_within_the_reconnect_time(age
 
 
 def test_a_link_that_comes_back_in_time_lets_the_transfer_go_on(agents: Agents) -> None:
-    east, west = agents.start("east", **{"reconnect-seconds": "20s"}), agents.start("west", **{"reconnect-seconds": "20s"})
+    east, west = (
+        agents.start("east", **{"reconnect-seconds": "20s"}),
+        agents.start("west", **{"reconnect-seconds": "20s"}),
+    )
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = _chain()
     with Relay(west.wire) as link:

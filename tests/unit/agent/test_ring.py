@@ -22,7 +22,9 @@ def ring() -> Iterator[tuple[RingWriter, RingReader]]:
 def test_entries_arrive_in_order_with_the_time_they_were_written(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
     for layer in range(5):
-        assert writer.push(RingEntry(EntryKind.LAYER_READY, handle=7, group=1, layer=layer, first_block=2, num_blocks=3))
+        assert writer.push(
+            RingEntry(EntryKind.LAYER_READY, handle=7, group=1, layer=layer, first_block=2, num_blocks=3)
+        )
     entries = reader.drain()
     assert [entry[:6] for entry in entries] == [(1, 7, 1, layer, 2, 3) for layer in range(5)]
     times = [entry[6] for entry in entries]
@@ -48,7 +50,9 @@ def test_positions_wrap_around(ring: tuple[RingWriter, RingReader]) -> None:
         assert [entry[1] for entry in reader.drain()] == [handle + round_ for handle in range(RING_ENTRIES - 1)]
 
 
-def test_a_producer_that_lies_about_its_counter_costs_no_more_than_one_ring(ring: tuple[RingWriter, RingReader]) -> None:
+def test_a_producer_that_lies_about_its_counter_costs_no_more_than_one_ring(
+    ring: tuple[RingWriter, RingReader],
+) -> None:
     writer, reader = ring
     writer._counters[0] = 1 << 60
     os.eventfd_write(writer.event_fd, 1)
