@@ -53,7 +53,7 @@ def derive_key(secret: bytes, purpose: str) -> bytes:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one transfer may do. `num_tokens` and `prompt_hash` cover the transferred tokens: the prompt without its last."""
+    """What one transfer may do. `num_tokens` and `prompt_hash` cover what is transferred: the prompt but its last token."""
 
     transfer_id: TransferId
     source: AgentName
@@ -102,6 +102,20 @@ def verify(token: bytes, key: bytes, *, now: float) -> Grant:
     return grant
 
 
+def unverified(token: bytes) -> Grant:
+    """What `token` claims, for an engine, which holds no secret: its agent verifies the same bytes before it acts.
+
+    Raises:
+        GrantError: it is malformed or of another version.
+    """
+    if not _MAC_BYTES < len(token) <= MAX_GRANT_BYTES:
+        raise GrantError("malformed", f"a grant has {_MAC_BYTES + 1} to {MAX_GRANT_BYTES} bytes, not {len(token)}")
+    try:
+        return _parse(msgpack.unpackb(token[:-_MAC_BYTES]))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise GrantError("malformed", f"a grant is msgpack: {error}") from error
+
+
 def _parse(fields: Any) -> Grant:
     if not isinstance(fields, dict) or fields.pop("v", None) != GRANT_VERSION:
         raise GrantError("version", f"the grant is not of version {GRANT_VERSION}")
@@ -110,18 +124,6 @@ def _parse(fields: Any) -> Grant:
     if len(fields["transfer_id"]) != TRANSFER_ID_BYTES:
         raise GrantError("malformed", f"transfer_id has {TRANSFER_ID_BYTES} bytes")
     return Grant(**fields)
-
-
-def transfer_id_of(token: bytes) -> TransferId:
-    """The transfer that a grant speaks of, for whoever cannot verify it and leaves that to its agent.
-
-    Raises:
-        GrantError: `token` is malformed.
-    """
-    try:
-        return _parse(msgpack.unpackb(token[:-_MAC_BYTES])).transfer_id
-    except (ValueError, msgpack.UnpackException) as error:
-        raise GrantError("malformed", f"not a grant: {error!r}") from error
 
 
 def to_text(token: bytes) -> str:

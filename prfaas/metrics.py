@@ -72,6 +72,22 @@ RING_OVERFLOWS = _counter(
     "Times an engine found its ring of finished layers full and the transfer was given up.",
 )
 
+CONNECTOR_TRANSFERS = _counter(
+    "prfaas_connector_transfers",
+    "Requests of this engine that asked for a transfer; direction is send or receive, outcome is completed or the reason "
+    "why the request went without it.",
+    ("direction", "outcome"),
+)
+CONNECTOR_COPIED_BYTES = _counter(
+    "prfaas_connector_copied_bytes",
+    "Bytes copied between the engine's blocks and the agent's slots, over all ranks; direction is send or receive.",
+    ("direction",),
+)
+CONNECTOR_STATE_TAIL_BYTES = _counter(
+    "prfaas_connector_state_tail_bytes",
+    "Bytes of recurrent states that left in one burst after the forward pass instead of as their layers ended.",
+)
+
 REQUESTS = _counter(
     "prfaas_router_requests",
     "Requests answered; route is local or remote, reason is the decision's.",

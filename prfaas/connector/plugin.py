@@ -1,4 +1,4 @@
-"""The entry point by which vLLM knows the connector by its plain name."""
+"""The entry point that makes `"kv_connector": "PrfaasConnector"` known to vLLM wherever this package is installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ NAME = "PrfaasConnector"
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes (entry point group `vllm.general_plugins`); may be called twice."""
+    """Register the connector; vLLM calls this in every one of its processes, in some of them more than once."""
     if NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(NAME, "prfaas.connector.vllm", NAME)

@@ -1,256 +1,143 @@
-"""The scheduler's half of the connector: asks the agent, answers "not yet", plans each step's copies. Never waits long."""
+"""The connector beside the engine's scheduler: asks the agent, parks requests until it answers, names what to copy."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from prfaas import logs
 from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import Cancel, Receive, ReceiveReady, Release, Send, SendOpened, TransferFailed
-from prfaas.connector.block_lists import GroupShape, group_blocks, num_complete_blocks
-from prfaas.connector.config import ConnectorConfig
-from prfaas.connector.step_work import BlockPairs, LoadWork, SaveWork
-from prfaas.hashing import HashChain
-from prfaas.types import GroupBlocks, TransferId
+from prfaas.agent.protocol import Message, ReceiveReady, SendOpened, TransferFailed
+from prfaas.connector.block_map import BlockMap
+from prfaas.connector.incoming import IncomingRequests
+from prfaas.connector.outcomes import Direction, Outcome, Tally
+from prfaas.connector.outgoing import OutgoingRequests
+from prfaas.connector.settings import ConnectorSettings
+from prfaas.connector.steps import Step
+from prfaas.connector.transfer_request import EngineRequest, direction_of, read_parameters
 
 _log = logs.get("connector.scheduler")
-BlockIds = tuple[list[int], ...]  # one list per group, entry j is block j of the request
-SendState = Literal["asked", "open", "given_up"]
+Tables = Callable[[], Sequence[Sequence[int]]]
 
 
-@dataclass
-class Sent:
-    """A prefill leg: what of it has been handed to the worker."""
+@dataclass(frozen=True)
+class Scheduled:
+    """A request in one step: tokens computed once the step is done, and a way to its block ids by group."""
 
-    transfer_id: TransferId
-    num_tokens: int
-    groups: tuple[GroupBlocks, ...]
-    asked_at: float
-    state: SendState = "asked"
-    opened: SendOpened | None = None
-    num_saved: list[int] = field(default_factory=list)  # blocks of each group
-    at_worker: bool = False
-
-
-@dataclass
-class Received:
-    """A decode leg: its blocks are on their way, there, or not coming."""
-
-    transfer_id: TransferId
-    num_tokens: int
-    groups: tuple[GroupBlocks, ...]
-    ready: ReceiveReady | None = None
-    failure: str | None = None
-    local_tokens: int = 0  # what the engine's own cache already gives
+    request_id: str
+    computed_tokens: int
+    tables: Tables
 
 
 class SchedulerSide:
-    """Every transfer of one engine instance."""
+    """All transfers of one engine. Runs on the scheduler's thread."""
 
-    def __init__(self, client: AgentClient, config: ConnectorConfig, shapes: tuple[GroupShape, ...], *, state_position: bool) -> None:
-        """`state_position`: a linear state stands at its last token's place in the block list, not first."""
+    def __init__(
+        self,
+        client: AgentClient,
+        block_map: BlockMap,
+        settings: ConnectorSettings,
+        *,
+        directions: Collection[Direction],
+    ) -> None:
+        """`directions`: which ways this engine's role lets KV go."""
         self._client = client
-        self._config = config
-        self._shapes = shapes
-        self._state_position = state_position
-        self._sent: dict[str, Sent] = {}
-        self._received: dict[str, Received] = {}
-        self._request_of: dict[TransferId, str] = {}
-        self._loads: list[LoadWork] = []
-        self.idle = True  # the last step computed nothing
-        self.fallbacks: Counter[str] = Counter()
+        self._settings = settings
+        self._directions = directions
+        self.tally = Tally()
+        self._outgoing = OutgoingRequests(
+            block_map, open_wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
+        )
+        self._incoming = IncomingRequests(
+            block_map, receive_timeout_seconds=settings.receive_timeout_seconds, post=client.post, tally=self.tally
+        )
+        self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
 
-    # A request begins
+    def on_new_request(self, request: EngineRequest) -> None:
+        """Begin the transfer that the request's parameters ask for."""
+        direction = direction_of(request.parameters)
+        if direction is None:
+            return
+        refusal = self._begin(request, direction)
+        if refusal is not None:
+            self.tally.transfers[direction, refusal] += 1
+            _log.info("request.without_transfer", request_id=request.request_id, direction=direction, reason=refusal)
 
-    def send(self, request_id: str, chain: HashChain, transfer_id: TransferId, grant: bytes) -> None:
-        """A prefill leg has come: ask for slots for all its blocks."""
-        groups = self._groups(chain)
-        sent = Sent(transfer_id, chain.num_tokens, groups, time.monotonic(), num_saved=[0] * len(groups))
-        self._sent[request_id] = sent
-        self._request_of[transfer_id] = request_id
-        if self._client.connected:
-            self._client.post(Send(transfer_id, grant, groups))
-        else:
-            self._give_up(sent, "agent_lost")
-
-    def receive(self, request_id: str, chain: HashChain, transfer_id: TransferId, grant: bytes) -> None:
-        """A decode leg has come: claim its blocks."""
-        groups = self._groups(chain)
-        received = Received(transfer_id, chain.num_tokens, groups)
-        self._received[request_id] = received
-        self._request_of[transfer_id] = request_id
-        if self._client.connected:
-            self._client.post(Receive(transfer_id, grant, chain.at(chain.num_tokens), groups))
-        else:
-            received.failure = "agent_lost"
-
-    def _groups(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
-        return tuple(group_blocks(chain, index, shape) for index, shape in enumerate(self._shapes))
-
-    # What the agent says
-
-    def _listen(self, *, wait: bool) -> None:
-        """Take the agent's messages; wait for one, a moment, only when the engine has nothing else to do."""
-        for message in self._client.poll(self._config.idle_wait_seconds if wait and self.idle else 0.0):
-            if isinstance(message, SendOpened):
-                self._opened(message)
-            elif isinstance(message, ReceiveReady):
-                received = self._received.get(self._request_of.get(message.transfer_id, ""))
-                if received is not None:
-                    received.ready = message
-            elif isinstance(message, TransferFailed):
-                self._failed(message)
+    def _begin(self, request: EngineRequest, direction: Direction) -> Outcome | None:
+        if direction not in self._directions:
+            return "wrong_role"
         if not self._client.connected:
-            self._lost()
+            return "agent_lost"
+        asked = read_parameters(request, direction)
+        if isinstance(asked, str):
+            return asked
+        chain = request.chain(asked.grant.tenant)
+        if chain is None:
+            return "unhashable"
+        requests = self._outgoing if direction == "send" else self._incoming
+        requests.begin(request, asked, chain, now=time.monotonic())
+        return None
 
-    def _opened(self, message: SendOpened) -> None:
-        sent = self._sent.get(self._request_of.get(message.transfer_id, ""))
-        if sent is not None and sent.state == "asked":
-            sent.state, sent.opened = "open", message
-        elif sent is None:
-            self._client.post(Cancel(message.transfer_id))
+    def num_external_tokens(self, request_id: str, local_tokens: int) -> int | None:
+        """Tokens beyond `local_tokens` that can be loaded; None while the agent has not answered."""
+        self._poll()
+        self._outgoing.restart(request_id)
+        answer = self._answer(request_id, local_tokens)
+        if answer is None and self._may_sleep:
+            self._may_sleep = False
+            self._poll(self._settings.idle_wait_seconds)
+            answer = self._answer(request_id, local_tokens)
+        return answer
 
-    def _failed(self, message: TransferFailed) -> None:
-        request_id = self._request_of.get(message.transfer_id, "")
-        if request_id in self._received:
-            self._received[request_id].failure = message.reason
-        elif request_id in self._sent:
-            self._give_up(self._sent[request_id], message.reason)
-        _log.warning("transfer.failed", request=request_id, reason=message.reason, message=message.message)
-
-    def _lost(self) -> None:
-        for received in self._received.values():
-            if received.ready is None:
-                received.failure = received.failure or "agent_lost"
-        for sent in self._sent.values():
-            self._give_up(sent, "agent_lost")
-
-    def _give_up(self, sent: Sent, reason: str) -> None:
-        if sent.state != "given_up":
-            sent.state = "given_up"
-            self.fallbacks[reason] += 1
-
-    # Scheduling
-
-    def num_external_tokens(self, request_id: str, num_local_tokens: int) -> int | None:
-        """Tokens beyond the local ones whose KV is in host memory; None when that is not known yet."""
-        if request_id in self._received:
-            self._listen(wait=True)
-            return self._num_received(request_id, self._received[request_id], num_local_tokens)
-        if request_id in self._sent:
-            self._listen(wait=True)
-            return self._wait_for_slots(self._sent[request_id])
-        return 0
-
-    def _num_received(self, request_id: str, received: Received, num_local_tokens: int) -> int | None:
-        if received.failure is not None:
-            self._fall_back(request_id, received.failure)
-            return 0
-        if received.ready is None:
+    def _answer(self, request_id: str, local_tokens: int) -> int | None:
+        now = time.monotonic()
+        if self._outgoing.is_undecided(request_id, now=now):
             return None
-        if num_local_tokens >= received.num_tokens:
-            self._fall_back(request_id, "held_locally")
-            return 0
-        received.local_tokens = num_local_tokens
-        return received.num_tokens - num_local_tokens
+        return self._incoming.num_tokens(request_id, local_tokens, now=now)
 
-    def _wait_for_slots(self, sent: Sent) -> int | None:
-        if sent.state == "asked":
-            if time.monotonic() - sent.asked_at < self._config.send_wait_seconds:
-                return None
-            self._give_up(sent, "no_answer")
-            self._client.post(Cancel(sent.transfer_id))
-        return 0
+    def _poll(self, timeout_seconds: float = 0.0) -> None:
+        for message in self._client.poll(timeout_seconds):
+            self._on_message(message)
+        if not self._client.connected and (self._outgoing or self._incoming):
+            self._outgoing.fail_all("agent_lost")
+            self._incoming.fail_all("agent_lost")
 
-    def _fall_back(self, request_id: str, reason: str) -> None:
-        """The engine computes the prompt itself."""
-        self.fallbacks[reason] += 1
-        _log.info("request.recomputes", request=request_id, reason=reason)
-        self.forget(request_id)
+    def _on_message(self, message: Message) -> None:
+        if isinstance(message, SendOpened | TransferFailed):
+            self._outgoing.on_message(message)
+        if isinstance(message, ReceiveReady | TransferFailed):
+            self._incoming.on_message(message)
 
-    def load(self, request_id: str, block_ids: BlockIds) -> None:
-        """Blocks are allocated for a received prompt: plan the copy."""
-        received = self._received[request_id]
-        ready = received.ready
-        assert ready is not None, "loads follow ReceiveReady"
-        pairs, generations = [], []
-        for position, blocks in enumerate(received.groups):
-            skip = self._num_local_blocks(blocks, received.local_tokens)
-            ids = self._ids(blocks, block_ids, received.num_tokens)[skip:]
-            slots = [rank[position][skip:] for rank in ready.slots]
-            pairs.append(BlockPairs(position, blocks.group, skip, ids, slots))
-            generations.append([rank[position][skip:] for rank in ready.generations])
-        self._loads.append(LoadWork(request_id, pairs, generations))
+    def on_allocated(self, request_id: str, external_tokens: int, tables: Tables) -> None:
+        """The engine has blocks for a request; `external_tokens` of it are to be loaded."""
+        self._may_sleep = False
+        if external_tokens:
+            self._incoming.allocated(request_id, tables())
 
-    def _num_local_blocks(self, blocks: GroupBlocks, local_tokens: int) -> int:
-        shape = self._shapes[blocks.group]
-        if shape.kind == "linear_state":
-            return 0
-        return min(blocks.num_blocks, max(0, local_tokens // shape.block_tokens - blocks.first_block))
+    def plan_step(self, scheduled: Iterable[Scheduled], *, preempted: Iterable[str]) -> Step:
+        """What the workers copy in this step."""
+        self._poll()
+        for request_id in preempted:
+            self._outgoing.restart(request_id)
+        idle, saves = True, []
+        for item in scheduled:
+            idle = False
+            saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
+        self._may_sleep = idle
+        written = tuple(save for save in saves if save is not None)
+        return Step(written, self._incoming.take_loads(), self._outgoing.take_ends())
 
-    def _ids(self, blocks: GroupBlocks, block_ids: BlockIds, num_tokens: int) -> list[int]:
-        """Engine blocks of a block list; a state's block is the one of the last token or the only one."""
-        of_group = block_ids[blocks.group]
-        shape = self._shapes[blocks.group]
-        if shape.kind != "linear_state":
-            return of_group[blocks.first_block : blocks.first_block + blocks.num_blocks]
-        return [of_group[(num_tokens - 1) // shape.block_tokens if self._state_position else 0]]
-
-    def plan_loads(self) -> list[LoadWork]:
-        """The loads planned since the last step."""
-        loads, self._loads = self._loads, []
-        return loads
-
-    def plan_save(self, request_id: str, block_ids: BlockIds, num_computed: int) -> SaveWork | None:
-        """The blocks of a prefill leg that are whole once `num_computed` tokens are."""
-        sent = self._sent.get(request_id)
-        if sent is None or sent.opened is None or sent.state != "open":
-            return None
-        pairs = []
-        for position, blocks in enumerate(sent.groups):
-            start = sent.num_saved[position]
-            end = num_complete_blocks(
-                self._shapes[blocks.group], blocks, num_computed=num_computed, num_tokens=sent.num_tokens
-            )
-            if end > start:
-                ids = self._ids(blocks, block_ids, sent.num_tokens)[start:end]
-                slots = [rank[position][start:end] for rank in sent.opened.slots]
-                pairs.append(BlockPairs(position, blocks.group, start, ids, slots))
-                sent.num_saved[position] = end
-        sent.at_worker = True
-        return SaveWork(request_id, sent.opened.handle, pairs, last=num_computed >= sent.num_tokens)
-
-    def sending(self) -> Iterable[str]:
-        return self._sent.keys()
-
-    # A request ends
-
-    def loaded(self, request_ids: Iterable[str], failed: Iterable[str]) -> None:
-        """The worker has read the slots of these requests."""
-        for request_id in failed:
-            self.fallbacks["slot_moved"] += 1
+    def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
+        """The workers have read these requests' slots."""
         for request_id in request_ids:
-            self.forget(request_id)
+            self._incoming.loaded(request_id, failed=request_id in failed)
 
-    def forget(self, request_id: str) -> None:
-        """This request needs its transfer no more."""
-        received = self._received.pop(request_id, None)
-        if received is not None:
-            self._loads = [load for load in self._loads if load.request_id != request_id]
-            self._client.post(Release(received.transfer_id) if received.ready else Cancel(received.transfer_id))
-            self._request_of.pop(received.transfer_id, None)
-        sent = self._sent.pop(request_id, None)
-        if sent is not None:
-            self._request_of.pop(sent.transfer_id, None)
-            if not sent.at_worker:  # else the worker says so on the ring, after its last copy
-                self._client.post(Cancel(sent.transfer_id))
-
-    def counters(self) -> Mapping[str, int]:
-        return dict(self.fallbacks)
+    def on_finished(self, request_id: str) -> None:
+        """The request has ended, however it did."""
+        self._outgoing.end(request_id)
+        self._incoming.end(request_id)
 
     def close(self) -> None:
+        """Leave the agent; it takes back every lease."""
         self._client.close()

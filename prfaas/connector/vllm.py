@@ -1,28 +1,32 @@
-"""`PrfaasConnector`: vLLM's KV connector interface (v1, with hybrid groups), delegating to its two halves.
+"""PrfaasConnector: vLLM's view of the connector, a thin class over a scheduler side and a worker side.
 
-| method | process | when |
-|---|---|---|
-| `__init__` (SCHEDULER) | engine core | engine start: attaches to the agent |
-| `on_new_request` | engine core | a request arrives: posts Send or Receive |
-| `get_num_new_matched_tokens` | engine core | each time the request might be scheduled: `None` is "not yet" |
-| `update_state_after_alloc` | engine core | its blocks are allocated: plans the load |
-| `build_connector_meta` | engine core | each step: which blocks to save, which to load |
-| `update_connector_output` | engine core | after a step: loads that have ended |
-| `request_finished_all_groups` | engine core | a request ends, however it ends |
-| `register_kv_caches` | worker | engine start: describes the layout, attaches, maps the arena |
-| `start_load_kv` | worker | each step: slots to blocks |
-| `save_kv_layer` | worker | each attention layer of a step: blocks to slots, ring |
-| `wait_for_save` | worker | the forward pass has ended: layers without a hook |
-| `get_transfer_results` | worker | end of a step |
+vLLM makes one instance in the scheduler's process and one in each worker's, and calls:
 
-The engine is named by vLLM's `engine_id`. Both halves live in each process that has them; the scheduler half has no
-tensors, the worker half knows no requests beyond their ids.
+| where | when | method | what it does |
+|---|---|---|---|
+| scheduler | a request comes | on_new_request | ask the agent: Send or Receive |
+| scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
+| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; the second call, with 0, nothing |
+| scheduler | each step | build_connector_meta | name the step's copies |
+| worker | engine start | register_kv_caches | describe the layout, attach to the agent |
+| worker | each step, before the forward | handle_preemptions | the model's stream waits for copies that still read |
+| worker | each step, before the forward | bind_connector_metadata | take the step's copies |
+| worker | each attention layer | wait_for_layer_load | nothing: a request runs once all of it is loaded |
+| worker | each attention layer | save_kv_layer | copy the layer's new blocks out |
+| worker | each linear layer, eager mode | forward hook | copy the final state out |
+| worker | after the forward | start_load_kv | copy received slots in |
+| worker | after the forward | wait_for_save | copy what no hook reported; mark the end of the pass |
+| worker | after the forward | get_transfer_results | which requests are loaded |
+| scheduler | with the step's output | update_connector_output | give the slots of loaded requests back |
+| scheduler | a request ends | request_finished_all_groups | cancel or complete; its blocks need not be kept |
+| both | engine stop | shutdown | leave the agent |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -32,212 +36,262 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
-from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-from prfaas import grants, logs
+from prfaas import logs
 from prfaas.agent.client import AgentClient
-from prfaas.connector.config import parse_extra_config
-from prfaas.connector.engine_layout import (
-    block_rows,
-    group_shapes,
-    layer_groups,
-    make_layout,
-    refuse_unsupported,
-)
-from prfaas.connector.request_hash import request_chain
-from prfaas.connector.scheduler_side import SchedulerSide
-from prfaas.connector.step_work import StepWork
+from prfaas.connector import engine_stats, settings
+from prfaas.connector.blocks import Copier, HostCopier, slots_tensor
+from prfaas.connector.cuda_blocks import CudaCopier
+from prfaas.connector.engine_layout import Rank, block_map, describe, packing
+from prfaas.connector.outcomes import Direction
+from prfaas.connector.request_hashes import prompt_chain
+from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
+from prfaas.connector.steps import Step
+from prfaas.connector.transfer_request import EngineRequest
 from prfaas.connector.worker_side import WorkerSide
-from prfaas.errors import GrantError
+from prfaas.errors import ConfigError
 from prfaas.types import Shard
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.forward_context import ForwardContext
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.outputs import KVConnectorOutput
-    from vllm.v1.request import Request
-
-GRANT_PARAM = "prfaas_grant"
 _log = logs.get("connector")
 
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """One step's work, as vLLM carries it from scheduler to workers."""
+    """A step's copies on their way from the scheduler to the workers."""
 
-    work: StepWork = field(default_factory=StepWork)
+    step: Step = field(default_factory=Step)
 
 
 class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
-    """KV of long prompts from another cluster, through the agent on this machine."""
+    """Streams KV between this engine and the agent beside it."""
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        refuse_unsupported(vllm_config)
-        transfer = self._kv_transfer_config
-        self._config = parse_extra_config(
-            transfer.kv_connector_extra_config, served_model=_served_name(vllm_config.model_config)
-        )
-        self._instance = str(transfer.engine_id)
-        self._shapes = group_shapes(kv_cache_config)
-        self._worker: WorkerSide | None = None
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Read the settings; the scheduler's instance attaches to the agent.
+
+        Raises:
+            ConfigError: a setting is wrong, or vLLM is set to something that the connector does not support.
+            LayoutError: a KV group is of an unknown kind.
+            AgentUnreachable: nobody answers at `agent_socket`.
+        """
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        logs.setup("connector", logger="prfaas")
+        _check_supported(vllm_config)
+        self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
         self._scheduler: SchedulerSide | None = None
-        if role is KVConnectorRole.SCHEDULER:
-            client = AgentClient(self._config.agent_socket, instance=self._instance, role="scheduler")
-            self._scheduler = SchedulerSide(
-                client, self._config, self._shapes, state_position=_states_have_positions(kv_cache_config)
-            )
+        self._worker: WorkerSide | None = None
+        self._hooks: list[Any] = []
+        self._map = block_map(kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
+            self._scheduler = SchedulerSide(client, self._map, self._settings, directions=self._directions())
 
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        return True  # a full graph would skip the layer hooks
+    @property
+    def _instance(self) -> str:
+        return str(self._kv_transfer_config.engine_id)
+
+    def _directions(self) -> Collection[Direction]:
+        config = self._kv_transfer_config
+        return [*(["send"] if config.is_kv_producer else []), *(["receive"] if config.is_kv_consumer else [])]  # type: ignore[list-item]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # a hand-off that fails is recomputed by the decode side
+        """A hand-off that fails is recomputed by the decode side, so a preempted prefill need not run again."""
+        return False
 
-    def shutdown(self) -> None:
-        for half in (self._scheduler, self._worker):
-            if half is not None:
-                half.close()
-        self._scheduler = self._worker = None
+    # In the scheduler
 
-    # Worker
+    def on_new_request(self, request: Any) -> None:
+        assert self._scheduler is not None
+        if request.kv_transfer_params and not request.skip_reading_prefix_cache:
+            self._scheduler.on_new_request(_engine_request(request, self._model))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        num_tokens = self._scheduler.num_external_tokens(request.request_id, num_computed_tokens)
+        return num_tokens, bool(num_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        group_ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return group_ids
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._scheduler is not None
+        self._scheduler.on_allocated(
+            request.request_id, num_external_tokens, lambda: self._tables(blocks.get_block_ids())
+        )
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        preempted = scheduler_output.preempted_req_ids or ()
+        return StepMetadata(self._scheduler.plan_step(self._scheduled(scheduler_output), preempted=preempted))
+
+    def _scheduled(self, output: Any) -> Iterator[Scheduled]:
+        cached = output.scheduled_cached_reqs
+        before = [(its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs]
+        before += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        for request_id, computed in before:
+            after = computed + output.num_scheduled_tokens.get(request_id, 0)
+            yield Scheduled(request_id, after, self._resolver(output, request_id))
+
+    def _resolver(self, output: Any, request_id: str) -> Callable[[], Sequence[Sequence[int]]]:
+        return lambda: self._tables(output.kv_connector_block_state.resolve_block_ids(request_id))
+
+    def _tables(self, block_ids: Sequence[list[int]]) -> Sequence[Sequence[int]]:
+        tables: Sequence[Sequence[int]] = self._kv_cache_config.select_transfer_block_ids(block_ids)
+        return tables
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._scheduler is not None
+        finished: Iterable[str] = connector_output.finished_recving or ()
+        self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        self._scheduler.on_finished(request.request_id)
+        return False, None
+
+    # In a worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        places = layer_groups(self._kv_cache_config)
-        num_blocks = self._kv_cache_config.num_blocks
-        rows = {name: block_rows(name, kv_caches[name], num_blocks=num_blocks) for name in places}
-        layout = make_layout(
+        """Describe this rank's layout and attach.
+
+        Raises:
+            LayoutError: the cache cannot be described, or the agent knows this model with another layout.
+            AgentUnreachable: nobody answers at `agent_socket`.
+        """
+        modules = self._vllm_config.compilation_config.static_forward_context
+        device = next(iter(kv_caches.values())).device
+        layout, layers = describe(
             self._kv_cache_config,
-            rows,
-            model=self._config.model,
-            shard=Shard(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()),
-            dtypes={name: str(kv_caches[name].dtype).removeprefix("torch.") for name in places},
+            kv_caches,
+            self._rank(),
+            packing=packing(
+                modules, list(kv_caches), cache_dtype=self._vllm_config.cache_config.cache_dtype, device=device
+            ),
         )
         client = AgentClient(
-            self._config.agent_socket, instance=self._instance, role="worker", rank=layout.shard.rank, layout=layout
+            str(self._settings.agent_socket),
+            instance=self._instance,
+            role="worker",
+            rank=layout.shard.rank,
+            layout=layout,
         )
-        self._worker = WorkerSide(client, layout, rows, places)
+        self._worker = WorkerSide(client, layers, layout, copier=_copier(client, device))
+        if self._vllm_config.model_config.enforce_eager:
+            self._hook_linear_layers(modules)
+        _log.info("engine.attached", agent=client.attached.agent, model=self._model, layout=layout.fingerprint)
 
-    def _step(self) -> StepWork:
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, StepMetadata)
-        return metadata.work
+    def _rank(self) -> Rank:
+        size = self._vllm_config.parallel_config.tensor_parallel_size
+        shard = Shard(get_tensor_model_parallel_rank() if size > 1 else 0, size)
+        return Rank(self._model, shard, self._vllm_config.model_config.get_total_num_kv_heads())
+
+    def _hook_linear_layers(self, modules: dict[str, Any]) -> None:
+        """vLLM reports the end of attention layers only. A hook would break a compiled graph, so only in eager mode."""
+        assert self._worker is not None
+        for name in self._worker.linear_layers:
+            self._hooks.append(modules[name].register_forward_hook(_layer_end_hook(self._worker, name)))
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if self._worker is not None:
+            self._worker.fence()
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata)
         if self._worker is not None:
-            self._worker.begin_step(self._step())
+            self._worker.begin_step(connector_metadata.step)
 
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
-            self._worker.load(self._step().loads)
+            self._worker.start_loads()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads end before their request is scheduled, so no layer waits."""
+        pass
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        if self._worker is not None and self.has_connector_metadata():
-            self._worker.save_layer(self._step(), layer_name)
+        if self._worker is not None:
+            self._worker.on_layer_end(layer_name)
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
-            self._worker.end_step(self._step())
+            self._worker.on_forward_end()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        loaded, failed = self._worker.take_results(finished_req_ids)
-        return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
+        loaded = self._worker.take_loaded()
+        return KVConnectorTransferResults(finished_recving=set(loaded.finished), failed_recving=set(loaded.failed))
 
-    # Scheduler
+    # On both sides
 
-    def _side(self) -> SchedulerSide:
-        assert self._scheduler is not None, "a scheduler method was called on a worker"
-        return self._scheduler
+    def get_kv_connector_stats(self) -> Any:
+        side = self._scheduler or self._worker
+        return engine_stats.from_tally(side.tally) if side is not None else None
 
-    def on_new_request(self, request: Request) -> None:
-        params = request.kv_transfer_params or {}
-        token = params.get(GRANT_PARAM)
-        if not isinstance(token, str):
-            return
-        try:
-            signed = grants.from_text(token)
-            transfer_id = grants.transfer_id_of(signed)
-        except GrantError as error:
-            _log.warning("grant.malformed", request=request.request_id, message=str(error))
-            return
-        sends = bool(params.get("do_remote_decode"))
-        num_tokens = request.num_prompt_tokens - (0 if sends else 1)
-        chain = request_chain(request, num_tokens, model=self._config.model, tenant=self._config.tenant)
-        if chain is None or num_tokens <= 0:
-            _log.info("request.unhashable", request=request.request_id)
-            return
-        begin = self._side().send if sends else self._side().receive
-        begin(request.request_id, chain, transfer_id, signed)
+    def shutdown(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+        self._scheduler = self._worker = None
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        num_external = self._side().num_external_tokens(request.request_id, num_computed_tokens)
-        return num_external, bool(num_external)
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Full CUDA graphs would replay without `save_kv_layer`."""
+        return True
 
-    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        return self._kv_cache_config.transfer_group_ids
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        return engine_stats.PrfaasStats(data or {})
 
-    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if num_external_tokens > 0:
-            self._side().load(request.request_id, self._transferable(blocks.get_block_ids()))
-
-    def _transferable(self, block_ids: tuple[list[int], ...]) -> tuple[list[int], ...]:
-        return self._kv_cache_config.select_transfer_block_ids(block_ids)
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
-        side = self._side()
-        side.idle = scheduler_output.total_num_scheduled_tokens == 0
-        work = StepWork(loads=side.plan_loads())
-        if any(True for _ in side.sending()):
-            self._plan_saves(scheduler_output, work)
-        return StepMetadata(work)
-
-    def _plan_saves(self, output: SchedulerOutput, work: StepWork) -> None:
-        state = output.kv_connector_block_state
-        assert state is not None, "vLLM offers the block state inside build_connector_meta"
-        cached = output.scheduled_cached_reqs
-        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request_id in list(self._side().sending()):
-            block_ids = state.get_block_ids(request_id)
-            if block_ids is None or request_id not in computed:
-                continue
-            after = computed[request_id] + output.num_scheduled_tokens[request_id]
-            save = self._side().plan_save(request_id, self._transferable(block_ids), after)
-            if save is not None:
-                work.saves.append(save)
-
-    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        loaded = connector_output.finished_recving or set()
-        self._side().loaded(loaded, connector_output.failed_recving or set())
-
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished_all_groups(request, (block_ids,))
-
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        self._side().forget(request.request_id)
-        return False, None  # slots hold copies, so the blocks may go
+    @classmethod
+    def build_prom_metrics(cls, *arguments: Any, **named: Any) -> Any:
+        return engine_stats.PrfaasPromMetrics(*arguments, **named)
 
 
-def _served_name(model_config: Any) -> str:
-    name = model_config.served_model_name
-    return str(name[0] if isinstance(name, list) else name or model_config.model)
+def _check_supported(config: Any) -> None:
+    """Refuse, by name, what would give wrong blocks."""
+    parallel = config.parallel_config
+    refused = {
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
+        "nnodes": getattr(parallel, "nnodes", 1) > 1,
+        "speculative_config": config.speculative_config is not None,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ConfigError(f"PrfaasConnector does not support {name}={getattr(parallel, name, 'set')}")
 
 
-def _states_have_positions(config: KVCacheConfig) -> bool:
-    """Whether vLLM keeps checkpoints of recurrent states, so that the running one stands at its token's place."""
-    specs = [group.kv_cache_spec for group in config.transfer_groups]
-    return any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode != "none" for spec in specs)
+def _engine_request(request: Any, model: str) -> EngineRequest:
+    return EngineRequest(
+        request.request_id,
+        request.num_prompt_tokens,
+        request.kv_transfer_params,
+        lambda tenant: prompt_chain(request, model=model, tenant=tenant),
+    )
+
+
+def _copier(client: AgentClient, device: torch.device) -> Copier:
+    attached = client.attached
+    slots = slots_tensor(
+        client.arena,
+        header_bytes=attached.header_bytes,
+        slot_bytes=attached.slot_bytes,
+        num_slots=attached.num_slots,
+    )
+    return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)
+
+
+def _layer_end_hook(worker: WorkerSide, name: str) -> Callable[..., None]:
+    def on_end(*arguments: Any) -> None:
+        worker.on_layer_end(name)
+
+    return on_end

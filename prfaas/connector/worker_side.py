@@ -1,130 +1,147 @@
-"""The worker's half of the connector: carries out a step's copies and says on the ring what is ready."""
+"""The connector beside one rank's model: copies what the step names, layer by layer, and says so in the ring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-
-import torch
 
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
-from prfaas.connector.blocks import Copier, make_copier, slots_as_rows
-from prfaas.connector.step_work import BlockPairs, LoadWork, SaveWork, StepWork
+from prfaas.connector.blocks import Copier, LayerBlocks
+from prfaas.connector.outcomes import Tally
+from prfaas.connector.steps import Copy, Step
 
 _log = logs.get("connector.worker")
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Requests whose slots were read since the last look; `failed` is a part of `finished`."""
+
+    finished: frozenset[str]
+    failed: frozenset[str]
+
+
 class WorkerSide:
-    """One rank's copies. Everything but the ring is touched by the model's thread alone."""
+    """All copies of one rank. Runs on the model's thread; a copier may call back from another one."""
 
     def __init__(
-        self, client: AgentClient, layout: Layout, rows: Mapping[str, torch.Tensor], places: Mapping[str, tuple[int, int]]
+        self, client: AgentClient, layers: Mapping[str, LayerBlocks], layout: Layout, *, copier: Copier
     ) -> None:
-        """`rows[layer]` are the engine's blocks as bytes, `places[layer]` its (group, place in the group)."""
+        assert client.ring is not None, "a worker has a ring"
+        self._ring = client.ring
         self._client = client
-        self._rank = layout.shard.rank
-        self._layout = layout
-        self._rows = rows
-        self._places = places
-        attached = client.attached
-        slots = slots_as_rows(
-            client.arena,
-            header_bytes=attached.header_bytes,
-            slot_bytes=attached.slot_bytes,
-            num_slots=attached.num_slots,
-        )
-        self._copier: Copier = make_copier(slots, next(iter(rows.values())).device)
         self._generations = client.slot_generations()
-        self._handles: dict[str, int] = {}  # requests that this worker has saved something of
-        self._saved: set[str] = set()  # layers saved in this step already
-        self._loaded: set[str] = set()
+        self._layers = layers
+        self._by_group = _names_by_group(layers)
+        self._linear = {name for name, its in layers.items() if layout.groups[its.group].kind == "linear_state"}
+        self._rank = layout.shard.rank
+        self._copier = copier
+        self._step = Step()
+        self._pending: dict[str, list[tuple[int, Copy]]] = {}  # layer → (handle, copy) that it still has to make
+        self._lock = threading.Lock()
+        self._finished: set[str] = set()
         self._failed: set[str] = set()
-        self.ring_overflows = 0
+        self.tally = Tally()
 
-    def begin_step(self, work: StepWork) -> None:
-        """A step begins: what the last one still reads must not be overwritten by it."""
+    @property
+    def linear_layers(self) -> Collection[str]:
+        """Layers whose end no hook of the engine reports."""
+        return self._linear
+
+    def begin_step(self, step: Step) -> None:
+        """Take the copies of the step that is about to run."""
+        self._step = step
+        self._pending = {}
+        copies = ((save.handle, its) for save in step.saves for span in save.spans for its in span.copies(self._rank))
+        for handle, its in copies:
+            for name in self._by_group[its.span.group]:
+                self._pending.setdefault(name, []).append((handle, its))
+
+    def fence(self) -> None:
+        """Before the engine's next work: what is still being read is not overwritten."""
         self._copier.fence()
-        self._saved.clear()
-        for save in work.saves:
-            self._handles[save.request_id] = save.handle
 
-    def save_layer(self, work: StepWork, name: str) -> None:
-        """A layer of this step has been computed: its whole blocks leave."""
-        place = self._places.get(name)
-        if place is None or name in self._saved:
+    def on_layer_end(self, name: str) -> None:
+        """A layer has written its KV of this step: copy it out and say so."""
+        todo = self._pending.pop(name, None)
+        if todo is None:
             return
-        self._saved.add(name)
-        for save in work.saves:
-            for pairs in save.pairs:
-                if pairs.group == place[0] and pairs.block_ids:
-                    self._save(save, pairs, name, place[1])
+        layer = self._layers[name]
+        entries = [self._save(layer, handle, its) for handle, its in todo]
+        self._copier.then_saved(partial(self._push, entries))
 
-    def _save(self, save: SaveWork, pairs: BlockPairs, name: str, layer: int) -> None:
-        entry = RingEntry(
+    def _save(self, layer: LayerBlocks, handle: int, its: Copy) -> RingEntry:
+        span = its.span
+        self.tally.copied_bytes["send"] += self._copier.save(layer, span.block_ids, its.slots)
+        return RingEntry(
             EntryKind.LAYER_READY,
-            save.handle,
-            group=pairs.position,
-            layer=layer,
-            first_block=pairs.first_block,
-            num_blocks=len(pairs.block_ids),
-        )
-        offset = self._layout.groups[pairs.group].layers[layer].offset_bytes
-        done = partial(self._push, entry)
-        self._copier.gather(self._rows[name], pairs.block_ids, pairs.slots[self._rank], offset=offset, done=done)
-
-    def _push(self, entry: RingEntry) -> None:
-        ring = self._client.ring
-        if ring is None or not ring.push(entry):
-            self.ring_overflows += 1
-            _log.warning("ring.full", handle=entry.handle, overflows=self.ring_overflows)
-
-    def end_step(self, work: StepWork) -> None:
-        """The forward pass has ended: layers without a hook of their own (recurrent states) leave."""
-        for save in work.saves:
-            entry = RingEntry(EntryKind.FORWARD_ENDED, save.handle, group=int(save.last))
-            self._push(entry)
-        if work.saves:
-            for name in self._rows:
-                self.save_layer(work, name)
-
-    def load(self, loads: Iterable[LoadWork]) -> None:
-        """Fill engine blocks from slots; a slot that was given away meanwhile fails its request."""
-        loads = list(loads)
-        for load in loads:
-            for pairs in load.pairs:
-                group = self._layout.groups[pairs.group]
-                for layer in group.layers:
-                    slots = pairs.slots[self._rank]
-                    self._copier.scatter(self._rows[layer.name], pairs.block_ids, slots, offset=layer.offset_bytes)
-        if loads:
-            self._copier.loaded()
-        for load in loads:
-            self._loaded.add(load.request_id)
-            if not self._intact(load):
-                self._failed.add(load.request_id)
-                _log.warning("load.moved", request=load.request_id)
-
-    def _intact(self, load: LoadWork) -> bool:
-        """Whether every slot still was the block's after the copy."""
-        return all(
-            self._generations[slot] == generation
-            for pairs, generations in zip(load.pairs, load.generations, strict=True)
-            for slot, generation in zip(pairs.slots[self._rank], generations[self._rank], strict=True)
+            handle,
+            group=span.group,
+            layer=layer.layer,
+            first_block=span.first,
+            num_blocks=len(span.block_ids),
         )
 
-    def take_results(self, finished: Iterable[str]) -> tuple[set[str], set[str]]:
-        """Requests whose loads have ended, and those of them that failed; also tells the agent which sends have ended."""
-        for request_id in finished:
-            handle = self._handles.pop(request_id, None)
-            if handle is not None:
-                self._copier.after_gathers(partial(self._push, RingEntry(EntryKind.REQUEST_ENDED, handle)))
-        loaded, failed = self._loaded, self._failed
-        self._loaded, self._failed = set(), set()
-        return loaded, failed
+    def on_forward_end(self) -> None:
+        """All layers have run: save those that nobody reported, and mark the end of the pass."""
+        for name in list(self._pending):
+            if name in self._linear:
+                self.tally.state_tail_bytes += len(self._pending[name]) * self._layers[name].slice.payload_bytes
+            self.on_layer_end(name)
+        entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in self._step.saves]
+        over = [*(its.handle for its in self._step.saves if its.last), *self._step.ends]
+        entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
+        if entries:
+            self._copier.then_saved(partial(self._push, entries))
+
+    def _push(self, entries: Iterable[RingEntry]) -> None:
+        for entry in entries:
+            if not self._ring.push(entry):
+                _log.warning("ring.full", handle=entry.handle)
+
+    def start_loads(self) -> None:
+        """Copy received slots into the engine's blocks."""
+        for load in self._step.loads:
+            copies = [its for span in load.spans for its in span.copies(self._rank)]
+            for its in copies:
+                for name in self._by_group[its.span.group]:
+                    copied = self._copier.load(self._layers[name], its.span.block_ids, its.slots)
+                    self.tally.copied_bytes["receive"] += copied
+            self._copier.then_loaded(partial(self._finish, load.request_id, copies))
+
+    def _finish(self, request_id: str, copies: Sequence[Copy]) -> None:
+        moved = any(self._moved(its) for its in copies)
+        with self._lock:
+            self._finished.add(request_id)
+            if moved:
+                self._failed.add(request_id)
+
+    def _moved(self, its: Copy) -> bool:
+        """Whether a slot was given to another block while it was read."""
+        return any(self._generations[slot] != then for slot, then in zip(its.slots, its.generations, strict=True))
+
+    def take_loaded(self) -> Loaded:
+        """Which loads have ended since the last call."""
+        with self._lock:
+            result = Loaded(frozenset(self._finished), frozenset(self._failed))
+            self._finished.clear()
+            self._failed.clear()
+        return result
 
     def close(self) -> None:
+        """End all copies and leave the agent."""
         self._copier.close()
+        self._generations.release()
         self._client.close()
+
+
+def _names_by_group(layers: Mapping[str, LayerBlocks]) -> dict[int, Sequence[str]]:
+    names: dict[int, list[str]] = {}
+    for name, its in layers.items():
+        names.setdefault(its.group, []).append(name)
+    return {group: tuple(its) for group, its in names.items()}

@@ -1,0 +1,161 @@
+"""Requests whose KV comes from elsewhere: claimed at first sight, parked without engine blocks, loaded when it is there.
+
+claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers are done──▶ gone (Release)
+claimed ──TransferFailed, time-out──▶ gone: the engine computes the prompt itself
+any ──the request ends──▶ gone (Cancel, or Release once it is ready)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prfaas import logs
+from prfaas.agent.protocol import Cancel, Message, Receive, ReceiveReady, Release, TransferFailed
+from prfaas.connector.block_map import BlockMap, BlockSpan
+from prfaas.connector.outcomes import Outcome, Tally
+from prfaas.connector.steps import Load, SlotSpan
+from prfaas.connector.transfer_request import Asked, EngineRequest
+from prfaas.hashing import HashChain
+from prfaas.types import TransferId
+
+_log = logs.get("connector.incoming")
+
+
+@dataclass(eq=False)
+class Incoming:
+    """One receiving request."""
+
+    request_id: str
+    asked: Asked
+    claimed_at: float  # monotonic seconds
+    ready: ReceiveReady | None = None
+    local_tokens: int = 0  # what the engine's own prefix cache held when the load was offered
+    loading: bool = False  # a worker reads, or is about to read, the slots
+    abandoned: bool = False  # the request ended while it was loading
+
+    @property
+    def transfer_id(self) -> TransferId:
+        return self.asked.grant.transfer_id
+
+    @property
+    def num_tokens(self) -> int:
+        return self.asked.grant.num_tokens
+
+    def __repr__(self) -> str:
+        return f"<Incoming {self.request_id} ready={self.ready is not None} loading={self.loading}>"
+
+
+class IncomingRequests:
+    """All receiving requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
+
+    def __init__(
+        self, block_map: BlockMap, *, receive_timeout_seconds: float, post: Callable[[Message], None], tally: Tally
+    ) -> None:
+        self._map = block_map
+        self._timeout_seconds = receive_timeout_seconds
+        self._post = post
+        self._tally = tally
+        self._by_request: dict[str, Incoming] = {}
+        self._by_transfer: dict[TransferId, Incoming] = {}
+        self._loads: list[Load] = []
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def begin(self, request: EngineRequest, asked: Asked, chain: HashChain, *, now: float) -> None:
+        """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
+        grant = asked.grant
+        if grant.transfer_id in self._by_transfer:
+            self._count(request.request_id, "in_use")
+            return
+        incoming = Incoming(request.request_id, asked, claimed_at=now)
+        self._by_request[request.request_id] = incoming
+        self._by_transfer[grant.transfer_id] = incoming
+        groups = self._map.transfer_groups(chain, grant.num_tokens)
+        self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups))
+
+    def on_message(self, message: ReceiveReady | TransferFailed) -> None:
+        """Take the agent's word that everything is there, or that nothing will come."""
+        incoming = self._by_transfer.get(message.transfer_id)
+        if incoming is None:
+            return
+        if isinstance(message, ReceiveReady):
+            incoming.ready = message
+        elif not incoming.loading:
+            self._end(incoming, message.reason, message=message.message)
+
+    def num_tokens(self, request_id: str, local_tokens: int, *, now: float) -> int | None:
+        """How many tokens beyond `local_tokens` can be loaded; None while that is not known."""
+        incoming = self._by_request.get(request_id)
+        if incoming is None:
+            return 0
+        if incoming.loading:  # asked again: the load failed, or the engine took the blocks away
+            return 0
+        if local_tokens >= incoming.num_tokens:
+            self._give_back(incoming, "held")
+            return 0
+        if incoming.ready is not None:
+            incoming.local_tokens = local_tokens
+            return incoming.num_tokens - local_tokens
+        if now - incoming.claimed_at > self._timeout_seconds:
+            self._give_back(incoming, "timeout")
+            return 0
+        return None
+
+    def allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
+        """The engine has blocks for what was offered; `tables[group]` are their ids. The next step loads them."""
+        incoming = self._by_request[request_id]
+        ready = incoming.ready
+        assert ready is not None and not incoming.loading, f"{incoming} was not offered"
+        incoming.loading = True
+        spans = self._map.missing(tables, incoming.num_tokens, local_tokens=incoming.local_tokens)
+        self._loads.append(Load(request_id, tuple(_with_slots(span, ready) for span in spans)))
+
+    def take_loads(self) -> tuple[Load, ...]:
+        """The loads that this step begins."""
+        loads, self._loads = tuple(self._loads), []
+        return loads
+
+    def loaded(self, request_id: str, *, failed: bool) -> None:
+        """Every worker has finished reading the slots."""
+        incoming = self._by_request.get(request_id)
+        if incoming is not None and incoming.loading:
+            outcome: Outcome = "aborted" if incoming.abandoned else "overwritten" if failed else "completed"
+            self._give_back(incoming, outcome)
+
+    def end(self, request_id: str) -> None:
+        """The request has ended. Slots that a worker may be reading are given back when it is done."""
+        incoming = self._by_request.get(request_id)
+        if incoming is None:
+            return
+        if incoming.loading:
+            incoming.abandoned = True
+        else:
+            self._give_back(incoming, "aborted")
+
+    def fail_all(self, reason: Outcome) -> None:
+        """The agent is gone. Slots stay mapped, so that a load under way ends by itself."""
+        for incoming in list(self._by_request.values()):
+            if not incoming.loading:
+                self._end(incoming, reason)
+
+    def _give_back(self, incoming: Incoming, outcome: Outcome) -> None:
+        message = Release if incoming.ready is not None else Cancel
+        self._post(message(incoming.transfer_id))
+        self._end(incoming, outcome)
+
+    def _end(self, incoming: Incoming, outcome: Outcome, *, message: str = "") -> None:
+        del self._by_request[incoming.request_id]
+        del self._by_transfer[incoming.transfer_id]
+        self._count(incoming.request_id, outcome, transfer_id=incoming.transfer_id, message=message)
+
+    def _count(self, request_id: str, outcome: Outcome, **fields: object) -> None:
+        self._tally.transfers["receive", outcome] += 1
+        _log.info("request.received", request_id=request_id, outcome=outcome, **fields)
+
+
+def _with_slots(span: BlockSpan, ready: ReceiveReady) -> SlotSpan:
+    part = slice(span.first, span.first + len(span.block_ids))
+    slots = tuple(tuple(rank[span.group][part]) for rank in ready.slots)
+    return SlotSpan(span, slots, tuple(tuple(rank[span.group][part]) for rank in ready.generations))

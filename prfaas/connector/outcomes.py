@@ -1,0 +1,49 @@
+"""How a request's transfer ended, as this engine saw it: closed words for logs and metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prfaas.agent.protocol import FailureReason
+
+Direction = Literal["send", "receive"]
+Outcome = (
+    FailureReason
+    | Literal[
+        "completed",  # sent: every layer was handed to the agent; received: loaded into the engine's blocks
+        "no_grant",  # the request's parameters carry no grant, or one that cannot be read
+        "wrong_role",  # this engine's kv_role does not send, or does not receive
+        "wrong_length",  # the prompt is not as long as the granted one
+        "unhashable",  # the request has extras that no hash covers
+        "in_use",  # another request of this engine has this transfer
+        "agent_slow",  # no slots within `open_wait_seconds`
+        "agent_lost",  # the agent went away
+        "timeout",  # nothing came within `receive_timeout_seconds`
+        "held",  # the engine's own prefix cache covers the whole transfer
+        "overwritten",  # a slot was given to another block while it was read
+        "preempted",  # the engine took the request's blocks away
+        "aborted",  # the request ended before its transfer
+    ]
+)
+
+
+@dataclass
+class Tally:
+    """Counts since they were last taken."""
+
+    transfers: Counter[tuple[Direction, str]] = field(default_factory=Counter)
+    copied_bytes: Counter[Direction] = field(default_factory=Counter)
+    state_tail_bytes: int = 0  # states that left after the forward pass, for want of a hook at their layer's end
+
+    def take(self) -> Tally:
+        """These counts; the tally starts at zero again."""
+        taken = Tally(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes)
+        self.transfers.clear()
+        self.copied_bytes.clear()
+        self.state_tail_bytes = 0
+        return taken
+
+    def __bool__(self) -> bool:
+        return bool(self.transfers or self.copied_bytes or self.state_tail_bytes)

@@ -1,0 +1,151 @@
+"""Requests whose KV leaves this engine: slots asked for early, blocks named for copying as steps make them final.
+
+asked ──SendOpened──▶ open ──last token computed──▶ saved ──request ends──▶ gone
+asked ──no answer in time──▶ given up (Cancel)
+open ──preempted, aborted, failed──▶ given up: the workers say when they write no more; Cancel if they never did
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prfaas import logs
+from prfaas.agent.protocol import Cancel, Message, Send, SendOpened, TransferFailed
+from prfaas.connector.block_map import BlockMap, BlockSpan
+from prfaas.connector.outcomes import Outcome, Tally
+from prfaas.connector.steps import Save, SlotSpan
+from prfaas.connector.transfer_request import Asked, EngineRequest
+from prfaas.hashing import HashChain
+from prfaas.types import GroupBlocks, TransferId
+
+_log = logs.get("connector.outgoing")
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """One sending request. `opened` is the agent's answer, `saved_tokens` what earlier steps have copied."""
+
+    request_id: str
+    asked: Asked
+    groups: tuple[GroupBlocks, ...]
+    ask_until: float  # monotonic seconds
+    opened: SendOpened | None = None
+    saved_tokens: int = 0
+
+    @property
+    def transfer_id(self) -> TransferId:
+        return self.asked.grant.transfer_id
+
+    @property
+    def num_tokens(self) -> int:
+        return self.asked.grant.num_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"<Outgoing {self.request_id} opened={self.opened is not None} saved={self.saved_tokens}/{self.num_tokens}>"
+        )
+
+
+class OutgoingRequests:
+    """All sending requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
+
+    def __init__(
+        self, block_map: BlockMap, *, open_wait_seconds: float, post: Callable[[Message], None], tally: Tally
+    ) -> None:
+        self._map = block_map
+        self._open_wait_seconds = open_wait_seconds
+        self._post = post
+        self._tally = tally
+        self._by_request: dict[str, Outgoing] = {}
+        self._by_transfer: dict[TransferId, Outgoing] = {}
+        self._ends: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def begin(self, request: EngineRequest, asked: Asked, chain: HashChain, *, now: float) -> None:
+        """Ask the agent for slots."""
+        if asked.grant.transfer_id in self._by_transfer:
+            self._count(request.request_id, "in_use")
+            return
+        groups = self._map.transfer_groups(chain, asked.grant.num_tokens)
+        outgoing = Outgoing(request.request_id, asked, groups, now + self._open_wait_seconds)
+        self._by_request[request.request_id] = outgoing
+        self._by_transfer[outgoing.transfer_id] = outgoing
+        self._post(Send(outgoing.transfer_id, asked.token, groups))
+
+    def on_message(self, message: SendOpened | TransferFailed) -> None:
+        """Take the agent's answer, or its word that the transfer is over."""
+        outgoing = self._by_transfer.get(message.transfer_id)
+        if outgoing is None:
+            return
+        if isinstance(message, SendOpened):
+            outgoing.opened = message
+        else:
+            self._end(outgoing, message.reason, message=message.message)
+
+    def is_undecided(self, request_id: str, *, now: float) -> bool:
+        """Whether the request should wait for its slots; gives the transfer up once the time for that is over."""
+        outgoing = self._by_request.get(request_id)
+        if outgoing is None or outgoing.opened is not None:
+            return False
+        if now < outgoing.ask_until:
+            return True
+        self._end(outgoing, "agent_slow")
+        return False
+
+    def restart(self, request_id: str) -> None:
+        """The engine starts a request from its beginning; if blocks were copied before, they were taken away."""
+        outgoing = self._by_request.get(request_id)
+        if outgoing is not None and outgoing.saved_tokens:
+            self._end(outgoing, "preempted")
+
+    def save(self, request_id: str, computed_tokens: int, tables: Callable[[], Sequence[Sequence[int]]]) -> Save | None:
+        """What the workers copy in a step that ends with `computed_tokens`; `tables()` are the block ids by group."""
+        outgoing = self._by_request.get(request_id)
+        if outgoing is None or outgoing.saved_tokens >= outgoing.num_tokens:
+            return None
+        if outgoing.opened is None:  # scheduled without having been asked whether it may be: nothing to copy to
+            self._end(outgoing, "agent_slow")
+            return None
+        opened, done = outgoing.opened, outgoing.saved_tokens
+        spans = self._map.filled(tables(), outgoing.num_tokens, saved_tokens=done, computed_tokens=computed_tokens)
+        outgoing.saved_tokens = min(computed_tokens, outgoing.num_tokens)
+        last = outgoing.saved_tokens == outgoing.num_tokens
+        return Save(opened.handle, last, tuple(_with_slots(span, opened) for span in spans))
+
+    def end(self, request_id: str) -> None:
+        """The request has ended; what was copied still travels."""
+        outgoing = self._by_request.get(request_id)
+        if outgoing is not None:
+            whole = outgoing.saved_tokens >= outgoing.num_tokens
+            self._end(outgoing, "completed" if whole else "aborted")
+
+    def fail_all(self, reason: Outcome) -> None:
+        """The agent is gone."""
+        for outgoing in list(self._by_request.values()):
+            self._end(outgoing, reason)
+
+    def take_ends(self) -> tuple[int, ...]:
+        """Handles of transfers given up since the last step, for which the workers write nothing more."""
+        ends, self._ends = tuple(self._ends), []
+        return ends
+
+    def _end(self, outgoing: Outgoing, outcome: Outcome, *, message: str = "") -> None:
+        del self._by_request[outgoing.request_id]
+        del self._by_transfer[outgoing.transfer_id]
+        if outgoing.opened is None or not outgoing.saved_tokens:
+            self._post(Cancel(outgoing.transfer_id))
+        elif outgoing.saved_tokens < outgoing.num_tokens:
+            self._ends.append(outgoing.opened.handle)
+        self._count(outgoing.request_id, outcome, transfer_id=outgoing.transfer_id, message=message)
+
+    def _count(self, request_id: str, outcome: Outcome, **fields: object) -> None:
+        self._tally.transfers["send", outcome] += 1
+        _log.info("request.sent", request_id=request_id, outcome=outcome, **fields)
+
+
+def _with_slots(span: BlockSpan, opened: SendOpened) -> SlotSpan:
+    part = slice(span.first, span.first + len(span.block_ids))
+    return SlotSpan(span, tuple(tuple(rank[span.group][part]) for rank in opened.slots))

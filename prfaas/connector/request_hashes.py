@@ -1,0 +1,35 @@
+"""The hash chain of a vLLM request's prompt, with vLLM's own extra keys: LoRA, media, cache salt, prompt embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+from prfaas.hashing import HASH_UNIT_TOKENS, HashChain, root_hash
+
+
+def prompt_chain(request: Any, *, model: str, tenant: str) -> HashChain | None:
+    """The chain over all prompt tokens of `request`; None when it has no token ids, or extras that no hash covers."""
+    token_ids = request.prompt_token_ids
+    if token_ids is None:
+        return None
+    try:
+        return HashChain(root_hash(model, tenant.encode()), token_ids, extra_keys=_extra_keys(request, len(token_ids)))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _extra_keys(request: Any, num_tokens: int) -> dict[int, bytes]:
+    """By unit of 16 tokens, what is hashed beside its tokens."""
+    if not (request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None):
+        return {}
+    keys: dict[int, bytes] = {}
+    media = 0
+    for unit, start in enumerate(range(0, num_tokens, HASH_UNIT_TOKENS)):
+        end = min(start + HASH_UNIT_TOKENS, num_tokens)
+        extra, media = generate_block_hash_extra_keys(request, start, end, media)
+        if extra:
+            keys[unit] = msgpack.packb(extra)
+    return keys

@@ -1,0 +1,67 @@
+"""Every key of `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prfaas.config import Record, setting, settings
+from prfaas.errors import ConfigError
+
+_WHERE = "kv_connector_extra_config"
+
+
+@dataclass(frozen=True)
+class ConnectorSettings:
+    """The connector inside one engine."""
+
+    agent_socket: Path = setting("path", required=True, doc="Unix socket of this machine's prfaas-agent.")
+    model: str = setting(
+        "text", default="", doc="Identity of the weights in hashes and layouts; the served model name when empty."
+    )
+    open_wait_seconds: float = setting(
+        "seconds",
+        default=0.02,
+        doc="How long a prefill waits for the agent's slots before it goes without the transfer.",
+    )
+    receive_timeout_seconds: float = setting(
+        "seconds", default=120.0, doc="How long a decode request waits for its KV before it is computed locally."
+    )
+    idle_wait_seconds: float = setting(
+        "seconds",
+        default=0.002,
+        maximum=0.01,
+        doc="How long an otherwise idle engine sleeps between two looks at a transfer that has not come.",
+    )
+
+
+def read(extra_config: Mapping[str, Any]) -> ConnectorSettings:
+    """The settings in `kv_connector_extra_config`.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value malformed or out of range; it names the key.
+    """
+    known = dict(settings(ConnectorSettings))
+    for key in extra_config:
+        if key not in known:
+            raise ConfigError(f"{_WHERE}: {key}: unknown key; known are {', '.join(known)}")
+    values = {}
+    for key, its in known.items():
+        if key in extra_config:
+            assert not isinstance(its.kind, Record)
+            values[key] = _value(key, its, extra_config[key])
+        elif its.required:
+            raise ConfigError(f"{_WHERE}: {key}: missing; write {its.accepted}")
+    return ConnectorSettings(**values)
+
+
+def _value(key: str, its: Any, given: Any) -> Any:
+    try:
+        value = its.kind.parse(str(given))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{_WHERE}: {key}: {given!r}: {error}; write {its.accepted}") from error
+    if its.maximum is not None and value > its.maximum:
+        raise ConfigError(f"{_WHERE}: {key}: {given!r}: too large; write {its.accepted}")
+    return value

@@ -1,0 +1,66 @@
+"""What the scheduler side tells the workers to copy in one engine step, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prfaas.agent.protocol import HELD
+from prfaas.connector.block_map import BlockSpan
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One rank's part of a span: `slots[i]` belongs to `span.block_ids[i]`."""
+
+    span: BlockSpan
+    slots: tuple[int, ...]
+    generations: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SlotSpan:
+    """A span of blocks and, per rank, the slot of each: `slots[rank][i]` belongs to `span.block_ids[i]`."""
+
+    span: BlockSpan
+    slots: tuple[tuple[int, ...], ...]
+    generations: tuple[tuple[int, ...], ...] = ()  # of loads only: what each slot's generation must still be afterwards
+
+    def copies(self, rank: int) -> Iterator[Copy]:
+        """What `rank` has to copy: the span without the blocks that its agent holds already."""
+        slots = self.slots[rank]
+        generations = self.generations[rank] if self.generations else ()
+        start = 0
+        for end in range(len(slots) + 1):
+            if end < len(slots) and slots[end] != HELD:
+                continue
+            if end > start:
+                part = BlockSpan(self.span.group, self.span.first + start, self.span.block_ids[start:end])
+                yield Copy(part, slots[start:end], generations[start:end])
+            start = end + 1
+
+
+@dataclass(frozen=True)
+class Save:
+    """Blocks of one sending request that this step makes final. `last`: the step computes the request's last token."""
+
+    handle: int  # of the transfer, in the ring
+    last: bool
+    spans: tuple[SlotSpan, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Received blocks that one request waits for."""
+
+    request_id: str
+    spans: tuple[SlotSpan, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """All copies of one engine step. `ends`: handles of transfers that were given up."""
+
+    saves: tuple[Save, ...] = ()
+    loads: tuple[Load, ...] = ()
+    ends: tuple[int, ...] = ()

@@ -1,0 +1,58 @@
+"""What the connector needs to know of an engine's request, and the transfer that its parameters ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prfaas import grants
+from prfaas.connector.outcomes import Direction, Outcome
+from prfaas.errors import GrantError
+from prfaas.grants import Grant
+from prfaas.hashing import HashChain
+
+GRANT_KEY = "prfaas_grant"
+_DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_prefill": "receive"}
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A request as any engine can describe it. `chain(tenant)` hashes the prompt; None when no hash covers its extras."""
+
+    request_id: str
+    num_prompt_tokens: int
+    parameters: Mapping[str, Any]
+    chain: Callable[[str], HashChain | None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A transfer that a request's parameters ask for. The agent verifies `token`; here it is only read."""
+
+    direction: Direction
+    token: bytes
+    grant: Grant
+
+
+def direction_of(parameters: Mapping[str, Any]) -> Direction | None:
+    """Whether these parameters ask for a transfer, and which way."""
+    return next((direction for key, direction in _DIRECTIONS.items() if parameters.get(key) is True), None)
+
+
+def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Outcome:
+    """The transfer that the request asks for, or why it cannot have it.
+
+    The prefill leg's prompt is the granted one; the decode leg's has one token more, which it computes itself.
+    """
+    text = request.parameters.get(GRANT_KEY)
+    if not isinstance(text, str):
+        return "no_grant"
+    try:
+        token = grants.from_text(text)
+        grant = grants.unverified(token)
+    except GrantError:
+        return "no_grant"
+    if grant.num_tokens != request.num_prompt_tokens - (direction == "receive") or grant.num_tokens < 1:
+        return "wrong_length"
+    return Asked(direction, token, grant)

@@ -1,0 +1,214 @@
+"""Tiny models with seeded random weights and a byte-level tokenizer, one per family: the same bytes everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    LlamaConfig,
+    NemotronHConfig,
+    Olmo3Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+SEED = 1234
+NUM_TOKENS = 512  # the vocabulary: 256 bytes, 3 special tokens, the rest without a text of their own
+BEGIN, END, PADDING = 256, 257, 258
+VOCABULARY = range(NUM_TOKENS // 2)  # the token ids that prompts are made of: one per byte
+MAX_POSITIONS = 1 << 16
+WINDOW_TOKENS = 256
+# Spreads of the weights, in units of 1/sqrt(fan-in), at which greedy output stays diverse instead of looping.
+WEIGHT_SPREAD = 1.5
+HEAD_SPREAD = 3.0
+_CHAT_TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}<assistant>"
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": NUM_TOKENS,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": False,
+    "bos_token_id": BEGIN,
+    "eos_token_id": END,
+    "pad_token_id": PADDING,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a tiny model of one architecture is made. `plain` fields go into config.json beside what the class writes."""
+
+    config: Callable[..., Any]
+    settings: dict[str, Any]
+    dtype: str = "float32"  # float32 gives equal tokens whatever the batch; some kernels take bfloat16 only
+    plain: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(LlamaConfig, {"num_hidden_layers": 4, "head_dim": 32}),
+    "qwen3": Family(Qwen3Config, {"num_hidden_layers": 4, "head_dim": 32}),
+    "gemma3": Family(
+        Gemma3TextConfig,
+        {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": WINDOW_TOKENS},
+    ),
+    "gpt_oss": Family(
+        GptOssConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "olmo3": Family(Olmo3Config, {"num_hidden_layers": 4, "sliding_window": WINDOW_TOKENS}),
+    "granite4h": Family(
+        GraniteMoeHybridConfig,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "mamba", "mamba", "attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 128,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 32,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "nemotron_h": Family(
+        NemotronHConfig,
+        {
+            "layers_block_type": ["mamba", "mlp", "mamba", "attention", "mamba", "mlp"],
+            "head_dim": 32,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 32,
+            "n_groups": 1,
+            "conv_kernel": 4,
+            "expand": 2,
+            "chunk_size": 64,
+        },
+    ),
+    "falcon_h1": Family(
+        FalconH1Config,
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "mamba_d_ssm": 256,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 32,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "lfm2": Family(
+        Lfm2Config,
+        {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3},
+        plain={
+            "conv_dim": 128,
+            "conv_dim_out": 128,
+            "conv_use_xavier_init": True,
+            "block_dim": 128,
+            "block_ff_dim": 256,
+            "block_mlp_init_scale": 1.0,
+            "block_norm_eps": 1e-5,
+            "block_out_init_scale": 1.0,
+            "block_use_swiglu": True,
+            "block_use_xavier_init": True,
+        },
+    ),
+    "qwen3_next": Family(
+        Qwen3NextConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 128,
+        },
+        dtype="bfloat16",  # vLLM: "CPU GDN attention requires BF16"
+    ),
+}
+
+
+def make_model(family: str, directory: Path) -> Path:
+    """Write config, weights and tokenizer of a tiny model of this family into `directory`; returns `directory`."""
+    recipe = FAMILIES[family]
+    config = recipe.config(**_COMMON | recipe.settings)
+    config.dtype = getattr(torch, recipe.dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = AutoModelForCausalLM.from_config(config)
+        _draw_weights(model)
+    model.to(config.dtype).save_pretrained(directory)
+    _add_plain_fields(directory / "config.json", recipe.plain)
+    _write_tokenizer(directory)
+    return directory
+
+
+def _draw_weights(model: Any) -> None:
+    """Replace every matrix by normal noise; vectors (norms, decays, biases) keep what the architecture starts with."""
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() < 2:
+                continue
+            spread = HEAD_SPREAD if "lm_head" in name else WEIGHT_SPREAD
+            scale = 1.0 if "embed" in name else spread / math.sqrt(_fan_in(name, weight))
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+
+
+def _fan_in(name: str, weight: torch.Tensor) -> int:
+    """Inputs of one output: [out, in], [channel, 1, kernel], or experts as [expert, in, out] and [expert, out, in]."""
+    if weight.dim() == 2 or "conv" in name:
+        return math.prod(weight.shape[1:])
+    return int(min(weight.shape[1:]))
+
+
+def _add_plain_fields(path: Path, fields: dict[str, Any]) -> None:
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | fields, indent=2))
+
+
+def _write_tokenizer(directory: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, "<s>", "</s>", "<pad>", *(f"<{number}>" for number in range(PADDING + 1, NUM_TOKENS))]
+    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_POSITIONS,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=2))
