@@ -42,6 +42,7 @@ class Relay:
         self._cut_after_bytes: int | None = None
         self._new_filter: Callable[[], Filter] | None = None
         self.is_cut = False
+        self._dropping: asyncio.Future[None] | None = None
         self.address = ""
         self.forwarded_bytes = 0  # towards the target
 
@@ -149,7 +150,7 @@ class Relay:
         """Whether the link is cut before these bytes; then every connection goes."""
         if self._cut_after_bytes is not None and self.forwarded_bytes + num_bytes > self._cut_after_bytes:
             self.is_cut = True
-            asyncio.ensure_future(self._drop_all())
+            self._dropping = asyncio.ensure_future(self._drop_all())  # a task that nobody holds may vanish
             return True
         self.forwarded_bytes += num_bytes
         return False

@@ -111,9 +111,10 @@ class Stack:
 
 def engine_flags(*, chunk_tokens: int, max_model_len: int = 4096, cuda: bool = False) -> tuple[str, ...]:
     """vLLM flags for a tiny model: small caches, prefill in chunks of `chunk_tokens`."""
-    flags = ("--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--no-enable-prefix-caching")
-    flags += ("--max-num-batched-tokens", str(chunk_tokens), "--enable-chunked-prefill")
-    return flags if cuda else (*flags, "--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20))
+    sizes = ("--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--no-enable-prefix-caching")
+    chunked = ("--max-num-batched-tokens", str(chunk_tokens), "--enable-chunked-prefill")
+    eager = () if cuda else ("--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20))
+    return (*sizes, *chunked, *eager)
 
 
 def has_cuda() -> bool:

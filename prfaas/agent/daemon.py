@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable
@@ -13,9 +14,11 @@ from typing import Any
 from prfaas import grants, logs, metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
+from prfaas.agent.keeping import Keeping
 from prfaas.agent.plan import encode_probe
-from prfaas.agent.protocol import Attach, Attached, Cancel, Message, Receive, Release, Send
+from prfaas.agent.protocol import Attach, Attached, Cancel, Hold, Lookup, Message, Receive, Release, Send, Store
 from prfaas.agent.receiving import Receiving, Reply
+from prfaas.agent.ring import EntryKind
 from prfaas.agent.sending import Sending
 from prfaas.agent.status import StatusServer
 from prfaas.agent.transfer_log import TransferLog
@@ -51,10 +54,13 @@ class Agent:
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()
         grant_key = grants.derive_key(secret, "grant")
+        handles = itertools.count(1)
+        self._keeping = Keeping(self._pool, handles)
         self._sending = Sending(
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
+            handles=handles,
             link_to=self._link_to,
             transfer_log=self._transfer_log,
         )
@@ -65,7 +71,7 @@ class Agent:
             arena_of=self._arena_of,
             transfer_log=self._transfer_log,
         )
-        callbacks = EngineCallbacks(self._attach, self._on_message, self._sending.read_ring, self._on_lost)
+        callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
         self._receiver = Receiver(
             ReceiverConfig(
@@ -147,7 +153,8 @@ class Agent:
     async def _probe(self, peer: str, layout: Layout) -> str | None:
         name, _, address = peer.partition("=")
         transfer_id = TransferId(secrets.token_bytes(16))
-        answer = self._probes[transfer_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._probes[transfer_id] = answer
         self._link_to(address, AgentName(name)).open(
             Outgoing(
                 transfer_id=transfer_id,
@@ -167,23 +174,41 @@ class Agent:
             del self._probes[transfer_id]
 
     def _on_message(self, engine: EngineConnection, message: Message) -> None:
+        workers = self._engines.workers(engine.attach.instance)
         if isinstance(message, Send):
-            self._sending.open(engine, self._engines.workers(engine.attach.instance), message)
+            self._sending.open(engine, workers, message)
         elif isinstance(message, Receive):
             self._receiving.claim(engine, message)
-        elif isinstance(message, Release):
+        elif isinstance(message, Store):
+            self._keeping.store(engine, workers, message)
+        elif isinstance(message, Lookup):
+            self._keeping.lookup(engine, workers, message)
+        elif isinstance(message, Hold):
+            self._keeping.hold(engine, workers, message)
+        elif isinstance(message, Release | Cancel):
+            self._keeping.end(message.transfer_id)
             self._receiving.release(message.transfer_id)
-        elif isinstance(message, Cancel):
-            for worker in self._engines.workers(engine.attach.instance):
-                self._sending.read_ring(worker)  # what it finished before the request ended still counts
             self._sending.engine_done(message.transfer_id)
-            self._receiving.release(message.transfer_id)
+
+    def _read_ring(self, worker: EngineConnection) -> None:
+        """Take what a worker has written to its ring since."""
+        if worker.ring is None or worker.layout is None:
+            return
+        rank = worker.layout.shard.rank
+        for kind, handle, position, layer, first_block, num_blocks, time_ns in worker.ring.drain():
+            for owner in (self._sending, self._keeping):
+                if kind == EntryKind.LAYER_READY:
+                    owner.layer_ready(handle, rank, position, layer, first_block=first_block, num_blocks=num_blocks)
+                elif kind == EntryKind.REQUEST_ENDED:
+                    owner.rank_done(handle, rank)
+            if kind == EntryKind.FORWARD_ENDED:
+                self._sending.forward_ended(handle, time_ns)
 
     def _on_lost(self, engine: EngineConnection) -> None:
         instance = engine.attach.instance
         entirely = not any(other.attach.instance == instance for other in self._engines.connections)
-        self._sending.engine_lost(instance, entirely=entirely)
-        self._receiving.engine_lost(instance, entirely=entirely)
+        for owner in (self._sending, self._receiving, self._keeping):
+            owner.engine_lost(instance, entirely=entirely)
 
     def _arena_of(self, fingerprint: bytes) -> Arena | None:
         return next((arena for arena in self._pool.arenas if arena.layout.fingerprint == fingerprint), None)
@@ -241,6 +266,7 @@ class Agent:
             "encrypted": False,
             "sending": len(self._sending),
             "receiving": len(self._receiving),
+            "keeping": len(self._keeping),
             "pool": self._pool.stats().slots_by_kind,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "links": {address: link.snapshot().to_dict() for (address, _), link in list(self._links.items())},

@@ -53,7 +53,8 @@ class StatusServer:
     def _answer(self, environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environment.get("PATH_INFO", "/")
         if path == "/metrics":
-            return self._metrics(environment, start_response)
+            page: Iterable[bytes] = self._metrics(environment, start_response)
+            return page
         document = self._documents.get(path)
         if document is None:
             start_response("404 Not Found", [("Content-Type", "text/plain")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from dataclasses import replace
 
 import msgpack
@@ -67,9 +69,6 @@ def test_noise_is_refused(noise: bytes) -> None:
     ],
 )
 def test_a_signed_grant_of_another_form_is_refused(fields: object, reason: str) -> None:
-    import hashlib
-    import hmac
-
     body = msgpack.packb(fields)
     assert _reason(body + hmac.digest(KEY, body, hashlib.sha256)) == reason
 
