@@ -7,7 +7,6 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +51,8 @@ class Surroundings:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
-    yield Surroundings(tmp_path, secrets.token_hex(8), frozenset(os.listdir("/dev/shm")))
+def surroundings(tmp_path: Path) -> Surroundings:
+    return Surroundings(tmp_path, secrets.token_hex(8), frozenset(os.listdir("/dev/shm")))
 
 
 def test_every_row_is_right_also_when_a_byte_is_flipped_and_nothing_is_left(surroundings: Surroundings) -> None:
