@@ -58,6 +58,11 @@ class Manager:
         return self._http.address
 
     @property
+    def num_clusters_written(self) -> int:
+        """Of how many clusters this manager writes the record."""
+        return self._replication.num_written
+
+    @property
     def redis(self) -> EmbeddedRedis | None:
         return self._redis
 

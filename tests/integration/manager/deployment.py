@@ -71,6 +71,7 @@ class Deployment:
         self.managers: list[Manager] = []
         self._epoch = 0
         self.secret_file = directory / "secret"
+        self.secret_file.touch(mode=0o600)
         self.secret_file.write_bytes(SECRET)
 
     async def __aenter__(self) -> Deployment:

@@ -1,0 +1,148 @@
+"""Several managers share one Redis: one writes a cluster, all answer, and each can go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from prfaas.errors import Fenced
+from prfaas.index.keys import Keys
+from prfaas.index.redis_store import START_ID, Entry, RedisStore
+from prfaas.types import AgentName, ClusterName
+from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
+from tests.waiting import until
+
+LAYOUT = hybrid_layout()
+EAST = ClusterName("east")
+
+
+async def test_every_manager_answers_with_what_one_was_told(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
+    assert second.world.index.digests(AgentName("n1")) == first.world.index.digests(AgentName("n1"))
+
+
+async def test_an_agent_that_asks_the_wrong_manager_is_sent_to_the_writer(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    one = deployment.reporter("n1", first)
+    deployment.run(one)
+    await until(lambda: one.status.manager == first.address)
+    other = deployment.reporter("n2", second)
+    deployment.run(other)
+    await until(lambda: other.status.manager == first.address, what="the redirect")
+
+
+async def test_another_manager_takes_over_and_knows_what_the_first_recorded(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    reporter = deployment.reporter("n1", first, second)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    await deployment.stop_manager(first)
+    await until(lambda: reporter.status.manager == second.address, what="the move to the other manager")
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
+    assert reporter.status.num_full_announcements == 0, "the record was enough"
+    reporter.publish(stored(LAYOUT, chain_of(640), 640))
+    await until_usable(deployment.client(second), chain_of(641), {"n1": 640})
+
+
+async def test_a_manager_that_starts_later_reads_the_record(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first = await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    deployment.run(reporter)
+    for length in range(16, 321, 16):
+        reporter.publish(stored(LAYOUT, chain_of(640), length))
+    await until(lambda: reporter.status.sequence and reporter.status.acknowledged == reporter.status.sequence)
+    late = await deployment.start_manager()
+    await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
+
+
+async def test_redis_killed_means_answers_go_on_and_the_record_catches_up(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 160))
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 160})
+    killed = redis.pid
+    kill(killed)
+    client = deployment.client(first)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until_usable(client, chain_of(640), {"n1": 320})
+    await until(lambda: redis.pid != killed, what="Redis again")
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
+    late = await deployment.start_manager()
+    await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
+
+
+async def test_redis_that_comes_back_empty_is_filled_from_memory(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
+    store = RedisStore(redis.url)
+    await store._client.flushall()
+    await store.close()
+    reporter.publish(stored(LAYOUT, chain_of(640), 640))
+    await until_usable(deployment.client(second), chain_of(641), {"n1": 640})
+
+
+async def test_a_fenced_writers_late_write_is_refused(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    store = RedisStore(redis.url, keys=Keys("fencing"))
+    old = await store.acquire(EAST, owner="a:1 x", seconds=0.3)
+    await store.append(old, [Entry(f"{old.epoch}-1", START_ID, b"early")])
+    with pytest.raises(Fenced) as refusal:
+        await store.acquire(EAST, owner="b:1 y", seconds=5)
+    assert refusal.value.writer == "a:1"
+    async with asyncio.timeout(5):
+        while await store.writer(EAST):  # noqa: ASYNC110 - the lease ends in Redis
+            await asyncio.sleep(0.01)
+    new = await store.acquire(EAST, owner="b:1 y", seconds=5)
+    assert new.epoch > old.epoch
+    assert new.epoch_before == old.epoch
+    with pytest.raises(Fenced):
+        await store.append(old, [Entry(f"{old.epoch}-2", f"{old.epoch}-1", b"late")])
+    with pytest.raises(Fenced):
+        await store.put_figures(old, b"late", seconds=1)
+    with pytest.raises(Fenced):
+        await store.write_snapshot(old, covers=f"{old.epoch}-1", chunks=_late_chunks())
+    assert [entry.data for entry in await store.tail(EAST, START_ID)] == [b"early"]
+    await store.close()
+
+
+async def _late_chunks() -> AsyncIterator[bytes]:
+    yield b"late"
+
+
+async def test_a_manager_that_lost_its_lease_gives_way_and_follows(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    running = deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 160))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    await deployment.end(running)
+    store = RedisStore(redis.url)
+    await store._client.delete(store.keys.lease(EAST))
+    usurper = await store.acquire(EAST, owner="nowhere:1 z", seconds=30)
+    await until(lambda: first.num_clusters_written == 0, what="the first manager's giving way")
+    await store.release(usurper)
+    await store.close()
+    moved = deployment.reporter("n1", second)
+    deployment.run(moved)
+    moved.publish(stored(LAYOUT, chain_of(640), 320))
+    await until_usable(deployment.client(first), chain_of(640), {"n1": 320})
+    assert await usable(deployment.client(second), chain_of(640)) == {"n1": 320}
+    assert second.num_clusters_written == 1
