@@ -18,7 +18,6 @@ from prfaas.agent.keeping import Keeping
 from prfaas.agent.plan import encode_probe
 from prfaas.agent.protocol import Attach, Attached, Cancel, Hold, Lookup, Message, Receive, Release, Send, Store
 from prfaas.agent.receiving import Receiving, Reply
-from prfaas.agent.ring import EntryKind
 from prfaas.agent.sending import Sending
 from prfaas.agent.status import StatusServer
 from prfaas.agent.transfer_log import TransferLog
@@ -192,17 +191,9 @@ class Agent:
 
     def _read_ring(self, worker: EngineConnection) -> None:
         """Take what a worker has written to its ring since."""
-        if worker.ring is None or worker.layout is None:
-            return
-        rank = worker.layout.shard.rank
-        for kind, handle, position, layer, first_block, num_blocks, time_ns in worker.ring.drain():
-            for owner in (self._sending, self._keeping):
-                if kind == EntryKind.LAYER_READY:
-                    owner.layer_ready(handle, rank, position, layer, first_block=first_block, num_blocks=num_blocks)
-                elif kind == EntryKind.REQUEST_ENDED:
-                    owner.rank_done(handle, rank)
-            if kind == EntryKind.FORWARD_ENDED:
-                self._sending.forward_ended(handle, time_ns)
+        for entry in worker.ring.drain() if worker.ring else ():
+            self._sending.on_ring(worker, entry)
+            self._keeping.on_ring(worker, entry)
 
     def _on_lost(self, engine: EngineConnection) -> None:
         instance = engine.attach.instance

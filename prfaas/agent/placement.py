@@ -66,6 +66,15 @@ class Placement:
 
 def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
     """Pin the prefix blocks that are here already, take transfer blocks for the others; None when memory is short."""
+    return _place(pool, plan, arenas, owner=owner, fill=True)
+
+
+def place_held(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
+    """Pin prefix blocks that are all here; None when one is not."""
+    return _place(pool, plan, arenas, owner=owner, fill=False)
+
+
+def _place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str, fill: bool) -> Placement | None:
     lease = pool.open_lease(owner)
     slots: list[int] = []
     held: set[int] = set()
@@ -74,7 +83,8 @@ def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: s
         found = [_find(pool, arena, run, position) for position in range(run.blocks.num_blocks)]
         present = [slot for slot in found if slot is not None]
         pool.pin(arena, present, lease)
-        fresh = pool.allocate(arena, len(found) - len(present), lease)
+        num_absent = len(found) - len(present)
+        fresh = pool.allocate(arena, num_absent, lease) if fill or not num_absent else None
         if fresh is None:
             pool.end_lease(lease)
             return None

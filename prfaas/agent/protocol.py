@@ -12,6 +12,9 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
                worker copies layers into the slots and writes LAYER_READY, FORWARD_ENDED to the ring
                REQUEST_ENDED on the ring of every rank, or Cancel when no rank was ever told to copy
                ◀── TransferDone | TransferFailed
+    storing    Store ──▶ SendOpened | TransferFailed; then as sending, but nothing leaves this machine
+    looking up Lookup (hashes of the prompt) ──▶ LookedUp (lengths that this pool can serve)
+               Hold (the blocks of one length) ──▶ ReceiveReady | TransferFailed; then as receiving
     receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
                worker copies the slots into engine blocks, compares generations
                Release: the slots are no longer read
@@ -44,6 +47,7 @@ FailureReason = Literal[
     "no_memory",  # no slots left for transfer blocks
     "unreachable",  # the other agent does not answer
     "layout_mismatch",  # the two sides lay their KV out differently
+    "evicted",  # a block that was to be held is gone
     "prompt_mismatch",  # the receiver's prompt is not the one that was granted
     "incomplete",  # the sender's request ended before all its layers came
     "cancelled",  # either side gave up
@@ -120,6 +124,45 @@ class ReceiveReady:
 
 
 @dataclass(frozen=True)
+class Store:
+    """Keep these computed blocks for later requests; the engine fills the slots of `SendOpened` as for a transfer."""
+
+    transfer_id: TransferId
+    num_tokens: int
+    groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How much of a prompt does this node's pool hold? `root` and `units` are its chain, 16 bytes each, joined."""
+
+    transfer_id: TransferId
+    root: BlockHash
+    units: bytes
+    limit_tokens: int
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """Lengths that all KV groups can serve, longest first, each with the hash that the prompt must have at that length.
+
+    A length that is no multiple of 16 is a candidate: the engine, which has the tokens, compares the hash.
+    """
+
+    transfer_id: TransferId
+    lengths: list[list[Any]]  # [num_tokens, hash]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Pin the blocks of one length; they are all here, or the answer is TransferFailed."""
+
+    transfer_id: TransferId
+    num_tokens: int
+    groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
 class Release:
     """The reader has ended; the slots of this transfer need not be kept for it."""
 
@@ -157,6 +200,10 @@ Message = (
     | SendOpened
     | Receive
     | ReceiveReady
+    | Store
+    | Lookup
+    | LookedUp
+    | Hold
     | Release
     | Cancel
     | TransferDone

@@ -26,6 +26,9 @@ class EntryKind(IntEnum):
     REQUEST_ENDED = 3  # this rank writes nothing more for the transfer
 
 
+_KINDS = frozenset(EntryKind)
+
+
 @dataclass(frozen=True)
 class RingEntry:
     """`group` is a position in the transfer's group list; blocks are counted within that entry, `layer` within the group."""
@@ -84,8 +87,8 @@ class RingWriter(_Ring):
 class RingReader(_Ring):
     """The agent's end; owns both descriptors. Entries come from another process: their fields are not to be trusted."""
 
-    def drain(self) -> list[tuple[int, ...]]:
-        """The new entries as (kind, handle, group, layer, first_block, num_blocks, time_ns), oldest first."""
+    def drain(self) -> list[RingEntry]:
+        """The new entries, oldest first; those of an unknown kind are left out."""
         try:
             os.eventfd_read(self.event_fd)
         except BlockingIOError:
@@ -94,7 +97,8 @@ class RingReader(_Ring):
         entries = []
         for position in range(max(read, written - RING_ENTRIES), written):
             at = position % RING_ENTRIES * ENTRY_WORDS
-            words = self._words[at : at + ENTRY_WORDS].tolist()
-            entries.append((*words[:6], words[6] | words[7] << 32))
+            kind, handle, group, layer, first, count, low, high = self._words[at : at + ENTRY_WORDS].tolist()
+            if kind in _KINDS:
+                entries.append(RingEntry(EntryKind(kind), handle, group, layer, first, count, low | high << 32))
         self._counters[_READ] = written
         return entries

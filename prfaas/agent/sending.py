@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prfaas import grants, logs, metrics
 from prfaas.agent.engines import EngineConnection
+from prfaas.agent.filling import Filling
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.protocol import HELD, FailureReason, Send, SendOpened, TransferDone, TransferFailed
-from prfaas.agent.ring import EntryKind
+from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
@@ -38,22 +38,35 @@ class Outbound:
 
     transfer_id: TransferId
     handle: int
-    placement: Placement
+    filling: Filling
     engine: EngineConnection
     link: Link
     record: TransferRecord
-    layers_ready: list[int]  # per object a bit for each layer
-    num_unready: int
-    ranks_done: set[int] = field(default_factory=set)
     engine_done: bool = False
     memory_free: bool = False
 
     @property
+    def placement(self) -> Placement:
+        return self.filling.placement
+
+    @property
     def plan(self) -> TransferPlan:
-        return self.placement.plan
+        return self.filling.placement.plan
+
+    def ready(self, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int) -> None:
+        """These bytes may leave."""
+        self.link.ready(
+            self.transfer_id,
+            first_object=first_object,
+            num_objects=num_objects,
+            offset_bytes=offset_bytes,
+            length_bytes=length_bytes,
+        )
 
     def __repr__(self) -> str:
-        return f"<Outbound {self.transfer_id.hex()[:8]} unready={self.num_unready} engine_done={self.engine_done}>"
+        return (
+            f"<Outbound {self.transfer_id.hex()[:8]} unready={self.filling.num_unready} engine_done={self.engine_done}>"
+        )
 
 
 class Sending:
@@ -65,15 +78,17 @@ class Sending:
         name: AgentName,
         grant_key: bytes,
         pool: Pool,
+        handles: Iterator[int],
         link_to: Callable[[str, AgentName], Link],
         transfer_log: TransferLog,
     ) -> None:
+        """`handles` number what the rings speak of."""
         self._name = name
         self._grant_key = grant_key
         self._pool = pool
         self._link_to = link_to
         self._log = transfer_log
-        self._handles = itertools.count(1)
+        self._handles = handles
         self._by_id: dict[TransferId, Outbound] = {}
         self._by_handle: dict[int, Outbound] = {}
         self._accepted: set[tuple[str, bytes]] = set()  # (peer address, fingerprint) that the peer has accepted
@@ -127,7 +142,7 @@ class Sending:
         outbound = Outbound(
             transfer_id=request.transfer_id,
             handle=next(self._handles) & 0xFFFFFFFF,
-            placement=placement,
+            filling=Filling(placement),
             engine=engine,
             link=self._link_to(grant.destination_address, grant.destination),
             record=self._log.begin(
@@ -140,8 +155,6 @@ class Sending:
                     attention_bytes=plan.attention_bytes,
                 )
             ),
-            layers_ready=[0] * len(placement.slots),
-            num_unready=len(placement.slots),
         )
         self._by_id[outbound.transfer_id] = outbound
         self._by_handle[outbound.handle] = outbound
@@ -170,54 +183,17 @@ class Sending:
             outbound.link.ready(
                 outbound.transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size
             )
-            outbound.num_unready -= 1
 
-    def read_ring(self, worker: EngineConnection) -> None:
-        """Take what a worker has written to its ring since."""
-        if worker.ring is None or worker.layout is None:
+    def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
+        """A worker has filled one layer of some blocks: they leave; or it writes nothing more for a transfer."""
+        outbound = self._by_handle.get(entry.handle)
+        if outbound is None or outbound.engine.attach.instance != worker.attach.instance:
             return
-        for kind, handle, position, layer, first_block, num_blocks, time_ns in worker.ring.drain():
-            outbound = self._by_handle.get(handle)
-            if outbound is None or outbound.engine.attach.instance != worker.attach.instance:
-                continue
-            rank = worker.layout.shard.rank
-            if kind == EntryKind.FORWARD_ENDED:
-                outbound.record.forward_ended_ns = time_ns
-            elif kind == EntryKind.REQUEST_ENDED:
-                self._rank_done(outbound, rank)
-            elif kind == EntryKind.LAYER_READY:
-                self._layer_ready(outbound, rank, position, layer, first_block, num_blocks)
-
-    def _layer_ready(  # the six numbers of a ring entry
-        self, outbound: Outbound, rank: int, position: int, layer: int, first_block: int, num_blocks: int
-    ) -> None:
-        if position >= len(outbound.plan.groups):
-            return
-        run = outbound.plan.run_of(rank, position)
-        if layer >= len(run.group.layers) or first_block + num_blocks > run.blocks.num_blocks:
-            return
-        piece = run.group.layers[layer]
-        outbound.link.ready(
-            outbound.transfer_id,
-            first_object=run.first_object + first_block,
-            num_objects=num_blocks,
-            offset_bytes=piece.offset_bytes,
-            length_bytes=piece.payload_bytes,
-        )
-        whole = (1 << len(run.group.layers)) - 1
-        for index in range(run.first_object + first_block, run.first_object + first_block + num_blocks):
-            self._mark(outbound, index, 1 << layer, whole)
-
-    def _mark(self, outbound: Outbound, index: int, bit: int, whole: int) -> None:
-        before = outbound.layers_ready[index]
-        outbound.layers_ready[index] = before | bit
-        if before != whole and before | bit == whole:
-            outbound.num_unready -= 1
-            outbound.placement.publish(index)
-
-    def _rank_done(self, outbound: Outbound, rank: int) -> None:
-        outbound.ranks_done.add(rank)
-        if len(outbound.ranks_done) == len(outbound.plan.layouts):
+        if entry.kind is EntryKind.LAYER_READY:
+            outbound.filling.layer_ready(worker.attach.rank, entry, outbound.ready)
+        elif entry.kind is EntryKind.FORWARD_ENDED:
+            outbound.record.forward_ended_ns = entry.time_ns
+        elif outbound.filling.rank_done(worker.attach.rank):
             self.engine_done(outbound.transfer_id)
 
     def engine_done(self, transfer_id: TransferId) -> None:
@@ -226,7 +202,7 @@ class Sending:
         if outbound is None:
             return
         outbound.engine_done = True
-        if outbound.num_unready:
+        if outbound.filling.num_unready:
             outbound.link.cancel(outbound.transfer_id, "incomplete", "the request ended before all its layers came")
         self._maybe_release(outbound)
 
@@ -238,7 +214,7 @@ class Sending:
         for outbound in list(self._by_id.values()):
             if outbound.engine.attach.instance != instance:
                 continue
-            if outbound.num_unready:
+            if outbound.filling.num_unready:
                 outbound.link.cancel(outbound.transfer_id, "incomplete", "the sending engine is gone")
             outbound.engine_done = outbound.engine_done or entirely
             self._maybe_release(outbound)
@@ -246,7 +222,7 @@ class Sending:
     # What the link says
 
     def on_event(self, event: SendEvent) -> None:
-        outbound = self._by_id.get(event.transfer_id)
+        outbound = self._by_id.get(TransferId(event.transfer_id))
         if outbound is None:
             return
         record = outbound.record

@@ -106,7 +106,9 @@ def _group_difference(index: int, ours: KVGroup, theirs: KVGroup) -> str | None:
 
 
 def _parse_layout(fields: Any) -> Layout:
-    fields = _record(fields, "layout", {"version": int, "model": str, "packing": str, "shard": dict, "groups": (list, tuple)})
+    fields = _record(
+        fields, "layout", {"version": int, "model": str, "packing": str, "shard": dict, "groups": (list, tuple)}
+    )
     if fields["version"] != LAYOUT_VERSION:
         raise LayoutError(f"layout version {fields['version']}: this side speaks version {LAYOUT_VERSION}")
     shard = _record(fields["shard"], "shard", {"rank": int, "size": int})

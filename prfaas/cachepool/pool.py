@@ -49,6 +49,9 @@ class _ArenaSlots:
         self.prefixes: dict[int, _Prefix] = {}
         self.by_key: dict[_Key, int] = {}
         self.num_children: Counter[_Key] = Counter()
+        self.states: dict[
+            _Key, dict[BlockHash, int]
+        ] = {}  # (group, last full unit) → states after it and their lengths
         self.idle_leaves: OrderedDict[int, None] = OrderedDict()  # evictable, oldest first
 
     def take(self) -> int | None:
@@ -161,6 +164,10 @@ class Pool:
         """The slot of a prefix block."""
         return self._slots[arena.layout.fingerprint].by_key.get((group, block_hash))
 
+    def states_after(self, arena: Arena, group: int, unit: BlockHash) -> dict[BlockHash, int]:
+        """Linear states, with their lengths, that end within the 16 tokens after `unit` (the root, or a full unit's hash)."""
+        return self._slots[arena.layout.fingerprint].states.get((group, unit), {})
+
     def pin(self, arena: Arena, pinned: Iterable[int], lease: LeaseId) -> None:
         """Use prefix blocks under `lease`; they are not evicted meanwhile."""
         slots = self._slots[arena.layout.fingerprint]
@@ -181,6 +188,8 @@ class Pool:
         slots.prefixes[slot] = prefix
         slots.by_key[key] = slot
         slots.num_children[prefix.parent] += 1
+        if arena.layout.groups[group].kind == "linear_state":
+            slots.states.setdefault(prefix.parent, {})[block_hash] = num_tokens
         parent_slot = slots.by_key.get(prefix.parent)
         if parent_slot is not None:
             slots.idle_leaves.pop(parent_slot, None)
@@ -202,6 +211,11 @@ class Pool:
         prefix = slots.prefixes.pop(slot)
         del slots.by_key[prefix.key]
         slots.num_children[prefix.parent] -= 1
+        states = slots.states.get(prefix.parent)
+        if states is not None:
+            states.pop(prefix.key[1], None)
+            if not states:
+                del slots.states[prefix.parent]
         parent_slot = slots.by_key.get(prefix.parent)
         if parent_slot is not None:
             self._settle(slots, parent_slot)

@@ -158,9 +158,7 @@ class Router:
         prefilling = asyncio.create_task(self._legs.prefill(prefill, parsed.prefill_body(token_ids, grant), headers))
         body = json.dumps(parsed.decode_body(token_ids, grant)).encode()
         try:
-            answer = await first_answer(
-                prefilling, self._legs.decode(decode, PATHS[parsed.endpoint], body, headers)
-            )
+            answer = await first_answer(prefilling, self._legs.decode(decode, PATHS[parsed.endpoint], body, headers))
         except LegFailed as error:
             record.fallback = error.reason
             metrics.FALLBACKS.labels(reason=error.reason).inc()
@@ -195,7 +193,9 @@ class Router:
         """Pass the answer on as it comes; after its first byte a failure can only break it off."""
         record.status = answer.response.status
         record.ttft_seconds = time.monotonic() - record.started
-        headers = _answer_headers(record) | {"Content-Type": answer.response.headers.get("Content-Type", "application/json")}
+        headers = _answer_headers(record) | {
+            "Content-Type": answer.response.headers.get("Content-Type", "application/json")
+        }
         response = web.StreamResponse(status=answer.response.status, headers=headers)
         await response.prepare(request)
         try:
@@ -235,7 +235,9 @@ class Router:
         url = f"{self.fleet[decision.decode].config.url}{request.rel_url}"
         headers = {"Content-Type": request.content_type} if request.can_read_body else {}
         try:
-            async with self._session.request(request.method, url, data=await request.read(), headers=headers) as upstream:
+            async with self._session.request(
+                request.method, url, data=await request.read(), headers=headers
+            ) as upstream:
                 response = web.StreamResponse(status=upstream.status)
                 response.content_type = upstream.content_type
                 await response.prepare(request)
@@ -250,7 +252,9 @@ class Router:
         """200 when somebody can answer."""
         ready = self.fleet.decodes()
         states = {instance.config.name: instance.healthy for instance in self.fleet}
-        return web.json_response({"status": "ok" if ready else "no engine is ready", "instances": states}, status=200 if ready else 503)
+        return web.json_response(
+            {"status": "ok" if ready else "no engine is ready", "instances": states}, status=200 if ready else 503
+        )
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), content_type="text/plain", charset="utf-8")
@@ -284,7 +288,9 @@ def _answer_headers(record: Record) -> dict[str, str]:
 
 
 def _error(status: int, message: str, *, kind: str) -> web.Response:
-    return web.Response(status=status, body=error_body(message, kind=kind, code=status), content_type="application/json")
+    return web.Response(
+        status=status, body=error_body(message, kind=kind, code=status), content_type="application/json"
+    )
 
 
 def make_app(router: Router, *, max_body_bytes: int) -> web.Application:

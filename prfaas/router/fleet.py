@@ -111,5 +111,7 @@ def _instances(clusters: tuple[ClusterConfig, ...]) -> Iterator[Instance]:
     for cluster in clusters:
         kind: ClusterKind = "prfaas" if cluster.kind == "prfaas" else "pd"
         for config in cluster.instances:
-            role: InstanceRole = "prefill" if config.role == "prefill" else "decode" if config.role == "decode" else "both"
+            role: InstanceRole = (
+                "prefill" if config.role == "prefill" else "decode" if config.role == "decode" else "both"
+            )
             yield Instance(config, ClusterName(cluster.name), kind, role)

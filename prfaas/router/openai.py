@@ -10,7 +10,14 @@ Endpoint = Literal["completions", "chat"]
 GRANT_PARAM = "prfaas_grant"
 REFUSED_FIELDS = ("kv_transfer_params", "cache_salt")  # they name other people's KV; only the router writes them
 # Fields by which /tokenize renders a chat just as /v1/chat/completions does.
-_RENDER_FIELDS = ("messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_RENDER_FIELDS = (
+    "messages",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 # What the prefill leg needs to run the same adapter and nothing else.
 _PREFILL_FIELDS = ("model", "priority")
 
@@ -66,7 +73,7 @@ class ParsedRequest:
     def tokenize_body(self) -> dict[str, Any]:
         """What `/tokenize` is asked."""
         if self.endpoint == "completions":
-            fields = ("model", "prompt", "add_special_tokens")
+            fields: tuple[str, ...] = ("model", "prompt", "add_special_tokens")
         else:
             fields = ("model", "add_special_tokens", *_RENDER_FIELDS)
         return {name: self.body[name] for name in fields if name in self.body}

@@ -26,8 +26,10 @@ def test_entries_arrive_in_order_with_the_time_they_were_written(ring: tuple[Rin
             RingEntry(EntryKind.LAYER_READY, handle=7, group=1, layer=layer, first_block=2, num_blocks=3)
         )
     entries = reader.drain()
-    assert [entry[:6] for entry in entries] == [(1, 7, 1, layer, 2, 3) for layer in range(5)]
-    times = [entry[6] for entry in entries]
+    assert [(e.kind, e.handle, e.group, e.layer, e.first_block, e.num_blocks) for e in entries] == [
+        (1, 7, 1, layer, 2, 3) for layer in range(5)
+    ]
+    times = [entry.time_ns for entry in entries]
     assert times == sorted(times) and times[0] > 0
     assert reader.drain() == []
 
@@ -37,9 +39,9 @@ def test_a_full_ring_refuses_and_loses_nothing(ring: tuple[RingWriter, RingReade
     for handle in range(RING_ENTRIES):
         assert writer.push(RingEntry(EntryKind.FORWARD_ENDED, handle=handle))
     assert not writer.push(RingEntry(EntryKind.FORWARD_ENDED, handle=0))
-    assert [entry[1] for entry in reader.drain()] == list(range(RING_ENTRIES))
+    assert [entry.handle for entry in reader.drain()] == list(range(RING_ENTRIES))
     assert writer.push(RingEntry(EntryKind.FORWARD_ENDED, handle=9))
-    assert [entry[1] for entry in reader.drain()] == [9]
+    assert [entry.handle for entry in reader.drain()] == [9]
 
 
 def test_positions_wrap_around(ring: tuple[RingWriter, RingReader]) -> None:
@@ -47,7 +49,7 @@ def test_positions_wrap_around(ring: tuple[RingWriter, RingReader]) -> None:
     for round_ in range(3):
         for handle in range(RING_ENTRIES - 1):
             writer.push(RingEntry(EntryKind.LAYER_READY, handle=handle + round_))
-        assert [entry[1] for entry in reader.drain()] == [handle + round_ for handle in range(RING_ENTRIES - 1)]
+        assert [entry.handle for entry in reader.drain()] == [handle + round_ for handle in range(RING_ENTRIES - 1)]
 
 
 def test_a_producer_that_lies_about_its_counter_costs_no_more_than_one_ring(
@@ -56,4 +58,4 @@ def test_a_producer_that_lies_about_its_counter_costs_no_more_than_one_ring(
     writer, reader = ring
     writer._counters[0] = 1 << 60
     os.eventfd_write(writer.event_fd, 1)
-    assert len(reader.drain()) == RING_ENTRIES
+    assert len(reader.drain()) <= RING_ENTRIES
