@@ -1,0 +1,58 @@
+"""A few words of shared memory that each have one writer: what the sides tell each other without a message."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+
+BOARD_BYTES = 4096
+FULL_SHARE = 10_000  # shares are in ten-thousandths
+
+
+class Word(IntEnum):
+    """Who writes: decode all but the PREFILL_BUSY and PREFILL_STEPS of prefill."""
+
+    DECODE_BATCH = 0
+    DECODE_STEPS = 1
+    DECODE_SHARE = 2
+    PREFILL_SHARE = 3  # what a prefill that starts now may use
+    SHARE_CHANGES = 4
+    FREE_BLOCKS = 5
+    SURPLUS_TOKENS = 6
+    PREEMPTIONS = 7
+    PREFILL_BUSY = 8
+    PREFILL_STEPS = 9
+
+
+class Board:
+    """One process's view; takes `memory_fd` over."""
+
+    def __init__(self, memory_fd: int) -> None:
+        self._map = mmap.mmap(memory_fd, BOARD_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+        os.close(memory_fd)
+
+    def __getitem__(self, word: Word) -> int:
+        return self._words[word]
+
+    def __setitem__(self, word: Word, value: int) -> None:
+        self._words[word] = value
+
+    def add(self, word: Word, number: int = 1) -> None:
+        self._words[word] += number
+
+    def share(self, word: Word) -> float:
+        return self._words[word] / FULL_SHARE
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+def create() -> int:
+    """A new board's memfd, all words zero but the prefill's share, which is all; the caller owns it."""
+    memory = os.memfd_create("prfaas-colocate-board", os.MFD_CLOEXEC)
+    os.ftruncate(memory, BOARD_BYTES)
+    os.pwrite(memory, FULL_SHARE.to_bytes(8, "little"), Word.PREFILL_SHARE * 8)
+    return memory

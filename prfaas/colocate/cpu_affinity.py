@@ -1,0 +1,44 @@
+"""Compute shares where there is no GPU: decode runs on the first cores of the machine, prefill on the last ones."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Side = Literal["prefill", "decode"]
+
+
+def cores_of(side: Side, share: float, cores: list[int]) -> list[int]:
+    """The cores of a side: decode's share rounded up, at least one; prefill gets the complement, at least one.
+
+    Shares that add up to one give disjoint sets wherever there are two cores.
+    """
+    if share >= 1:
+        return cores
+    if side == "decode":
+        return cores[: max(1, math.ceil(share * len(cores) - 1e-9))]
+    return cores[min(len(cores) - 1, math.ceil((1 - share) * len(cores) - 1e-9)) :]
+
+
+class CpuSets:
+    """Moves all threads of this process to the cores of its share."""
+
+    def __init__(self, side: Side) -> None:
+        self._side, self._cores, self._share = side, sorted(os.sched_getaffinity(0)), 1.0
+
+    def take(self, share: float) -> None:
+        """Between steps only; nothing happens when the share is what it was."""
+        if share == self._share:
+            return
+        self._share = share
+        cores = cores_of(self._side, share, self._cores)
+        torch.set_num_threads(len(cores))
+        for thread in Path("/proc/self/task").iterdir():
+            try:
+                os.sched_setaffinity(int(thread.name), cores)
+            except ProcessLookupError:
+                continue  # a thread that ended while we looked

@@ -1,0 +1,162 @@
+"""The requests as the front knows them: what each has got so far, what to send to which side, what to send again.
+
+No process and no clock here. After the death of either side its rings are read to the end and replaced; decode tells a
+new prefill what it waits for, the front tells both sides of everything that lives when decode is new.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prfaas.colocate import ring
+from prfaas.colocate.messages import NO_STOP_TOKEN, Kind, Request, push_request
+from prfaas.colocate.ring import RingReader, RingWriter
+from prfaas.errors import LocalProtocolError
+
+Side = Literal["prefill", "decode"]
+SIDES: tuple[Side, Side] = ("prefill", "decode")
+
+
+@dataclass
+class Answer:
+    """A request that lives: its prompt and the tokens that came. `on_token(token, finished)` is called for each once."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token: int
+    on_token: Callable[[int, bool], None]
+    tokens: list[int] = field(default_factory=list)
+
+    def finished(self) -> bool:
+        return len(self.tokens) >= self.max_tokens or self.tokens[-1:] == [self.stop_token]
+
+
+@dataclass(frozen=True)
+class PeerRings:
+    """The two rings of one side to the other one, as descriptors that the receiver owns: (read this, write that)."""
+
+    reads: int
+    writes: int
+
+
+@dataclass(frozen=True)
+class SideRings:
+    """All rings of one side."""
+
+    from_front: int
+    to_front: int
+    peer: PeerRings
+
+
+class Front:
+    """Mutable; one owner. `wake` are the eventfds that wake each side and the front; they outlive every process."""
+
+    def __init__(self, wake: dict[Side | Literal["front"], int]) -> None:
+        self._wake = wake
+        self._answers: dict[int, Answer] = {}
+        self._next_request = 1
+        self._readers: dict[Side, RingReader] = {}
+        self._writers: dict[Side, RingWriter] = {}
+
+    def open(self) -> dict[Side, SideRings]:
+        """The rings of both sides for their first start."""
+        peers = _peer_rings()
+        return {side: SideRings(*self._front_rings(side), peers[side]) for side in SIDES}
+
+    def replace(self, side: Side) -> tuple[SideRings, PeerRings]:
+        """After the death of `side`: the rings of its successor, and those that the survivor changes to.
+
+        The survivor must have the latter at hand (in its control socket) before it next reads its ring.
+        """
+        self.poll()
+        self._readers.pop(side).close()
+        self._writers.pop(side).close()
+        peers = _peer_rings()
+        rings = SideRings(*self._front_rings(side), peers[side])
+        return rings, peers["decode" if side == "prefill" else "prefill"]
+
+    def announce(self, side: Side) -> None:
+        """Tell the survivor that `side` is new, and a new decode of all that lives."""
+        survivor: Side = "decode" if side == "prefill" else "prefill"
+        self._writers[survivor].push(Kind.PEER_RESTARTED, ())
+        if side == "decode":
+            for request, answer in self._answers.items():
+                self._send(request, answer)
+
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        *,
+        stop_token: int | None,
+        on_token: Callable[[int, bool], None],
+    ) -> int:
+        """Send a request to both sides at once; returns its number."""
+        request, self._next_request = self._next_request, self._next_request + 1
+        answer = Answer(prompt, max_tokens, NO_STOP_TOKEN if stop_token is None else stop_token, on_token)
+        self._answers[request] = answer
+        self._send(request, answer)
+        return request
+
+    def cancel(self, request: int) -> None:
+        """The client has gone; nothing happens when the request has ended."""
+        if self._answers.pop(request, None) is not None:
+            self._writers["decode"].push(Kind.CANCEL, (request,))
+
+    def give_up(self) -> list[Answer]:
+        """Forget everything that lives and return it, when no side can be started any more."""
+        answers, self._answers = list(self._answers.values()), {}
+        return answers
+
+    def poll(self) -> bool:
+        """Take the tokens that came, send what waited for room; whether all of it could be sent."""
+        from_decode = self._readers["decode"].drain() if "decode" in self._readers else []
+        from_prefill = self._readers["prefill"].drain() if "prefill" in self._readers else []
+        # Prefill wrote a request's first token before decode could write its second.
+        for _, words in from_prefill + from_decode:
+            for i in range(0, len(words), 3):
+                self._token(*words[i : i + 3])
+        return all([writer.flush() for writer in self._writers.values()])
+
+    @property
+    def num_live(self) -> int:
+        return len(self._answers)
+
+    def close(self) -> None:
+        for end in (*self._readers.values(), *self._writers.values()):
+            end.close()
+        self._readers, self._writers = {}, {}
+
+    def _token(self, request: int, place: int, token: int) -> None:
+        answer = self._answers.get(request)
+        if answer is None or place < len(answer.tokens):
+            return  # cancelled, ended, or computed again after a restart
+        if place > len(answer.tokens):
+            raise LocalProtocolError(f"request {request}: token {place} came after {len(answer.tokens)} tokens")
+        answer.tokens.append(token)
+        finished = answer.finished()
+        if finished:
+            del self._answers[request]
+        answer.on_token(token, finished)
+
+    def _send(self, request: int, answer: Answer) -> None:
+        tokens = answer.prompt + tuple(answer.tokens)
+        message = Request(request, len(answer.tokens), answer.max_tokens, answer.stop_token, tokens)
+        for side in SIDES:
+            push_request(self._writers[side], message)
+
+    def _front_rings(self, side: Side) -> tuple[int, int]:
+        """New rings from and to the front; the returned descriptors are the side's own."""
+        down, up = ring.create(), ring.create()
+        self._writers[side] = RingWriter(os.dup(down), self._wake[side])
+        self._readers[side] = RingReader(os.dup(up))
+        return down, up
+
+
+def _peer_rings() -> dict[Side, PeerRings]:
+    """One pair of rings between the sides, as each of them sees it."""
+    to_prefill, to_decode = ring.create(), ring.create()
+    return {"prefill": PeerRings(to_prefill, to_decode), "decode": PeerRings(os.dup(to_decode), os.dup(to_prefill))}

@@ -1,0 +1,92 @@
+"""The process of one side: maps what it is given, then turns its loop until the supervisor has gone.
+
+    python -m prfaas.colocate.side CONTROL_FD
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+
+import torch
+
+from prfaas.colocate import cache, memory, weights
+from prfaas.colocate.board import Board
+from prfaas.colocate.cpu_affinity import CpuSets
+from prfaas.colocate.cpu_runner import CpuRunner
+from prfaas.colocate.decode_book import DecodeBook
+from prfaas.colocate.decode_loop import Adaptation, DecodeLoop
+from prfaas.colocate.front import PeerRings
+from prfaas.colocate.model import HybridModel
+from prfaas.colocate.prefill_loop import PrefillLoop
+from prfaas.colocate.ring import RingReader, RingWriter, clear_wakeups
+from prfaas.colocate.runner import Runner
+from prfaas.colocate.setup import SideFds, SideSetup, receive_peer_rings, receive_setup
+from prfaas.colocate.shape import SHAPES
+from prfaas.scheduler.colocation import Policy
+
+IDLE_MILLISECONDS = 1000
+
+
+def main() -> int:
+    """Serve until the control socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to act on
+    control = socket.socket(fileno=int(sys.argv[1]))
+    setup, fds = receive_setup(control)
+    loop = build_loop(setup, fds, control)
+    poller = select.poll()
+    poller.register(fds.wake_self, select.POLLIN)
+    poller.register(control.fileno(), 0)  # hang-up alone
+    busy = True
+    while not any(event[1] & select.POLLHUP for event in poller.poll(0 if busy else IDLE_MILLISECONDS)):
+        clear_wakeups(fds.wake_self)
+        busy = loop.turn()
+    return 0
+
+
+def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> PrefillLoop | DecodeLoop:
+    """The side's loop over the mapped memory."""
+    runner = build_runner(setup, fds)
+    board = Board(fds.board)
+    front = RingReader(fds.rings.from_front), RingWriter(fds.rings.to_front, fds.wake_front)
+
+    def ends(peer: PeerRings) -> tuple[RingReader, RingWriter]:
+        return RingReader(peer.reads), RingWriter(peer.writes, fds.wake_peer)
+
+    def next_peer() -> tuple[RingReader, RingWriter]:
+        return ends(receive_peer_rings(control))
+
+    peer = ends(fds.rings.peer)
+    if setup.side == "prefill":
+        return PrefillLoop(runner, board, front=front, peer=peer, peer_rings=next_peer)
+    book = DecodeBook(setup.cache, max_rows=setup.max_rows)
+    adaptation = None
+    if setup.profile is not None:
+        adaptation = Adaptation(setup.profile, Policy(setup.itl_slo_seconds, setup.dwell_steps))
+    return DecodeLoop(book, runner, board, front=front, peer=peer, peer_rings=next_peer, adaptation=adaptation)
+
+
+def build_runner(setup: SideSetup, fds: SideFds) -> Runner:
+    """The device of this side."""
+    shape = SHAPES[setup.shape]
+    memfds = fds.memory or (None, None, None)
+    tensors = [memory.attach(plain, fd) for plain, fd in zip(setup.tensors, memfds, strict=True)]
+    view = cache.view(shape, setup.cache, tensors[1], tensors[2])
+    model = HybridModel(shape, weights.view(shape, tensors[0]), view, max_tokens=setup.max_tokens)
+    max_blocks = setup.cache.blocks_for(setup.max_tokens)
+    side = "prefill" if setup.side == "prefill" else "decode"
+    if setup.device == "cpu":
+        torch.set_num_threads(setup.num_threads or len(os.sched_getaffinity(0)))
+        sets = CpuSets(side) if setup.partition == "affinity" else None
+        return CpuRunner(model, max_rows=setup.max_rows, max_blocks=max_blocks, sets=sets)
+    from prfaas.colocate.cuda_runner import CudaRunner, streams_of  # noqa: PLC0415 (needs an NVIDIA or AMD driver)
+
+    streams = streams_of(setup.partition, side)
+    return CudaRunner(model, max_rows=setup.max_rows, max_blocks=max_blocks, streams=streams)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Owns the shared memory, starts both sides, and starts a side again when it dies.
+
+asyncio, one loop: the front's eventfd brings tokens, a pidfd per side brings its death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from prfaas import logs
+from prfaas.colocate import board, cache, memory, mps, weights
+from prfaas.colocate.board import Board, Word
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.front import SIDES, Front, PeerRings, Side, SideRings
+from prfaas.colocate.memory import SharedTensor
+from prfaas.colocate.ring import clear_wakeups
+from prfaas.colocate.setup import SideFds, SideSetup, send_peer_rings, send_setup
+from prfaas.colocate.shape import SHAPES
+from prfaas.errors import PrfaasError
+from prfaas.scheduler.colocation import DecodeProfile
+
+log = logs.get("colocate")
+
+MAX_DEATHS = 8  # within DEATH_WINDOW_SECONDS: then the fault is not one that a restart mends
+DEATH_WINDOW_SECONDS = 60.0
+STOP_SECONDS = 5.0
+NAMES: tuple[Side | Literal["front"], ...] = (*SIDES, "front")
+
+
+@dataclass(frozen=True)
+class ExecutorSettings:
+    """What to run; see config.py for the meaning of each."""
+
+    shape: str
+    cache: CacheShape
+    max_rows: int
+    max_tokens: int
+    seed: int = 1
+    device: str = "cpu"
+    dtype: str = "float32"
+    partition: str = "none"
+    mps_decode_share: float = 0.4
+    profile: DecodeProfile | None = None
+    itl_slo_seconds: float = 0.05
+    dwell_steps: int = 16
+    num_threads: int = 0
+
+
+class ExecutorFailed(PrfaasError):
+    """A side kept dying; the requests that lived have ended without their last token."""
+
+
+@dataclass(frozen=True)
+class Process:
+    popen: subprocess.Popen[bytes]
+    pid_fd: int
+    control: socket.socket
+
+
+class Supervisor:
+    """`async with Supervisor(settings) as executor: async for token in executor.generate(...)`."""
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._settings = settings
+        self._tensors = _allocate(settings)
+        self._board_fd = board.create()
+        self.board = Board(os.dup(self._board_fd))
+        self._wake: dict[Side | Literal["front"], int] = {name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES}
+        self._front = Front(self._wake)
+        self._processes: dict[Side, Process] = {}
+        self._deaths: list[float] = []
+        self._failed = False
+        self.num_restarts: dict[Side, int] = {"prefill": 0, "decode": 0}
+
+    async def __aenter__(self) -> Supervisor:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._wake["front"], self._on_tokens)
+        for side, rings in self._front.open().items():
+            self._start(side, rings)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._wake["front"])
+        for process in self._processes.values():
+            self._loop.remove_reader(process.pid_fd)
+            process.control.close()
+        for process in self._processes.values():
+            await asyncio.to_thread(_reap, process)
+        self._front.close()
+        self.board.close()
+        for fd in (*self._wake.values(), self._board_fd, *self._memfds()):
+            os.close(fd)
+
+    async def generate(
+        self, prompt: tuple[int, ...], max_tokens: int, *, stop_token: int | None = None
+    ) -> AsyncIterator[int]:
+        """The answer's tokens as they come; leaving early cancels the request.
+
+        Raises:
+            ValueError: the request does not fit into the cache or the model.
+            ExecutorFailed: a side kept dying.
+        """
+        self.check(prompt, max_tokens)
+        tokens: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
+        request = self._front.submit(
+            prompt, max_tokens, stop_token=stop_token, on_token=lambda *token: tokens.put_nowait(token)
+        )
+        try:
+            finished = False
+            while not finished:
+                token, finished = await tokens.get()
+                if token < 0:
+                    raise ExecutorFailed("prefill or decode kept dying")
+                yield token
+        finally:
+            if not self._failed:
+                self._front.cancel(request)
+
+    def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
+        """Raises ValueError when a request can never run, ExecutorFailed when nothing runs any more."""
+        if self._failed:
+            raise ExecutorFailed("prefill or decode kept dying")
+        settings, vocab = self._settings, SHAPES[self._settings.shape].vocab
+        total = len(prompt) + max_tokens
+        if not prompt or max_tokens < 1:
+            raise ValueError("a request has at least one prompt token and asks for at least one")
+        if total > settings.max_tokens or settings.cache.blocks_for(total) >= settings.cache.num_blocks:
+            raise ValueError(f"prompt and answer take {total} tokens, more than this executor can hold")
+        if not all(0 <= token < vocab for token in prompt):
+            raise ValueError(f"token ids go from 0 to {vocab - 1}")
+
+    def status(self) -> dict[str, object]:
+        """Figures for people and tests: the board's words, live requests, process ids, restarts."""
+        return {
+            "live_requests": self._front.num_live,
+            "pids": {side: process.popen.pid for side, process in self._processes.items()},
+            "restarts": dict(self.num_restarts),
+            **{word.name.lower(): self.board[word] for word in Word},
+        }
+
+    def _start(self, side: Side, rings: SideRings) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "prfaas.colocate.side", str(theirs.fileno())]
+        environment = {**os.environ, **self._environment(side)}
+        popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        theirs.close()
+        process = Process(popen, os.pidfd_open(popen.pid), ours)
+        self._processes[side] = process
+        self._loop.add_reader(process.pid_fd, self._on_death, side)
+        other: Side = "decode" if side == "prefill" else "prefill"
+        wake = (self._wake[side], self._wake["front"], self._wake[other])
+        fds = SideFds(rings, os.dup(self._board_fd), *wake, memory=tuple(self._memfds()))
+        try:
+            send_setup(ours, self._setup(side), fds)
+        except BrokenPipeError:
+            log.warning("side.gone_at_start", side=side)  # its pidfd tells the rest
+        os.close(fds.board)
+        log.info("side.started", side=side, pid=popen.pid)
+
+    def _on_death(self, side: Side) -> None:
+        process = self._processes.pop(side)
+        self._loop.remove_reader(process.pid_fd)
+        process.control.close()
+        _reap(process)
+        log.warning("side.died", side=side, pid=process.popen.pid, status=process.popen.returncode)
+        now = time.monotonic()
+        self._deaths = [moment for moment in self._deaths if now - moment < DEATH_WINDOW_SECONDS] + [now]
+        if len(self._deaths) > MAX_DEATHS:
+            self._fail()
+            return
+        if side == "prefill":
+            self.board[Word.PREFILL_BUSY] = 0  # its writer is gone; decode need not leave it a share
+        self.num_restarts[side] += 1
+        rings, survivors = self._front.replace(side)
+        self._give_to_survivor(side, survivors)
+        self._start(side, rings)
+        self._front.announce(side)
+
+    def _give_to_survivor(self, dead: Side, rings: PeerRings) -> None:
+        survivor = self._processes.get("decode" if dead == "prefill" else "prefill")
+        if survivor is not None:
+            send_peer_rings(survivor.control, rings)
+
+    def _fail(self) -> None:
+        log.error("executor.failed", deaths=len(self._deaths))
+        self._failed = True
+        for answer in self._front.give_up():
+            answer.on_token(-1, True)
+
+    def _on_tokens(self) -> None:
+        clear_wakeups(self._wake["front"])
+        self._poll()
+
+    def _poll(self) -> None:
+        if not self._failed and not self._front.poll():
+            self._loop.call_later(0.001, self._poll)  # a full ring: its reader is behind, and wakes nobody when it reads
+
+    def _setup(self, side: Side) -> SideSetup:
+        settings = self._settings
+        return SideSetup(
+            side,
+            settings.shape,
+            settings.cache,
+            settings.device,
+            settings.max_rows,
+            settings.max_tokens,
+            settings.partition,
+            tuple(tensor.describe() for tensor in self._tensors),
+            settings.profile,
+            settings.itl_slo_seconds,
+            settings.dwell_steps,
+            settings.num_threads,
+        )
+
+    def _environment(self, side: Side) -> Mapping[str, str]:
+        if self._settings.partition != "mps":
+            return {}
+        return mps.environment(side, self._settings.mps_decode_share)
+
+    def _memfds(self) -> list[int]:
+        return [tensor.fd for tensor in self._tensors if tensor.fd is not None]
+
+
+def _allocate(settings: ExecutorSettings) -> tuple[SharedTensor, SharedTensor, SharedTensor]:
+    """Weights, keys and values, states; states of 16-bit models are kept in 32 bits, as sums over thousands of tokens."""
+    shape = SHAPES[settings.shape]
+    state_dtype = "float32" if settings.dtype == "bfloat16" else settings.dtype
+    flat = memory.allocate(weights.num_elements(shape), settings.dtype, settings.device)
+    weights.fill(shape, flat.tensor, settings.seed)
+    kv = memory.allocate(cache.kv_elements(shape, settings.cache), settings.dtype, settings.device)
+    states = memory.allocate(cache.state_elements(shape, settings.cache), state_dtype, settings.device)
+    return flat, kv, states
+
+
+def _reap(process: Process) -> None:
+    """Wait for the end of a process whose control socket is closed; one that does not go is killed."""
+    try:
+        process.popen.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.popen.send_signal(signal.SIGKILL)
+        process.popen.wait()
+    os.close(process.pid_fd)
+

@@ -1,0 +1,109 @@
+"""Two real processes over shared memory: the tokens of the sequential engine, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+
+from prfaas.colocate import cache, weights
+from prfaas.colocate.board import Word
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.model import HybridModel
+from prfaas.colocate.sequential import generate
+from prfaas.colocate.shape import TINY
+from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(180)
+
+NUM_REQUESTS = 50
+SETTINGS = ExecutorSettings(
+    shape="tiny",
+    cache=CacheShape(num_blocks=200, block_tokens=16, num_state_slots=33),
+    max_rows=16,
+    max_tokens=512,
+    seed=3,
+    dtype="float64",
+    num_threads=1,
+)
+REQUESTS = [
+    (tuple((5 * i + 11 * j + j * j) % 320 for j in range(5 + 37 * i % 190)), 1 + 7 * i % 40) for i in range(NUM_REQUESTS)
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    torch.set_num_threads(1)
+    flat = torch.empty(weights.num_elements(TINY), dtype=torch.float64)
+    weights.fill(TINY, flat, SETTINGS.seed)
+    kv = torch.zeros(cache.kv_elements(TINY, SETTINGS.cache), dtype=torch.float64)
+    states = torch.zeros(cache.state_elements(TINY, SETTINGS.cache), dtype=torch.float64)
+    view = cache.view(TINY, SETTINGS.cache, kv, states)
+    model = HybridModel(TINY, weights.view(TINY, flat), view, max_tokens=SETTINGS.max_tokens)
+    return [generate(model, prompt, max_tokens) for prompt, max_tokens in REQUESTS]
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[Supervisor]:
+    async with Supervisor(SETTINGS) as supervisor:
+        yield supervisor
+
+
+async def answer(executor: Supervisor, index: int) -> list[int]:
+    prompt, max_tokens = REQUESTS[index]
+    return [token async for token in executor.generate(prompt, max_tokens)]
+
+
+def pid(executor: Supervisor, side: str) -> int:
+    return executor.status()["pids"][side]  # type: ignore[index,no-any-return]
+
+
+async def everything_is_free(executor: Supervisor) -> None:
+    blocks = SETTINGS.cache.num_blocks - 1
+    await until(lambda: executor.board[Word.FREE_BLOCKS] == blocks, what="all blocks free", seconds=30)
+
+
+async def test_fifty_concurrent_requests_get_exactly_the_sequential_tokens(
+    executor: Supervisor, expected: list[list[int]]
+) -> None:
+    assert await asyncio.gather(*(answer(executor, i) for i in range(NUM_REQUESTS))) == expected
+    await everything_is_free(executor)
+    assert executor.num_restarts == {"prefill": 0, "decode": 0}
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_a_side_that_is_killed_under_load_changes_no_token(
+    executor: Supervisor, expected: list[list[int]], side: str
+) -> None:
+    answers = asyncio.gather(*(answer(executor, i) for i in range(NUM_REQUESTS)))
+    await until(lambda: executor.board[Word.PREFILL_STEPS] >= 5, seconds=60, what="five prompts prefilled")
+    os.kill(pid(executor, side), signal.SIGKILL)
+    assert await answers == expected
+    assert executor.num_restarts[side] == 1  # type: ignore[index]
+    await everything_is_free(executor)
+
+
+async def test_both_sides_killed_at_once_change_no_token(executor: Supervisor, expected: list[list[int]]) -> None:
+    answers = asyncio.gather(*(answer(executor, i) for i in range(20)))
+    await until(lambda: executor.board[Word.DECODE_STEPS] >= 3, seconds=60, what="three decode steps")
+    for side in ("decode", "prefill"):
+        os.kill(pid(executor, side), signal.SIGKILL)
+    assert await answers == expected[:20]
+
+
+async def test_an_answer_that_nobody_reads_any_more_frees_its_blocks(executor: Supervisor) -> None:
+    prompt, _ = REQUESTS[7]
+    stream = executor.generate(prompt, 400)
+    assert isinstance(await anext(stream), int)
+    await stream.aclose()
+    await everything_is_free(executor)
+
+
+async def test_a_request_that_can_never_fit_is_refused(executor: Supervisor) -> None:
+    with pytest.raises(ValueError, match="more than this executor can hold"):
+        await anext(executor.generate((1,) * 500, 100))

@@ -1,0 +1,72 @@
+"""Front, prefill loop and decode loop in one process, turned by hand: every interleaving and every death can be played."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from prfaas.colocate import board
+from prfaas.colocate.board import Board
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.cpu_runner import CpuRunner
+from prfaas.colocate.decode_book import DecodeBook
+from prfaas.colocate.decode_loop import Adaptation, DecodeLoop
+from prfaas.colocate.front import Front, PeerRings, Side, SideRings
+from prfaas.colocate.prefill_loop import PrefillLoop
+from prfaas.colocate.ring import RingReader, RingWriter
+from prfaas.colocate.model import HybridModel
+
+
+class TwoSides:
+    """What the supervisor does, without processes. Real rings, real model, real loops."""
+
+    def __init__(self, model: HybridModel, shape: CacheShape, *, max_rows: int = 4, adaptation: Adaptation | None = None):
+        self.model, self.shape, self.max_rows, self.adaptation = model, shape, max_rows, adaptation
+        self.wake = {name: os.eventfd(0, os.EFD_NONBLOCK) for name in ("prefill", "decode", "front")}
+        self.board_fd = board.create()
+        self.board = Board(os.dup(self.board_fd))
+        self.front = Front(self.wake)
+        self.peers: dict[Side, deque[PeerRings]] = {"prefill": deque(), "decode": deque()}
+        self.loops: dict[Side, PrefillLoop | DecodeLoop] = {}
+        for side, rings in self.front.open().items():
+            self.start(side, rings)
+
+    def start(self, side: Side, rings: SideRings) -> None:
+        self.peers[side].clear()
+        other = "decode" if side == "prefill" else "prefill"
+        front = RingReader(rings.from_front), RingWriter(rings.to_front, self.wake["front"])
+
+        def ends(peer: PeerRings) -> tuple[RingReader, RingWriter]:
+            return RingReader(peer.reads), RingWriter(peer.writes, self.wake[other])
+
+        def next_peer() -> tuple[RingReader, RingWriter]:
+            return ends(self.peers[side].popleft())
+
+        runner = CpuRunner(self.model, max_rows=self.max_rows, max_blocks=self.shape.num_blocks)
+        shared = Board(os.dup(self.board_fd))
+        if side == "prefill":
+            self.loops[side] = PrefillLoop(runner, shared, front=front, peer=ends(rings.peer), peer_rings=next_peer)
+        else:
+            self.book = DecodeBook(self.shape, max_rows=self.max_rows)
+            self.loops[side] = DecodeLoop(
+                self.book, runner, shared, front=front, peer=ends(rings.peer), peer_rings=next_peer, adaptation=self.adaptation
+            )
+
+    def turn(self, who: Side | str) -> bool:
+        return self.front.poll() if who == "front" else self.loops[who].turn()
+
+    def kill(self, side: Side) -> None:
+        """The loop is gone with all it knew; what it had pushed stays in the rings."""
+        rings, survivors = self.front.replace(side)
+        self.peers["decode" if side == "prefill" else "prefill"].append(survivors)
+        self.start(side, rings)
+        self.front.announce(side)
+
+    def finish(self, max_turns: int = 5000) -> None:
+        for _ in range(max_turns):
+            self.turn("prefill"), self.turn("decode"), self.turn("front")
+            if self.front.num_live == 0 and self.book.is_idle():
+                return
+        raise AssertionError(f"{self.front.num_live} requests still live after {max_turns} turns")
+
+
