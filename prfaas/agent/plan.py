@@ -78,13 +78,21 @@ class TransferPlan:
         return self.runs[rank * len(self.groups) + position]
 
     def identities(self, run: Run) -> Iterator[BlockIdentity]:
-        """Identity of each block of a run, in order."""
+        """Identity of each block of a run, in order. A partial last block counts, like a state, for exactly its length."""
         parent = run.blocks.parent
         for index, block_hash in enumerate(run.blocks.hashes):
             end = (run.blocks.first_block + index + 1) * run.group.block_tokens
-            num_tokens = self.num_tokens if run.group.kind == "linear_state" else end
-            yield BlockIdentity(run.blocks.group, block_hash, parent, num_tokens)
+            if run.group.kind == "linear_state" or end > self.num_tokens:
+                yield BlockIdentity(run.blocks.group, block_hash, self._last_unit or parent, self.num_tokens)
+            else:
+                yield BlockIdentity(run.blocks.group, block_hash, parent, end)
             parent = block_hash
+
+    @cached_property
+    def _last_unit(self) -> BlockHash | None:
+        """Hash of the last full 16-token unit, which the linear groups state."""
+        kinds = self.layouts[0].groups
+        return next((blocks.parent for blocks in self.groups if kinds[blocks.group].kind == "linear_state"), None)
 
     def nested(self, per_object: list[int]) -> list[list[list[int]]]:
         """One number per object as [rank][position][block], the form that engines get."""

@@ -41,13 +41,15 @@ class EngineGroup:
         """Where the state after `num_tokens` stands in the block table."""
         return (num_tokens - 1) // self.block_tokens if self.kept_states else 0
 
-    def blocks(self, chain: HashChain, index: int, num_tokens: int) -> GroupBlocks:
-        """What a transfer of the first `num_tokens` tokens says of this group."""
+    def blocks(self, chain: HashChain, index: int, num_tokens: int, *, exact_tail: bool) -> GroupBlocks:
+        """What a transfer of the first `num_tokens` tokens says of this group; `exact_tail` names a partial last block too."""
         if self.kind == "linear_state":
             parent = chain.at(num_tokens // HASH_UNIT_TOKENS * HASH_UNIT_TOKENS)
             return GroupBlocks(index, 0, (chain.at(num_tokens),), parent)
         first = self.first_block(num_tokens)
         hashes = chain.blocks(self.block_tokens, first_block=first, num_tokens=num_tokens)
+        if exact_tail and num_tokens % self.block_tokens:
+            hashes = (*hashes[:-1], chain.at(num_tokens))
         return GroupBlocks(index, first, hashes, chain.at(first * self.block_tokens))
 
 
@@ -67,8 +69,14 @@ class BlockMap:
     groups: tuple[EngineGroup, ...]
 
     def transfer_groups(self, chain: HashChain, num_tokens: int) -> tuple[GroupBlocks, ...]:
-        """The block lists of a transfer of `num_tokens` tokens; both ends compute the same ones."""
-        return tuple(group.blocks(chain, index, num_tokens) for index, group in enumerate(self.groups))
+        """The block lists of a transfer of `num_tokens` tokens; both ends compute the same ones.
+
+        Where there are recurrent states a prompt is resumed at the exact length of one, so its partial last block is of use.
+        """
+        exact = any(group.kind == "linear_state" for group in self.groups)
+        return tuple(
+            group.blocks(chain, index, num_tokens, exact_tail=exact) for index, group in enumerate(self.groups)
+        )
 
     def filled(
         self, tables: Sequence[Sequence[int]], num_tokens: int, *, saved_tokens: int, computed_tokens: int

@@ -1,4 +1,6 @@
-"""Requests whose KV comes from elsewhere: claimed at first sight, parked without engine blocks, loaded when it is there.
+"""Requests whose KV comes out of the agent's pool: claimed, parked without engine blocks, loaded when all of it is there.
+
+Claims are of a transfer that another agent sends (`begin`) or of a prefix that the pool holds already (`hold`).
 
 claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers are done──▶ gone (Release)
 claimed ──TransferFailed, time-out──▶ gone: the engine computes the prompt itself
@@ -11,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prfaas import logs
-from prfaas.agent.protocol import Cancel, Message, Receive, ReceiveReady, Release, TransferFailed
+from prfaas.agent.protocol import Cancel, Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap, BlockSpan
-from prfaas.connector.outcomes import Outcome, Tally
+from prfaas.connector.outcomes import Outcome, Source, Tally
 from prfaas.connector.steps import Load, SlotSpan
 from prfaas.connector.transfer_request import Asked, EngineRequest
 from prfaas.hashing import HashChain
@@ -27,20 +29,14 @@ class Incoming:
     """One receiving request."""
 
     request_id: str
-    asked: Asked
+    transfer_id: TransferId
+    num_tokens: int
+    source: Source
     claimed_at: float  # monotonic seconds
     ready: ReceiveReady | None = None
     local_tokens: int = 0  # what the engine's own prefix cache held when the load was offered
     loading: bool = False  # a worker reads, or is about to read, the slots
     abandoned: bool = False  # the request ended while it was loading
-
-    @property
-    def transfer_id(self) -> TransferId:
-        return self.asked.grant.transfer_id
-
-    @property
-    def num_tokens(self) -> int:
-        return self.asked.grant.num_tokens
 
     def __repr__(self) -> str:
         return f"<Incoming {self.request_id} ready={self.ready is not None} loading={self.loading}>"
@@ -67,13 +63,20 @@ class IncomingRequests:
         """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
         grant = asked.grant
         if grant.transfer_id in self._by_transfer:
-            self._count(request.request_id, "in_use")
+            self._count(request.request_id, "receive", "in_use")
             return
-        incoming = Incoming(request.request_id, asked, claimed_at=now)
-        self._by_request[request.request_id] = incoming
-        self._by_transfer[grant.transfer_id] = incoming
+        self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", claimed_at=now))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups))
+
+    def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
+        """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""
+        self._add(Incoming(request_id, transfer_id, num_tokens, "reuse", claimed_at=now))
+        self._post(Hold(transfer_id, num_tokens, self._map.transfer_groups(chain, num_tokens)))
+
+    def _add(self, incoming: Incoming) -> None:
+        self._by_request[incoming.request_id] = incoming
+        self._by_transfer[incoming.transfer_id] = incoming
 
     def on_message(self, message: ReceiveReady | TransferFailed) -> None:
         """Take the agent's word that everything is there, or that nothing will come."""
@@ -148,11 +151,12 @@ class IncomingRequests:
     def _end(self, incoming: Incoming, outcome: Outcome, *, message: str = "") -> None:
         del self._by_request[incoming.request_id]
         del self._by_transfer[incoming.transfer_id]
-        self._count(incoming.request_id, outcome, transfer_id=incoming.transfer_id, message=message)
+        fields = {"transfer_id": incoming.transfer_id, "num_tokens": incoming.num_tokens, "message": message}
+        self._count(incoming.request_id, incoming.source, outcome, **fields)
 
-    def _count(self, request_id: str, outcome: Outcome, **fields: object) -> None:
-        self._tally.transfers["receive", outcome] += 1
-        _log.info("request.received", request_id=request_id, outcome=outcome, **fields)
+    def _count(self, request_id: str, source: Source, outcome: Outcome, **fields: object) -> None:
+        self._tally.transfers[source, outcome] += 1
+        _log.info("request.received", request_id=request_id, source=source, outcome=outcome, **fields)
 
 
 def _with_slots(span: BlockSpan, ready: ReceiveReady) -> SlotSpan:

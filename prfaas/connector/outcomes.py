@@ -9,6 +9,8 @@ from typing import Literal
 from prfaas.agent.protocol import FailureReason
 
 Direction = Literal["send", "receive"]
+Source = Literal["receive", "reuse"]  # where loaded KV comes from: another agent, or blocks that this node's pool holds
+Counted = Literal["send", "receive", "reuse", "store"]
 Outcome = (
     FailureReason
     | Literal[
@@ -24,6 +26,7 @@ Outcome = (
         "held",  # the engine's own prefix cache covers the whole transfer
         "overwritten",  # a slot was given to another block while it was read
         "preempted",  # the engine took the request's blocks away
+        "no_prefix",  # this node's pool holds nothing of the prompt that the engine's own cache does not
         "aborted",  # the request ended before its transfer
     ]
 )
@@ -33,7 +36,7 @@ Outcome = (
 class Tally:
     """Counts since they were last taken."""
 
-    transfers: Counter[tuple[Direction, str]] = field(default_factory=Counter)
+    transfers: Counter[tuple[Counted, str]] = field(default_factory=Counter)
     copied_bytes: Counter[Direction] = field(default_factory=Counter)
     state_tail_bytes: int = 0  # states that left after the forward pass, for want of a hook at their layer's end
 

@@ -113,7 +113,7 @@ class OutgoingRequests:
         spans = self._map.filled(tables(), outgoing.num_tokens, saved_tokens=done, computed_tokens=computed_tokens)
         outgoing.saved_tokens = min(computed_tokens, outgoing.num_tokens)
         last = outgoing.saved_tokens == outgoing.num_tokens
-        return Save(opened.handle, last, tuple(_with_slots(span, opened) for span in spans))
+        return Save(opened.handle, last, tuple(with_slots(span, opened) for span in spans))
 
     def end(self, request_id: str) -> None:
         """The request has ended; what was copied still travels."""
@@ -146,6 +146,7 @@ class OutgoingRequests:
         _log.info("request.sent", request_id=request_id, outcome=outcome, **fields)
 
 
-def _with_slots(span: BlockSpan, opened: SendOpened) -> SlotSpan:
+def with_slots(span: BlockSpan, opened: SendOpened) -> SlotSpan:
+    """A span's blocks beside the slots that the agent gave them."""
     part = slice(span.first, span.first + len(span.block_ids))
     return SlotSpan(span, tuple(tuple(rank[span.group][part]) for rank in opened.slots))

@@ -12,9 +12,14 @@ from prfaas.hashing import HASH_UNIT_TOKENS, HashChain, root_hash
 
 def prompt_chain(request: Any, *, model: str, tenant: str) -> HashChain | None:
     """The chain over all prompt tokens of `request`; None when it has no token ids, or extras that no hash covers."""
-    token_ids = request.prompt_token_ids
-    if token_ids is None:
+    return token_chain(request, request.num_prompt_tokens, model=model, tenant=tenant)
+
+
+def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> HashChain | None:
+    """The chain over the first `num_tokens` tokens of prompt and answer."""
+    if request.prompt_token_ids is None:
         return None
+    token_ids = request.all_token_ids[:num_tokens]
     try:
         return HashChain(root_hash(model, tenant.encode()), token_ids, extra_keys=_extra_keys(request, len(token_ids)))
     except (TypeError, ValueError, OverflowError):

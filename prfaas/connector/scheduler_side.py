@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 from prfaas import logs
 from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import Message, ReceiveReady, SendOpened, TransferFailed
+from prfaas.agent.protocol import LookedUp, Message, ReceiveReady, SendOpened, TransferFailed
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.incoming import IncomingRequests
+from prfaas.connector.leftovers import Leftovers
+from prfaas.connector.lookups import Lookups
 from prfaas.connector.outcomes import Direction, Outcome, Tally
 from prfaas.connector.outgoing import OutgoingRequests
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import EngineRequest, direction_of, read_parameters
+from prfaas.hashing import HashChain
 
 _log = logs.get("connector.scheduler")
 Tables = Callable[[], Sequence[Sequence[int]]]
@@ -52,17 +55,34 @@ class SchedulerSide:
         self._incoming = IncomingRequests(
             block_map, receive_timeout_seconds=settings.receive_timeout_seconds, post=client.post, tally=self.tally
         )
+        self._lookups = Lookups(
+            self._incoming, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
+        )
+        self._leftovers = Leftovers(
+            block_map, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
+        )
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
 
     def on_new_request(self, request: EngineRequest) -> None:
-        """Begin the transfer that the request's parameters ask for."""
+        """Begin the transfer that the request's parameters ask for, and look for what is here already."""
         direction = direction_of(request.parameters)
-        if direction is None:
-            return
-        refusal = self._begin(request, direction)
-        if refusal is not None:
+        refusal = self._begin(request, direction) if direction else None
+        if direction and refusal:
             self.tally.transfers[direction, refusal] += 1
             _log.info("request.without_transfer", request_id=request.request_id, direction=direction, reason=refusal)
+        if direction != "receive" or refusal:
+            self._look_up(request)
+
+    def _look_up(self, request: EngineRequest) -> None:
+        if not self._reuses(request.num_prompt_tokens):
+            return
+        chain = request.chain("")
+        if chain is not None:
+            self._lookups.begin(request.request_id, chain, now=time.monotonic())
+
+    def _reuses(self, num_tokens: int) -> bool:
+        its = self._settings
+        return its.reuse and num_tokens >= its.reuse_min_tokens and self._client.connected
 
     def _begin(self, request: EngineRequest, direction: Direction) -> Outcome | None:
         if direction not in self._directions:
@@ -94,20 +114,25 @@ class SchedulerSide:
         now = time.monotonic()
         if self._outgoing.is_undecided(request_id, now=now):
             return None
+        if self._lookups.is_undecided(request_id, local_tokens, now=now):
+            return None
         return self._incoming.num_tokens(request_id, local_tokens, now=now)
 
     def _poll(self, timeout_seconds: float = 0.0) -> None:
         for message in self._client.poll(timeout_seconds):
             self._on_message(message)
-        if not self._client.connected and (self._outgoing or self._incoming):
-            self._outgoing.fail_all("agent_lost")
-            self._incoming.fail_all("agent_lost")
+        if not self._client.connected:
+            for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
+                requests.fail_all("agent_lost")
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, SendOpened | TransferFailed):
             self._outgoing.on_message(message)
+            self._leftovers.on_message(message)
         if isinstance(message, ReceiveReady | TransferFailed):
             self._incoming.on_message(message)
+        if isinstance(message, LookedUp):
+            self._lookups.on_message(message)
 
     def on_allocated(self, request_id: str, external_tokens: int, tables: Tables) -> None:
         """The engine has blocks for a request; `external_tokens` of it are to be loaded."""
@@ -125,7 +150,7 @@ class SchedulerSide:
             idle = False
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
         self._may_sleep = idle
-        written = tuple(save for save in saves if save is not None)
+        written = (*(save for save in saves if save is not None), *self._leftovers.saves(now=time.monotonic()))
         return Step(written, self._incoming.take_loads(), self._outgoing.take_ends())
 
     def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
@@ -133,10 +158,24 @@ class SchedulerSide:
         for request_id in request_ids:
             self._incoming.loaded(request_id, failed=request_id in failed)
 
-    def on_finished(self, request_id: str) -> None:
-        """The request has ended, however it did."""
+    def on_stored(self, request_ids: Iterable[str]) -> None:
+        """The workers have copied what these finished requests leave behind."""
+        for request_id in request_ids:
+            self._leftovers.released(request_id)
+
+    def on_finished(self, request_id: str, leaves: Callable[[], HashChain | None], tables: Tables) -> bool:
+        """The request has ended, however it did; True when its engine blocks must be kept until `on_stored`.
+
+        `leaves()` is the chain of all its computed tokens, or None when they are of no use to later requests.
+        """
         self._outgoing.end(request_id)
+        self._lookups.end(request_id)
         self._incoming.end(request_id)
+        chain = leaves() if self._settings.reuse and self._client.connected else None
+        if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
+            return False
+        self._leftovers.begin(request_id, chain, tables(), now=time.monotonic())
+        return True
 
     def close(self) -> None:
         """Leave the agent; it takes back every lease."""

@@ -23,8 +23,16 @@ class ConnectorSettings:
     )
     open_wait_seconds: float = setting(
         "seconds",
-        default=0.02,
-        doc="How long a prefill waits for the agent's slots before it goes without the transfer.",
+        default=0.5,
+        doc="How long a request may be parked for the agent's answer before it goes without. Others run meanwhile.",
+    )
+    reuse: bool = setting(
+        "flag",
+        default=True,
+        doc="Take up prefixes that the agent's pool holds, and leave the blocks of finished requests there.",
+    )
+    reuse_min_tokens: int = setting(
+        "tokens", default=256, doc="Prompts and answers shorter than this are neither looked up nor left in the pool."
     )
     receive_timeout_seconds: float = setting(
         "seconds", default=120.0, doc="How long a decode request waits for its KV before it is computed locally."

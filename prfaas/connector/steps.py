@@ -42,11 +42,15 @@ class SlotSpan:
 
 @dataclass(frozen=True)
 class Save:
-    """Blocks of one sending request that this step makes final. `last`: the step computes the request's last token."""
+    """Blocks of one request that this step makes final. `last`: the step computes the request's last token.
+
+    `release` names a finished request whose engine blocks are kept until this copy has been made.
+    """
 
     handle: int  # of the transfer, in the ring
     last: bool
     spans: tuple[SlotSpan, ...]
+    release: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 
 | where | when | method | what it does |
 |---|---|---|---|
-| scheduler | a request comes | on_new_request | ask the agent: Send or Receive |
+| scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
 | scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
 | scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; the second call, with 0, nothing |
 | scheduler | each step | build_connector_meta | name the step's copies |
@@ -18,7 +18,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | after the forward | wait_for_save | copy what no hook reported; mark the end of the pass |
 | worker | after the forward | get_transfer_results | which requests are loaded |
 | scheduler | with the step's output | update_connector_output | give the slots of loaded requests back |
-| scheduler | a request ends | request_finished_all_groups | cancel or complete; its blocks need not be kept |
+| scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
 | both | engine stop | shutdown | leave the agent |
 """
 
@@ -37,6 +37,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.v1.request import RequestStatus
 
 from prfaas import logs
 from prfaas.agent.client import AgentClient
@@ -45,12 +46,13 @@ from prfaas.connector.blocks import Copier, HostCopier, slots_tensor
 from prfaas.connector.cuda_blocks import CudaCopier
 from prfaas.connector.engine_layout import Rank, block_map, describe, packing
 from prfaas.connector.outcomes import Direction
-from prfaas.connector.request_hashes import prompt_chain
+from prfaas.connector.request_hashes import prompt_chain, token_chain
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import EngineRequest
 from prfaas.connector.worker_side import WorkerSide
 from prfaas.errors import ConfigError
+from prfaas.hashing import HashChain
 from prfaas.types import Shard
 
 _log = logs.get("connector")
@@ -104,7 +106,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         assert self._scheduler is not None
-        if request.kv_transfer_params and not request.skip_reading_prefix_cache:
+        if not request.skip_reading_prefix_cache:
             self._scheduler.on_new_request(_engine_request(request, self._model))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -146,13 +148,24 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
+        self._scheduler.on_stored(connector_output.finished_sending or ())
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
-        self._scheduler.on_finished(request.request_id)
-        return False, None
+        keep = self._scheduler.on_finished(
+            request.request_id, lambda: self._leaves(request), lambda: self._tables(block_ids)
+        )
+        return keep, None
+
+    def _leaves(self, request: Any) -> HashChain | None:
+        """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those."""
+        if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+            return None
+        if request.num_computed_tokens != request.num_tokens - 1:
+            return None  # a surplus token of asynchronous scheduling is in the state already
+        return token_chain(request, request.num_computed_tokens, model=self._model, tenant="")
 
     # In a worker
 
@@ -183,7 +196,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = WorkerSide(client, layers, layout, copier=_copier(client, device))
         if self._vllm_config.model_config.enforce_eager:
             self._hook_linear_layers(modules)
-        _log.info("engine.attached", agent=client.attached.agent, model=self._model, layout=layout.fingerprint)
+        _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
     def _rank(self) -> Rank:
         size = self._vllm_config.parallel_config.tensor_parallel_size
@@ -225,7 +238,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is None:
             return KVConnectorTransferResults()
         loaded = self._worker.take_loaded()
-        return KVConnectorTransferResults(finished_recving=set(loaded.finished), failed_recving=set(loaded.failed))
+        return KVConnectorTransferResults(
+            finished_sending=set(loaded.stored),
+            finished_recving=set(loaded.finished),
+            failed_recving=set(loaded.failed),
+        )
 
     # On both sides
 
@@ -274,7 +291,7 @@ def _engine_request(request: Any, model: str) -> EngineRequest:
     return EngineRequest(
         request.request_id,
         request.num_prompt_tokens,
-        request.kv_transfer_params,
+        request.kv_transfer_params or {},
         lambda tenant: prompt_chain(request, model=model, tenant=tenant),
     )
 

@@ -20,10 +20,11 @@ _log = logs.get("connector.worker")
 
 @dataclass(frozen=True)
 class Loaded:
-    """Requests whose slots were read since the last look; `failed` is a part of `finished`."""
+    """What has ended since the last look: loads (`failed` is a part of `finished`) and copies that finished requests left."""
 
     finished: frozenset[str]
     failed: frozenset[str]
+    stored: frozenset[str]  # finished requests whose blocks have been copied
 
 
 class WorkerSide:
@@ -46,6 +47,7 @@ class WorkerSide:
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed: set[str] = set()
+        self._stored: set[str] = set()
         self.tally = Tally()
 
     @property
@@ -98,6 +100,13 @@ class WorkerSide:
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
         if entries:
             self._copier.then_saved(partial(self._push, entries))
+        released = [its.release for its in self._step.saves if its.release is not None]
+        if released:
+            self._copier.then_saved(partial(self._release, released))
+
+    def _release(self, request_ids: Iterable[str]) -> None:
+        with self._lock:
+            self._stored.update(request_ids)
 
     def _push(self, entries: Iterable[RingEntry]) -> None:
         for entry in entries:
@@ -128,9 +137,9 @@ class WorkerSide:
     def take_loaded(self) -> Loaded:
         """Which loads have ended since the last call."""
         with self._lock:
-            result = Loaded(frozenset(self._finished), frozenset(self._failed))
-            self._finished.clear()
-            self._failed.clear()
+            result = Loaded(frozenset(self._finished), frozenset(self._failed), frozenset(self._stored))
+            for its in (self._finished, self._failed, self._stored):
+                its.clear()
         return result
 
     def close(self) -> None:
