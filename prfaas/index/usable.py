@@ -129,11 +129,12 @@ def leading_ones(bits: int) -> int:
 
 
 def _reason(shapes: Sequence[GroupShape], length: int, attention: int, limit_tokens: int) -> CutReason:
-    step = math.lcm(*(shape.block_tokens for shape in shapes if shape.kind != "linear_state"), 1)
+    has_state = any(shape.kind == "linear_state" for shape in shapes)
+    step = 1 if has_state else math.lcm(*(shape.block_tokens for shape in shapes))
     if length >= limit_tokens - limit_tokens % step:
         return "complete"
     if attention < step and length == 0:
         return "nothing"
     if length >= attention - attention % step:
         return "blocks"
-    return "state" if any(shape.kind == "linear_state" for shape in shapes) else "window"
+    return "state" if has_state else "window"

@@ -44,8 +44,9 @@ class ManagerConfig:
     )
     session_seconds: float = setting("seconds", default=3600.0, doc="How long an idle conversation is remembered.")
     threshold_tokens: int = setting(
-        "tokens", default=2048, doc="Uncached tokens above which prefill may run in another cluster."
+        "tokens", default=16_000, doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster."
     )
+    max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")

@@ -36,7 +36,7 @@ class Manager:
         url = self._redis.url if self._redis else config.redis_url
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
         self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
-        self.routing = Routing(config, world=self.world, secret=secret, wall_clock=time.time)
+        self.routing = Routing(config, world=self.world, secret=secret, clock=time.monotonic, wall_clock=time.time)
         self.service = Service(name=config.name, world=self.world, routing=self.routing, clock=time.monotonic)
         self._replication = Replication(
             self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds

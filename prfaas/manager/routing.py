@@ -2,26 +2,195 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from prfaas import grants
 from prfaas.errors import IndexRefusal
+from prfaas.hashing import HASH_BYTES
+from prfaas.index.membership import Engine, Member
+from prfaas.index.query import Answer, Query
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.load import AssignedLoad
+from prfaas.manager.sessions import Session, Sessions
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import checkpoints_from
+from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An instance and the node it stands on."""
+
+    engine: Engine
+    member: Member
 
 
 class Routing:
-    """Decides requests; the decision itself is the scheduler's."""
+    """Decides requests; the decision itself is the scheduler's pure function of snapshot and facts."""
 
-    def __init__(self, config: ManagerConfig, *, world: World, secret: bytes, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: ManagerConfig,
+        *,
+        world: World,
+        secret: bytes,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
         self._config = config
         self._world = world
+        self._grant_key = grants.derive_key(secret, "grant")
+        self._clock = clock
         self._wall_clock = wall_clock
+        self._assigned = AssignedLoad()
+        self.sessions = Sessions(expiry_seconds=config.session_seconds)
 
     @property
     def threshold_tokens(self) -> int:
         return self._config.threshold_tokens
 
     def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
-        """Where a request runs."""
-        raise IndexRefusal("no_route", "nobody can serve it")
+        """Where a request runs, and the grant for its transfer.
+
+        Raises:
+            IndexRefusal: alien hashes, an unknown model, or nobody who could serve it.
+        """
+        if request.num_prompt_tokens < 1:
+            raise IndexRefusal("malformed", "num_prompt_tokens: a prompt has at least one token")
+        now = self._clock()
+        places = self._places(request.model)
+        if not places:
+            raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
+        answer = self._match(request)
+        facts = self._facts(request, answer, now)
+        decision = route(self.snapshot(places, request.cluster), facts)
+        if decision.decode is None:
+            raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
+        self._note(request, decision, places[decision.decode], now)
+        return self._response(request, decision, places=places, facts=facts, answer=answer)
+
+    def _places(self, model: str) -> dict[InstanceId, _Place]:
+        """The live instances that serve a model."""
+        return {
+            engine.instance: _Place(engine, member)
+            for member in self._world.live()
+            for engine in member.node.engines
+            if engine.model == model
+        }
+
+    def snapshot(self, places: dict[InstanceId, _Place], cluster: str) -> Snapshot:
+        """The deployment as the scheduler sees it; only `cluster` decodes, when the asker names one."""
+        instances = tuple(
+            self._instance_state(place)
+            for place in places.values()
+            if not cluster or place.member.node.cluster == cluster or place.member.node.cluster_kind == "prfaas"
+        )
+        return Snapshot(self.threshold_tokens, instances, self._links_down(places))
+
+    def _instance_state(self, place: _Place) -> InstanceState:
+        engine, node = place.engine, place.member.node
+        loads = {load.instance: load.num_running + load.num_waiting for load in place.member.figures.engines}
+        assigned = self._assigned.of(engine.instance, now=self._clock())
+        return InstanceState(
+            instance=engine.instance,
+            cluster=node.cluster,
+            cluster_kind=node.cluster_kind,
+            role=engine.role,
+            agent=node.name,
+            num_requests=loads.get(engine.instance, 0) + assigned,
+        )
+
+    def _links_down(self, places: dict[InstanceId, _Place]) -> frozenset[tuple[ClusterName, ClusterName]]:
+        """Pairs of clusters between which links are reported and none of them has a connection."""
+        members = {place.member.node.name: place.member for place in places.values()}
+        up: dict[tuple[ClusterName, ClusterName], bool] = {}
+        for member in members.values():
+            for link in member.figures.links:
+                if link.peer in members:
+                    pair = (member.node.cluster, members[link.peer].node.cluster)
+                    up[pair] = up.get(pair, False) or link.num_connections > 0
+        return frozenset(pair for pair, is_up in up.items() if not is_up)
+
+    def _match(self, request: pb.RouteRequest) -> Answer:
+        """What is cached of the prompt without its last token; nothing where no node has a layout of the model yet."""
+        limit = request.num_prompt_tokens - 1
+        query = Query(request.model, request.units, limit, checkpoints_from(request.checkpoints))
+        if request.model not in self._world.index.models():
+            query.check()
+            return Answer((), ())
+        return self._world.index.match(query)
+
+    def _facts(self, request: pb.RouteRequest, answer: Answer, now: float) -> RequestFacts:
+        session = self.sessions.get(request.tenant, request.session, now=now)
+        return RequestFacts(
+            num_prompt_tokens=request.num_prompt_tokens,
+            cached_tokens={match.node: match.usable_tokens for match in answer.nodes},
+            session_agent=session.agent if session else None,
+            excluded=frozenset(InstanceId(name) for name in request.excluded_instances),
+        )
+
+    def _note(self, request: pb.RouteRequest, decision: Decision, decode: _Place, now: float) -> None:
+        for instance in (decision.decode, decision.prefill):
+            if instance is not None:
+                self._assigned.add(instance, now=now)
+        if request.session:
+            session = Session(decode.member.node.name, request.num_prompt_tokens)
+            self.sessions.put(request.tenant, request.session, session=session, now=now)
+
+    def _response(
+        self,
+        request: pb.RouteRequest,
+        decision: Decision,
+        *,
+        places: dict[InstanceId, _Place],
+        facts: RequestFacts,
+        answer: Answer,
+    ) -> pb.RouteResponse:
+        assert decision.decode is not None, "refused before"
+        decode = places[decision.decode]
+        prefill = places[decision.prefill] if decision.prefill is not None else decode
+        cached = facts.cached_at(prefill.member.node.name)
+        held = {match.node: match.attention_tokens for match in answer.nodes}.get(decode.member.node.name, 0)
+        response = pb.RouteResponse(
+            route=decision.route,
+            reason=decision.reason,
+            decode=_target(decode),
+            cached_tokens=cached,
+            uncached_tokens=request.num_prompt_tokens - cached,
+            threshold_tokens=self.threshold_tokens,
+            odd_lengths=answer.odd_lengths,
+            version=self._world.version,
+        )
+        if decision.route == "remote":
+            response.prefill.CopyFrom(_target(prefill))
+            response.missing_tokens = max(0, request.num_prompt_tokens - 1 - held)
+            response.transfer_id, response.grant = self._grant(request, prefill, decode)
+        return response
+
+    def _grant(self, request: pb.RouteRequest, prefill: _Place, decode: _Place) -> tuple[TransferId, bytes]:
+        if len(request.prompt_hash) != HASH_BYTES:
+            raise IndexRefusal("alien_hash", f"prompt_hash: {HASH_BYTES} bytes, the hash of all tokens but the last")
+        transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
+        grant = grants.Grant(
+            transfer_id=transfer_id,
+            source=prefill.member.node.name,
+            destination=decode.member.node.name,
+            destination_address=decode.member.node.wire_address,
+            prompt_hash=BlockHash(request.prompt_hash),
+            num_tokens=request.num_prompt_tokens - 1,
+            max_bytes=self._config.max_transfer_bytes,
+            tenant=request.tenant,
+            expires_at=self._wall_clock() + self._config.grant_seconds,
+        )
+        return transfer_id, grants.sign(grant, self._grant_key)
+
+
+def _target(place: _Place) -> pb.Target:
+    node = place.member.node
+    return pb.Target(instance=place.engine.instance, url=place.engine.url, node=node.name, cluster=node.cluster)

@@ -68,6 +68,7 @@ class Reporter:
         self._changed = asyncio.Event()
         self._registered = asyncio.Event()  # the manager knows the node as it is: its layouts come before their events
         self._connected_to: str | None = None
+        self._session_number = 0
 
     @property
     def status(self) -> ReporterStatus:
@@ -115,6 +116,7 @@ class Reporter:
                 attempt += 1
                 target = self._managers[attempt % len(self._managers)]
                 log.warning("manager.lost", error=str(error))
+            _end_when_cancelled()
             if asyncio.get_running_loop().time() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
@@ -135,6 +137,8 @@ class Reporter:
             raise _first(group) from None
         finally:
             self._connected_to = None
+            self._session_number += 1
+            self._fresh.set()
             await channel.close()
 
     async def _register(self, channel: Channel) -> pb.RegisterResponse:
@@ -143,6 +147,7 @@ class Reporter:
         response: pb.RegisterResponse = await channel.call("Register", request, timeout_seconds=_CALL_SECONDS)
         if not self._changed.is_set():
             self._registered.set()
+            self._fresh.set()
         return response
 
     async def _follow_changes(self, channel: Channel) -> None:
@@ -189,20 +194,21 @@ class Reporter:
         self._fresh.set()
 
     async def _requests(self, digest_seconds: float) -> AsyncIterator[pb.ReportEventsRequest]:
+        """What this session has to say. Ends with the session, also where gRPC does not end it."""
         yield pb.ReportEventsRequest(hello=pb.Hello(node=self._node.name, epoch=self._node.epoch))
-        loop = asyncio.get_running_loop()
+        session, loop = self._session_number, asyncio.get_running_loop()
+        while self._connected_to is None and session == self._session_number:
+            await self._fresh.wait()
+            self._fresh.clear()
         digests_due = loop.time() + digest_seconds
-        while True:
-            await self._wait_fresh(max(0.0, digests_due - loop.time()))
-            if self._connected_to is None:
-                continue
-            await self._registered.wait()
-            messages = self._log.take()
-            if loop.time() >= digests_due:
+        while session == self._session_number:
+            messages = self._log.take() if self._registered.is_set() else []
+            if self._registered.is_set() and loop.time() >= digests_due:
                 messages.append(self._log.digests())
                 digests_due = loop.time() + digest_seconds
             for message in messages:
                 yield message
+            await self._wait_fresh(max(_GATHER_SECONDS, digests_due - loop.time()))
 
     async def _wait_fresh(self, seconds: float) -> None:
         """Wait for something to send, at most so long."""
@@ -218,3 +224,10 @@ def _first(group: BaseExceptionGroup[Fenced | ManagerUnreachable | IndexRefusal]
     """The error to act on: being sent elsewhere before anything else."""
     errors = [error for error in group.exceptions if isinstance(error, Exception)]
     return next((error for error in errors if isinstance(error, Fenced)), errors[0])
+
+
+def _end_when_cancelled() -> None:
+    """A task group that fails while its task is cancelled raises the failure alone (until Python 3.13)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

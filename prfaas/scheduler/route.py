@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,29 +38,48 @@ class Decision:
     prefill: InstanceId | None = None
 
 
+LOAD_SLACK = 4  # requests that a node with the better cache may be ahead of the least loaded one
+
+
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
-    """The decision for one request: PrfaaS section 3.4, rule "uncached > t" with t = `threshold_tokens`."""
-    decode = _least_loaded(snapshot, lambda instance: instance.decodes)
+    """The decision for one request: PrfaaS section 3.4, rule "uncached > t" with t = `threshold_tokens`.
+
+    Each cluster's cache counts on its own (the paper's bandwidth-scarce rule): what decides is the increment over the
+    prefix that the decode node holds.
+    """
+    usable = [instance for instance in snapshot.instances if instance.instance not in request.excluded]
+    decode = _affine([instance for instance in usable if instance.decodes], request)
     if decode is None:
         return Decision("refused", "no_decode_instance")
     if not request.transferable:
         return Decision("local", "not_transferable", decode.instance)
-    if request.num_uncached_tokens <= snapshot.threshold_tokens:
+    if request.uncached_at(decode.agent) <= snapshot.threshold_tokens:
         return Decision("local", "short", decode.instance)
-    candidates = [instance for instance in snapshot.instances if instance.prefills_for_others]
+    candidates = [instance for instance in usable if instance.prefills_for_others]
     if not candidates:
         return Decision("local", "no_prefill_instance", decode.instance)
     reachable = [one for one in candidates if (one.cluster, decode.cluster) not in snapshot.links_down]
-    if not reachable:
+    prefill = _affine(reachable, request)
+    if prefill is None:
         return Decision("local", "link_down", decode.instance)
-    return Decision("remote", "long", decode.instance, _least(reachable).instance)
+    return Decision("remote", "long", decode.instance, prefill.instance)
 
 
-def _least_loaded(snapshot: Snapshot, wanted: Callable[[InstanceState], bool]) -> InstanceState | None:
-    candidates = [instance for instance in snapshot.instances if wanted(instance)]
-    return _least(candidates) if candidates else None
+def _affine(candidates: Sequence[InstanceState], request: RequestFacts) -> InstanceState | None:
+    """The instance whose node holds most of the prompt, the conversation's own among equals, unless it is overloaded.
 
-
-def _least(instances: Iterable[InstanceState]) -> InstanceState:
-    """The one with the fewest requests under way, the first by name among equals."""
-    return min(instances, key=lambda instance: (instance.num_requests, instance.instance))
+    Among instances that hold as much: the fewest requests under way, then the first by name.
+    """
+    if not candidates:
+        return None
+    least = min(instance.num_requests for instance in candidates)
+    free = [instance for instance in candidates if instance.num_requests <= least + LOAD_SLACK]
+    return min(
+        free,
+        key=lambda instance: (
+            -request.cached_at(instance.agent),
+            instance.agent != request.session_agent,
+            instance.num_requests,
+            instance.instance,
+        ),
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
@@ -59,14 +60,25 @@ class RequestFacts:
     """What of a request decides its route.
 
     `num_prompt_tokens` is an upper bound when `counted` is false: the prompt was too short to be worth tokenising.
-    `num_cached_tokens` is the usable prefix where the prompt would be prefilled remotely.
+    `num_cached_tokens` is the usable prefix wherever `cached_tokens` (by node) says nothing else.
     """
 
     num_prompt_tokens: int
     counted: bool = True
     num_cached_tokens: int = 0
     transferable: bool = True  # plain text, one prompt, one answer: its KV can be named by its token ids
+    cached_tokens: Mapping[AgentName, int] = field(default_factory=dict)
+    session_agent: AgentName | None = None  # the node that served this conversation's turn before
+    excluded: frozenset[InstanceId] = frozenset()  # tried already, without success
 
     @property
     def num_uncached_tokens(self) -> int:
         return self.num_prompt_tokens - self.num_cached_tokens
+
+    def cached_at(self, agent: AgentName) -> int:
+        """The usable prefix on one node."""
+        return self.cached_tokens.get(agent, self.num_cached_tokens)
+
+    def uncached_at(self, agent: AgentName) -> int:
+        """What a prefill on that node would have to compute."""
+        return self.num_prompt_tokens - self.cached_at(agent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class Deployment:
         self._stack = AsyncExitStack()
         self.redis: EmbeddedRedis | None = None
         self.managers: list[Manager] = []
+        self.reporters: dict[str, Reporter] = {}
         self._epoch = 0
         self.secret_file = directory / "secret"
         self.secret_file.touch(mode=0o600)
@@ -157,7 +158,8 @@ class Deployment:
 
 def kill(pid: int | None) -> None:
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it is being started anew
+        os.kill(pid, signal.SIGKILL)
 
 
 async def usable(client: ManagerClient, chain: HashChain, *, stated: tuple[int, ...] = ()) -> dict[str, int]:

@@ -1,0 +1,131 @@
+"""Route over real gRPC: the decision, its reason, its grant, and that every manager decides alike."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from prfaas import grants
+from prfaas.errors import IndexRefusal
+from prfaas.hashing import HashChain
+from prfaas.index.membership import Figures, LinkFigures
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName
+from tests.integration.manager.deployment import MODEL, SECRET, Deployment, chain_of, hybrid_layout, stored
+from tests.waiting import until
+
+LAYOUT = hybrid_layout()
+LINK = LinkFigures(AgentName("decode"), 0.0, 0.0, 0.08, 0.08, 0, 0.0, num_connections=8)
+
+
+def route_request(chain: HashChain, **fields: object) -> pb.RouteRequest:
+    request = pb.RouteRequest(
+        model=MODEL,
+        units=b"".join(chain.units),
+        num_prompt_tokens=chain.num_tokens,
+        prompt_hash=chain.at(chain.num_tokens - 1),
+        tenant="acme",
+    )
+    request.MergeFrom(pb.RouteRequest(**fields))  # type: ignore[arg-type]
+    return request
+
+
+async def two_clusters(deployment: Deployment, manager: Manager, *, figures: Figures | None = None) -> ManagerClient:
+    """A PrfaaS node "prefill" and a PD node "decode", both known to the manager."""
+    prefill = deployment.reporter("prefill", manager, cluster="prfaas", kind="prfaas", role="prefill", figures=figures)
+    decode = deployment.reporter("decode", manager, cluster="pd")
+    deployment.run(prefill)
+    deployment.run(decode)
+    await until(lambda: prefill.status.manager and decode.status.manager, what="both nodes")
+    deployment.reporters = {"prefill": prefill, "decode": decode}
+    return deployment.client(manager)
+
+
+async def test_a_long_prompt_goes_to_the_prfaas_cluster_with_a_grant_that_both_agents_accept(
+    deployment: Deployment,
+) -> None:
+    client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
+    chain = chain_of(1000)
+    response = await client.route(route_request(chain))
+    assert (response.route, response.reason) == ("remote", "long")
+    assert (response.prefill.node, response.decode.node) == ("prefill", "decode")
+    assert (response.uncached_tokens, response.missing_tokens) == (1000, 999)
+    grant = grants.verify(response.grant, grants.derive_key(SECRET, "grant"), now=time.time())
+    assert grant.transfer_id == response.transfer_id
+    assert (grant.source, grant.destination, grant.destination_address) == ("prefill", "decode", "decode:7400")
+    assert (grant.prompt_hash, grant.num_tokens, grant.tenant) == (chain.at(999), 999, "acme")
+
+
+async def test_a_prompt_whose_prefix_the_decode_node_holds_stays_there(deployment: Deployment) -> None:
+    client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
+    reporter = deployment.reporters["decode"]
+    reporter.publish(stored(LAYOUT, chain_of(1000), 640))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    response = await client.route(route_request(chain_of(1000)))
+    assert (response.route, response.reason) == ("local", "short")
+    assert (response.cached_tokens, response.uncached_tokens) == (640, 360)
+    assert not response.grant
+
+
+async def test_blocks_without_the_state_count_for_the_link_and_not_for_compute(deployment: Deployment) -> None:
+    client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
+    reporter = deployment.reporters["decode"]
+    reporter.publish(stored(LAYOUT, chain_of(1000), 640, state=False))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    response = await client.route(route_request(chain_of(1000)))
+    assert response.route == "remote", "without a state nothing of it can be used"
+    assert (response.uncached_tokens, response.missing_tokens) == (1000, 999 - 640)
+
+
+async def test_a_link_without_connections_is_no_option(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(threshold_tokens=500)
+    down = Figures(links=(replace(LINK, num_connections=0),))
+    client = await two_clusters(deployment, manager, figures=down)
+    await until(lambda: any(member.figures.links for member in manager.world.live()), what="the link's figures")
+    response = await client.route(route_request(chain_of(1000)))
+    assert (response.route, response.reason) == ("local", "link_down")
+
+
+async def test_what_nobody_serves_is_refused_with_a_word(deployment: Deployment) -> None:
+    client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
+    with pytest.raises(IndexRefusal) as unknown:
+        await client.route(route_request(chain_of(1000), model="unheard-of"))
+    assert unknown.value.reason == "unknown_model"
+    with pytest.raises(IndexRefusal) as nobody:
+        await client.route(route_request(chain_of(1000), excluded_instances=["decode-engine"]))
+    assert nobody.value.reason == "no_route"
+
+
+async def test_a_conversation_goes_back_to_the_node_that_answered_it(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(threshold_tokens=5000)
+    client = await two_clusters(deployment, manager)
+    other = deployment.reporter("another", manager, cluster="pd")
+    deployment.run(other)
+    await until(lambda: other.status.manager)
+    first = await client.route(route_request(chain_of(100), session="s", excluded_instances=["another-engine"]))
+    assert first.decode.node == "decode"
+    second = await client.route(route_request(chain_of(200), session="s"))
+    assert second.decode.node == "decode", "by name and load it would have been another"
+    assert (await client.route(route_request(chain_of(200)))).decode.node == "another"
+
+
+async def test_two_managers_decide_alike(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first = await deployment.start_manager(threshold_tokens=500)
+    second = await deployment.start_manager(threshold_tokens=500)
+    client = await two_clusters(deployment, first)
+    reporter = deployment.reporters["decode"]
+    reporter.publish(stored(LAYOUT, chain_of(1000), 320))
+    await until(lambda: len(second.world.live()) == 2, what="the nodes at the second manager")
+    await until(lambda: second.world.index.num_blocks() == 21, what="the blocks at the second manager")
+    for num_tokens in (100, 700, 820, 821, 1000):
+        answers = [await its.route(route_request(chain_of(num_tokens))) for its in (client, deployment.client(second))]
+        for answer in answers:
+            answer.ClearField("transfer_id")
+            answer.ClearField("grant")
+            answer.ClearField("version")
+        assert answers[0] == answers[1], num_tokens

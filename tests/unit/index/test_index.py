@@ -1,0 +1,241 @@
+"""What the index answers, refuses and voids; the behaviour probes that other indexes fail are named here."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import IndexRefusal
+from prfaas.events import BlockRemoved, BlockStored, PoolEvent
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.index import Index
+from prfaas.index.inventory import Inventory
+from prfaas.index.query import Query
+from prfaas.index.segments import Checkpoint, Digest, Holding, Segment
+from prfaas.types import AgentName, BlockHash, ClusterName
+from tests.property.index.world import group, layouts
+
+NODE, EAST = AgentName("n1"), ClusterName("east")
+HYBRID = layouts("m", group("full_attention", 16), group("linear_state", 0))[0]
+DENSE = layouts("m", group("full_attention", 16))[0]
+WINDOWED = layouts("m", group("full_attention", 16), group("sliding_window", 16, 128))[0]
+LONG = HashChain(root_hash("m"), list(range(3200)))
+
+
+def query(chain: HashChain = LONG, *, limit: int | None = None, stated: tuple[int, ...] = ()) -> Query:
+    checkpoints = tuple((length, chain.at(length)) for length in stated)
+    return Query("m", b"".join(chain.units), chain.num_tokens if limit is None else limit, checkpoints)
+
+
+def blocks(layout: Layout, tokens: range, *, in_group: int = 0) -> list[PoolEvent]:
+    ends = range(tokens.start + 16, tokens.stop + 1, 16)
+    return [BlockStored(layout.fingerprint, in_group, LONG.at(end), LONG.at(end - 16), end) for end in ends]
+
+
+def state(layout: Layout, length: int, *, in_group: int = 1) -> list[PoolEvent]:
+    return [BlockStored(layout.fingerprint, in_group, LONG.at(length), LONG.at(length - length % 16), length)]
+
+
+def index_of(layout: Layout, *events: PoolEvent, node: AgentName = NODE) -> Index:
+    index = Index()
+    tell(index, layout, *events, node=node)
+    return index
+
+
+def tell(index: Index, layout: Layout, *events: PoolEvent, node: AgentName = NODE, epoch: int = 1) -> None:
+    inventory = Inventory()
+    inventory.add_layout(layout)
+    index.register(node, cluster=EAST, epoch=epoch, layouts=[layout])
+    index.apply(node, inventory.apply(events))
+
+
+def usable(index: Index, asked: Query) -> list[tuple[int, int, str]]:
+    return [(match.usable_tokens, match.attention_tokens, match.reason) for match in index.match(asked).nodes]
+
+
+def test_attention_for_1600_tokens_and_the_only_state_at_800_make_800() -> None:
+    index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
+    assert usable(index, query()) == [(800, 1600, "state")]
+
+
+def test_a_state_alone_is_of_no_use() -> None:
+    assert usable(index_of(HYBRID, *state(HYBRID, 800)), query()) == []
+
+
+def test_the_last_eight_of_a_hundred_window_blocks_serve_the_end_and_nothing_before() -> None:
+    window = blocks(WINDOWED, range(1600), in_group=1)
+    gone = [BlockRemoved(WINDOWED.fingerprint, 1, LONG.at(end)) for end in range(16, 1600 - 128 + 1, 16)]
+    index = index_of(WINDOWED, *blocks(WINDOWED, range(1600)), *window, *gone)
+    assert usable(index, query(limit=1600)) == [(1600, 1600, "complete")]
+    assert usable(index, query(limit=1599)) == [(0, 1599, "window")]
+
+
+def test_blocks_on_the_engine_s_own_memory_do_not_count_for_others() -> None:
+    gpu: list[PoolEvent] = [
+        BlockStored(DENSE.fingerprint, 0, LONG.at(end), LONG.at(end - 16), end, "gpu") for end in range(16, 161, 16)
+    ]
+    index = index_of(DENSE, *gpu)
+    assert usable(index, query()) == []
+    assert index.match(query(), tiers=frozenset({"gpu"})).nodes[0].usable_tokens == 160
+
+
+def test_a_block_counts_only_when_all_its_shards_are_there() -> None:
+    both = layouts("m", group("full_attention", 16), size=2)
+    index, inventory = Index(), Inventory()
+    for layout in both:
+        inventory.add_layout(layout)
+    index.register(NODE, cluster=EAST, epoch=1, layouts=both)
+    index.apply(NODE, inventory.apply(blocks(both[0], range(320))))
+    assert usable(index, query()) == []
+    index.apply(NODE, inventory.apply(blocks(both[1], range(160))))
+    assert usable(index, query()) == [(160, 160, "blocks")]
+
+
+def test_nodes_of_one_cluster_add_up() -> None:
+    index = index_of(DENSE, *blocks(DENSE, range(160)))
+    second, inventory = AgentName("n2"), Inventory()
+    inventory.add_layout(DENSE)
+    inventory.apply(blocks(DENSE, range(160)))
+    later = inventory.apply(blocks(DENSE, range(160, 320)))
+    index.register(second, cluster=EAST, epoch=1, layouts=[DENSE])
+    index.apply(second, later)
+    answer = index.match(query())
+    assert [(match.node, match.usable_tokens) for match in answer.nodes] == [(NODE, 160)]
+    assert [(match.cluster, match.usable_tokens) for match in answer.clusters] == [(EAST, 320)]
+
+
+def test_a_new_epoch_voids_everything_at_once_and_sweeping_frees_it() -> None:
+    index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
+    assert index.register(NODE, cluster=EAST, epoch=2, layouts=[HYBRID])
+    assert usable(index, query()) == []
+    assert index.digests(NODE) == {}
+    assert index.num_runs() == 2
+    index.sweep(100)
+    assert index.num_runs() == 0
+
+
+def test_an_older_epoch_is_refused() -> None:
+    index = index_of(DENSE)
+    index.register(NODE, cluster=EAST, epoch=7, layouts=[DENSE])
+    with pytest.raises(IndexRefusal, match="epoch 6") as refusal:
+        index.register(NODE, cluster=EAST, epoch=6, layouts=[DENSE])
+    assert refusal.value.reason == "stale_epoch"
+
+
+def test_a_silent_node_is_in_no_answer_and_keeps_what_it_has() -> None:
+    index = index_of(DENSE, *blocks(DENSE, range(160)))
+    index.set_live(NODE, False)
+    assert usable(index, query()) == []
+    index.set_live(NODE, True)
+    assert usable(index, query()) == [(160, 160, "blocks")]
+
+
+def test_the_same_text_under_another_salt_or_with_other_extra_keys_never_matches() -> None:
+    index = index_of(DENSE, *blocks(DENSE, range(1600)))
+    tokens = list(range(3200))
+    for other in (
+        HashChain(root_hash("m", b"salt"), tokens),
+        HashChain(root_hash("m"), tokens, extra_keys={0: b"an adapter"}),
+        HashChain(root_hash("m"), tokens, extra_keys={3: b"an image"}),
+    ):
+        assert all(match.usable_tokens <= 48 for match in index.match(query(other)).nodes)
+
+
+def test_two_chains_that_share_a_beginning_are_told_apart_where_they_part() -> None:
+    other = HashChain(root_hash("m"), [*range(500), *range(9000, 10000)])
+    ends = range(16, 1489, 16)
+    events = [BlockStored(DENSE.fingerprint, 0, other.at(end), other.at(end - 16), end) for end in ends]
+    index = index_of(DENSE, *blocks(DENSE, range(3200)), *events)
+    assert usable(index, query(other)) == [(1488, 1488, "complete")]
+    assert usable(index, query()) == [(3200, 3200, "complete")]
+    mixed = HashChain(root_hash("m"), [*range(500), *range(20000, 21000)])
+    assert usable(index, query(mixed)) == [(496, 496, "blocks")]
+
+
+def test_an_odd_state_is_hinted_at_and_found_when_its_hash_is_stated() -> None:
+    index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 807))
+    answer = index.match(query())
+    assert answer.nodes[0].usable_tokens == 0
+    assert answer.odd_lengths == (807,)
+    assert usable(index, query(stated=(807,))) == [(807, 1600, "state")]
+
+
+def test_asking_for_an_unknown_model_is_refused() -> None:
+    with pytest.raises(IndexRefusal) as refusal:
+        index_of(DENSE).match(Query("other", b"", 1))
+    assert refusal.value.reason == "unknown_model"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Query("m", bytes(17), 1),
+        Query("m", bytes(16), 33),
+        Query("m", bytes(16), -1),
+        Query("m", bytes(16), 16, ((0, LONG.at(16)),)),
+        Query("m", bytes(16), 16, ((7, BlockHash(bytes(8))),)),
+    ],
+)
+def test_hashes_that_are_not_of_our_making_are_refused(asked: Query) -> None:
+    with pytest.raises(IndexRefusal) as refusal:
+        index_of(DENSE).match(asked)
+    assert refusal.value.reason == "alien_hash"
+
+
+ATTENTION, LINEAR = Holding(HYBRID.fingerprint, 0, "memory"), Holding(HYBRID.fingerprint, 1, "memory")
+HEAD, TAIL = LONG.at(16), LONG.at(16)[:8]
+
+
+@pytest.mark.parametrize(
+    ("announcement", "reason"),
+    [
+        (Segment(Holding(bytes(16), 0, "memory"), HEAD, TAIL, 1, True), "unknown_layout"),
+        (Segment(Holding(HYBRID.fingerprint, 5, "memory"), HEAD, TAIL, 1, True), "unknown_layout"),
+        (Segment(LINEAR, HEAD, TAIL, 1, True), "wrong_block_size"),
+        (Segment(ATTENTION, HEAD, TAIL, 2, True), "malformed"),
+        (Segment(ATTENTION, HEAD, b"", 0, True), "malformed"),
+        (Segment(ATTENTION, HEAD, TAIL * 65, 1, True), "malformed"),
+        (Segment(ATTENTION, HEAD, TAIL[:7], 1, True), "malformed"),
+        (Segment(ATTENTION, HEAD, bytes(8), 1, True), "alien_hash"),
+        (Checkpoint(ATTENTION, LONG.at(32), LONG.at(16), 32, True), "wrong_block_size"),
+        (Checkpoint(LINEAR, LONG.at(32), LONG.at(16), 32, True), "alien_hash"),
+        (Checkpoint(LINEAR, LONG.at(33), LONG.at(33), 33, True), "alien_hash"),
+        (Checkpoint(LINEAR, BlockHash(b"short"), LONG.at(32), 33, True), "alien_hash"),
+        (Checkpoint(LINEAR, LONG.at(33), LONG.at(32), 0, True), "malformed"),
+    ],
+)
+def test_an_announcement_that_contradicts_its_layout_is_refused(
+    announcement: Segment | Checkpoint, reason: str
+) -> None:
+    index = index_of(HYBRID)
+    with pytest.raises(IndexRefusal) as refusal:
+        index.apply(NODE, [announcement])
+    assert refusal.value.reason == reason
+    assert index.digests(NODE) == {}
+
+
+def test_a_node_that_has_not_registered_cannot_announce() -> None:
+    with pytest.raises(IndexRefusal) as refusal:
+        Index().apply(NODE, [])
+    assert refusal.value.reason == "unknown_node"
+
+
+def test_announcing_twice_changes_nothing() -> None:
+    inventory, index = Inventory(), Index()
+    inventory.add_layout(HYBRID)
+    index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    told = inventory.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807)])
+    index.apply(NODE, [*told, *told])
+    assert index.digests(NODE) == inventory.digests()
+    assert index.digests(NODE)[ATTENTION].num_blocks == 100
+    assert index.digests(NODE)[LINEAR] == Digest(1, int.from_bytes(LONG.at(807)[:8], "little"))
+
+
+def test_what_it_exports_makes_an_equal_index() -> None:
+    index = index_of(HYBRID, *blocks(HYBRID, range(3200)), *state(HYBRID, 807), *state(HYBRID, 1600))
+    copy = Index()
+    copy.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    for name, announcement in index.announcements(lambda name: name == NODE):
+        copy.apply(name, [announcement])
+    assert copy.digests(NODE) == index.digests(NODE)
+    assert copy.match(query(stated=(807,))) == index.match(query(stated=(807,)))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prfaas.errors import IndexRefusal
+from prfaas.index.membership import Engine, EngineLoad, Figures, Membership, Node
+from prfaas.types import AgentName, ClusterName, InstanceId
+
+NODE = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", epoch=3)
+BUSY = Figures(engines=(EngineLoad(InstanceId("e"), 1, 2, 0.5),))
+
+
+def live(membership: Membership, now: float) -> list[str]:
+    return [member.node.name for member in membership.live(now)]
+
+
+def test_a_node_lives_until_it_was_silent_for_the_expiry() -> None:
+    membership = Membership(30.0)
+    membership.register(NODE, 100.0)
+    membership.hear(NODE.name, epoch=3, now=110.0)
+    assert live(membership, 139.9) == ["n1"]
+    assert live(membership, 140.0) == []
+    membership.hear(NODE.name, epoch=3, now=141.0)
+    assert live(membership, 141.0) == ["n1"]
+
+
+def test_old_news_does_not_make_a_node_older() -> None:
+    membership = Membership(30.0)
+    membership.register(NODE, 100.0)
+    membership.hear(NODE.name, epoch=3, now=50.0)
+    assert live(membership, 129.0) == ["n1"]
+
+
+def test_an_older_epoch_and_an_unknown_node_are_refused() -> None:
+    membership = Membership(30.0)
+    membership.register(NODE, 0.0)
+    for act in (
+        lambda: membership.register(replace(NODE, epoch=2), 1.0),
+        lambda: membership.hear(NODE.name, epoch=2, now=1.0),
+        lambda: membership.hear(AgentName("n2"), epoch=1, now=1.0),
+    ):
+        with pytest.raises(IndexRefusal, match=r"epoch|registered"):
+            act()
+
+
+def test_figures_stay_until_newer_ones_and_go_with_the_epoch() -> None:
+    membership = Membership(30.0)
+    membership.register(NODE, 0.0)
+    membership.hear(NODE.name, epoch=3, now=1.0, figures=BUSY)
+    membership.hear(NODE.name, epoch=3, now=2.0)
+    assert membership.live(2.0)[0].figures == BUSY
+    assert not membership.register(NODE, 3.0), "nothing new"
+    assert membership.live(3.0)[0].figures == BUSY
+    assert membership.register(replace(NODE, epoch=4), 4.0)
+    assert membership.live(4.0)[0].figures == Figures()
+
+
+def test_an_instance_stands_beside_one_live_node() -> None:
+    engine = Engine(InstanceId("e"), "http://e", "both", "m")
+    membership = Membership(30.0)
+    membership.register(replace(NODE, engines=(engine,)), 0.0)
+    other = replace(NODE, name=AgentName("n2"), engines=(engine,))
+    with pytest.raises(IndexRefusal, match="beside n1"):
+        membership.register(other, 1.0)
+    assert membership.register(other, 31.0), "its former node is gone"
