@@ -7,7 +7,7 @@ PYTHON ?=
 TORCH_INDEX_URL ?=
 AREA ?=
 BIN := .venv/bin
-SOURCES := prfaas tests tools benchmarks
+SOURCES := $(foreach folder,prfaas tests tools benchmarks,$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint type check bench soak format docs
@@ -30,7 +30,7 @@ lint: .venv/installed ## ruff (rules, format) and the import contracts
 	@$(BIN)/lint-imports
 
 type: .venv/installed ## mypy, strict
-	@$(BIN)/mypy $(wildcard $(SOURCES))
+	@$(BIN)/mypy $(SOURCES)
 
 check: lint type test ## what CI runs: lint, types, import contracts, tests
 

@@ -11,12 +11,18 @@ from typing import Any
 
 from prfaas import metrics
 from prfaas.agent.config import AgentConfig
+from prfaas.colocate.config import ColocateConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig, "router": RouterConfig}
+COMPONENTS: dict[str, type[Any]] = {
+    "agent": AgentConfig,
+    "manager": ManagerConfig,
+    "router": RouterConfig,
+    "colocate": ColocateConfig,
+}
 
 TITLES = {"connector": "The connector, inside vLLM", "colocate": "The colocated executor"}
 TWO_CLUSTERS = """\
@@ -109,7 +115,7 @@ def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None,
     if its.required:
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
     shown = _one_line(cls, name, its)
-    return [f"{indent}{name}: {'' if shown == 'none' else shown}".rstrip()]
+    return [f"{indent}{name}: {'' if default(cls, name) is None else shown}".rstrip()]
 
 
 def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
