@@ -5,7 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config import setting
+from prfaas.config import records, setting
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One engine beside this agent, as routers reach it."""
+
+    instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
+    url: str = setting("text", required=True, doc="Base URL of its OpenAI server, such as http://10.0.0.5:8000.")
+    role: str = setting("text", required=True, doc="What it does: prefill, decode or both.")
+    model: str = setting(
+        "text", required=True, doc="The model's served name, which its connector hashes prompts under."
+    )
+
+    def __post_init__(self) -> None:
+        if self.role not in ("prefill", "decode", "both"):
+            raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,19 @@ class AgentConfig:
         default=(),
         doc="Agents (name=host:port) whose layouts must equal ours before an engine may attach.",
     )
+    managers: tuple[str, ...] = setting(
+        "text_list", default=(), doc="Managers (host:port) to report to; none: this agent stands alone."
+    )
+    cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
+    cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
+    advertise: str = setting("text", default="", doc="Where other agents reach `listen`, when that differs from it.")
+    engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="The engines beside this agent.")
     insecure_plaintext: bool = setting(
         "flag", default=False, doc="Listen beyond private networks with the secret alone, unencrypted."
     )
+
+    def __post_init__(self) -> None:
+        if self.cluster_kind not in ("prfaas", "pd"):
+            raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
+        if self.managers and not self.cluster:
+            raise ValueError("cluster: missing; managers know nodes by their cluster")

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prfaas import grants, logs, metrics
 from prfaas.agent.config import AgentConfig
@@ -25,6 +25,8 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import LayoutError
+from prfaas.events import PoolEvent
+from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
 from prfaas.transport.sender import (
     Link,
@@ -36,6 +38,10 @@ from prfaas.transport.sender import (
 )
 from prfaas.types import AgentName, TransferId
 
+if TYPE_CHECKING:
+    from prfaas.agent.reporting import Reporting
+
+MakeReporting = Callable[..., "Reporting"]
 TICK_SECONDS = 0.1  # deadlines are looked at this often
 PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
 _log = logs.get("agent")
@@ -44,11 +50,15 @@ _log = logs.get("agent")
 class Agent:
     """One machine's pool and wire. `run` lives until it is cancelled and then ends every transfer with a reason."""
 
-    def __init__(self, config: AgentConfig, secret: bytes) -> None:
+    def __init__(self, config: AgentConfig, secret: bytes, *, report: MakeReporting | None = None) -> None:
+        """`report` makes what tells the managers of this node; without it the agent stands alone."""
         self._config = config
+        self._secret = secret
+        self._make_reporting = report
+        self._reporting: Reporting | None = None
         self._name = AgentName(config.name)
         self._wire_key = grants.derive_key(secret, "wire")
-        self._pool = Pool(config.pool_bytes, transfer_ratio=config.transfer_ratio)
+        self._pool = Pool(config.pool_bytes, transfer_ratio=config.transfer_ratio, on_event=self._on_pool_event)
         self._links: dict[tuple[str, AgentName], Link] = {}
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()
@@ -101,7 +111,13 @@ class Agent:
             status.start()
             _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=status.address)
             started(address)
-            await self._tick_forever()
+            async with asyncio.TaskGroup() as tasks:
+                if self._make_reporting is not None:
+                    self._reporting = self._make_reporting(
+                        self._config, self._secret, wire_address=address, links=self._link_states
+                    )
+                    tasks.create_task(self._reporting.reporter.run())
+                tasks.create_task(self._tick_forever())
         finally:
             await self._engines.close()
             for link in self._links.values():
@@ -122,6 +138,13 @@ class Agent:
         for kind, count in self._pool.stats().slots_by_kind.items():
             metrics.POOL_SLOTS.labels(kind=kind).set(count)
 
+    def _link_states(self) -> list[LinkState]:
+        return [link.snapshot() for link in self._links.values()]
+
+    def _on_pool_event(self, event: PoolEvent) -> None:
+        if self._reporting is not None:
+            self._reporting.on_event(event)
+
     # Engines
 
     async def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
@@ -130,6 +153,8 @@ class Agent:
         self._check_against_engines(attach, layout)
         await self._check_against_peers(layout)
         arena = self._pool.arena(layout)
+        if self._reporting is not None:
+            self._reporting.add_layout(layout)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes), arena
 
     def _check_against_engines(self, attach: Attach, layout: Layout) -> None:
@@ -260,7 +285,8 @@ class Agent:
             "keeping": len(self._keeping),
             "pool": self._pool.stats().slots_by_kind,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
-            "links": {address: link.snapshot().to_dict() for (address, _), link in list(self._links.items())},
+            "links": [link.snapshot().to_dict() for link in list(self._links.values())],
+            "reporting": self._reporting.status() if self._reporting else None,
         }
 
 

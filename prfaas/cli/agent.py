@@ -14,7 +14,8 @@ import uvloop
 from prfaas import config, grants, logs
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
-from prfaas.errors import ConfigError
+from prfaas.cli import extras
+from prfaas.errors import ConfigError, MissingExtraError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,15 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.setup("agent")
     try:
         secret = grants.read_secret(Path(settings.secret_file))
-        uvloop.run(_serve(settings, secret))
-    except ConfigError as error:
+        report = extras.load("prfaas.agent.reporting", extra="manager").Reporting if settings.managers else None
+        uvloop.run(_serve(Agent(settings, secret, report=report)))
+    except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-agent: {error}\n")
         return 2
     return 0
 
 
-async def _serve(settings: AgentConfig, secret: bytes) -> None:
-    serving = asyncio.ensure_future(Agent(settings, secret).run())
+async def _serve(agent: Agent) -> None:
+    serving = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     with contextlib.suppress(asyncio.CancelledError):

@@ -13,6 +13,8 @@ from typing import Any
 import msgpack
 
 from prfaas.errors import RemoteProtocolError
+from prfaas.transport import tcp_info
+from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, control
 
 HANDSHAKE_SECONDS = 10.0
@@ -98,6 +100,10 @@ class Connection:
 
     def set_timeout(self, seconds: float) -> None:
         self._socket.settimeout(seconds)
+
+    def tcp_info(self) -> TcpInfo | None:
+        """The kernel's figures of this connection."""
+        return tcp_info.read(self._socket)
 
     def close(self) -> None:
         """Wake every thread that reads or writes, with an OSError."""

@@ -9,16 +9,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.connection import SILENCE_SECONDS, Connection, make_socket
+from prfaas.transport.link_state import LinkState, retransmit_ratio
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import TransferStats
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, control
+from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.wire import FrameType, Header, control
 
 CHUNK_BYTES = 256 << 10
 TICK_SECONDS = 0.05
@@ -80,20 +82,6 @@ class SendMemoryFree:
 SendEvent = SendAccepted | SendProgress | SendCompleted | SendFailed | SendMemoryFree
 
 
-@dataclass(frozen=True)
-class LinkState:
-    """A link as the status page shows it."""
-
-    peer: str
-    num_connections: int
-    num_transfers: int
-    queued_ranges: int
-    sent_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 @dataclass(eq=False)
 class _Sending:
     transfer: Outgoing
@@ -147,10 +135,11 @@ class Link:
         self._order = itertools.count()
         self._num_connected = 0
         self._disconnected_since: float | None = None
-        self._sent_bytes = 0
+        self._in_flight_bytes = 0
+        self._acknowledged_bytes = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
-        self._lines: set[Connection] = set()
+        self._lines: set[_Line] = set()
 
     # What the agent says
 
@@ -216,9 +205,21 @@ class Link:
             thread.join(15)
 
     def snapshot(self) -> LinkState:
+        """The link's figures; costs a few microseconds a connection."""
         with self._changed:
+            infos = [info for line in self._lines if (info := line.tcp_info()) is not None]
             return LinkState(
-                self._peer_name, self._num_connected, len(self._sendings), len(self._work), self._sent_bytes
+                peer=self._peer_name,
+                address=self.address,
+                num_connections=self._num_connected,
+                num_transfers=len(self._sendings),
+                queued_bytes=sum(work.end - work.start for work in self._work if not work.sending.ended),
+                unacknowledged_bytes=self._in_flight_bytes,
+                acknowledged_bytes=self._acknowledged_bytes,
+                rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
+                min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
+                delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
+                retransmit_ratio=retransmit_ratio(infos),
             )
 
     # Threads
@@ -265,7 +266,7 @@ class Link:
 
     # What the connections do, under the lock where they touch the link
 
-    def connected(self, line: Connection) -> None:
+    def connected(self, line: _Line) -> None:
         with self._changed:
             self._lines.add(line)
             self._num_connected += 1
@@ -273,12 +274,13 @@ class Link:
             if self._closed:
                 raise ConnectionAbortedError("the link is closed")
 
-    def lost(self, line: Connection, unacknowledged: Sequence[_Work]) -> None:
+    def lost(self, line: _Line, unacknowledged: Sequence[_Work]) -> None:
         """A connection went: what it carried goes to the others; when it was the last, every transfer is opened again."""
         with self._changed:
             self._lines.discard(line)
             self._num_connected -= 1
             for work in unacknowledged:
+                self._in_flight_bytes -= work.end - work.start
                 if not work.sending.ended:
                     heapq.heappush(self._work, work)
             if self._num_connected == 0:
@@ -330,7 +332,7 @@ class Link:
     def sent(self, work: _Work) -> None:
         with self._changed:
             work.sending.num_users -= 1
-            self._sent_bytes += work.end - work.start + HEADER_BYTES
+            self._in_flight_bytes += work.end - work.start
             ended = work.sending.ended
         if ended:
             self._end(work.sending, None)
@@ -362,13 +364,17 @@ class Link:
             self._enqueue(sending, *piece)
         sending.early.clear()
 
-    def acknowledged(self, transfer_id: bytes, pieces: list[list[int]]) -> None:
+    def acknowledged(self, transfer_id: bytes, pieces: list[list[int]], *, in_flight_bytes: int) -> None:
+        """Pieces have arrived whole; `in_flight_bytes` of what that connection carried are accounted for."""
         with self._changed:
+            self._in_flight_bytes -= in_flight_bytes
             sending = self._sendings.get(transfer_id)
             if sending is None or not sending.accepted:
                 return
             for index, offset, length in pieces:
-                sending.acked_bytes += sending.acked[index].add(offset, offset + length)
+                new = sending.acked[index].add(offset, offset + length)
+                sending.acked_bytes += new
+                self._acknowledged_bytes += new
             total = sending.acked_bytes
         self._on_event(SendProgress(transfer_id, total, time.monotonic_ns()))
 
@@ -383,6 +389,8 @@ class Link:
         with self._changed:
             sending = self._sendings.get(transfer_id)
         if sending is not None:
+            with self._changed:
+                self._acknowledged_bytes += sending.missing_bytes - sending.acked_bytes
             self._end(sending, SendCompleted(transfer_id, TransferStats(wire_bytes, checksum_failures)))
 
     def refused(self, transfer_id: bytes, reason: str, message: str) -> None:
@@ -401,10 +409,18 @@ class Link:
                 del self._sendings[transfer_id]
             with contextlib.suppress(ValueError):
                 self._to_open.remove(sending)
+            lines = list(self._lines)
+        for line in lines:
+            line.forget(transfer_id)
         if first and event is not None:
             self._on_event(event)
         if free:
             self._on_event(SendMemoryFree(transfer_id))
+
+    def forgotten(self, num_bytes: int) -> None:
+        """Bytes in flight of a transfer that has ended."""
+        with self._changed:
+            self._in_flight_bytes -= num_bytes
 
 
 class _Line:
@@ -423,7 +439,7 @@ class _Line:
         Raises:
             OSError: it is.
         """
-        self._link.connected(self._connection)
+        self._link.connected(self)
         self._alive.set()
         reader = threading.Thread(target=self._read_forever, name="send-read", daemon=True)
         reader.start()
@@ -433,7 +449,7 @@ class _Line:
         finally:
             self._connection.close()
             reader.join()
-            self._link.lost(self._connection, list(self._unacknowledged.values()))
+            self._link.lost(self, list(self._unacknowledged.values()))
 
     def _send(self, frame: bytes | _Sending | _Work | None) -> None:
         if frame is None:
@@ -480,7 +496,6 @@ class _Line:
         elif header.type is FrameType.AGAIN:
             self._link.again(header.transfer_id, *body)
         elif header.type is FrameType.DONE:
-            self._forget(header.transfer_id)
             self._link.done(header.transfer_id, *body)
         elif header.type in (FrameType.CANCEL, FrameType.ERROR):
             self._link.refused(header.transfer_id, str(body[0]), str(body[1]))
@@ -489,14 +504,22 @@ class _Line:
 
     def _acknowledged(self, transfer_id: bytes, pieces: list[list[int]]) -> None:
         with self._lock:
-            for index, offset, _ in pieces:
-                self._unacknowledged.pop((transfer_id, index, offset), None)
-        self._link.acknowledged(transfer_id, pieces)
+            popped = [self._unacknowledged.pop((transfer_id, index, offset), None) for index, offset, _ in pieces]
+        landed = sum(work.end - work.start for work in popped if work is not None)
+        self._link.acknowledged(transfer_id, pieces, in_flight_bytes=landed)
 
-    def _forget(self, transfer_id: bytes) -> None:
+    def forget(self, transfer_id: bytes) -> None:
+        """The transfer has ended: nothing of it is sent again."""
         with self._lock:
-            for key in [key for key in self._unacknowledged if key[0] == transfer_id]:
-                del self._unacknowledged[key]
+            keys = [key for key in self._unacknowledged if key[0] == transfer_id]
+            gone = sum(work.end - work.start for work in map(self._unacknowledged.pop, keys))
+        self._link.forgotten(gone)
+
+    def tcp_info(self) -> TcpInfo | None:
+        return self._connection.tcp_info()
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def _sizes(object_bytes: Sequence[int]) -> list[list[int]]:

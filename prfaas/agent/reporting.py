@@ -1,0 +1,85 @@
+"""What this node tells the manager: its layouts, its prefix blocks, its links' figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prfaas.agent.config import AgentConfig
+from prfaas.cachepool.layout import Layout
+from prfaas.events import PoolEvent
+from prfaas.index.membership import Engine, Figures, LinkFigures, Node
+from prfaas.rpc.reporter import Reporter
+from prfaas.transport.link_state import LinkState
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+
+
+@dataclass
+class _Last:
+    """What a link's figures are compared with."""
+
+    acknowledged_bytes: int
+    at: float
+
+
+class Reporting:
+    """Feeds a reporter from pool and links. Runs on the agent's loop."""
+
+    def __init__(
+        self, config: AgentConfig, secret: bytes, *, wire_address: str, links: Callable[[], Iterable[LinkState]]
+    ) -> None:
+        self._links = links
+        self._last: dict[str, _Last] = {}
+        self._best: dict[str, float] = {}  # bytes per second that a link has been seen to carry
+        node = _node(config, wire_address)
+        self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures)
+
+    def add_layout(self, layout: Layout) -> None:
+        """An engine brought this layout; comes before its blocks."""
+        self.reporter.add_layout(layout)
+
+    def on_event(self, event: PoolEvent) -> None:
+        self.reporter.publish([event])
+
+    def status(self) -> dict[str, Any]:
+        """How the reporting stands, for the status page."""
+        return asdict(self.reporter.status)
+
+    def _figures(self) -> Figures:
+        return Figures(links=tuple(map(self._link, self._links())))
+
+    def _link(self, state: LinkState) -> LinkFigures:
+        now = time.monotonic()
+        last = self._last.get(state.address, _Last(0, now))
+        seconds = now - last.at
+        rate = (state.acknowledged_bytes - last.acknowledged_bytes) / seconds if seconds else 0.0
+        self._last[state.address] = _Last(state.acknowledged_bytes, now)
+        self._best[state.address] = max(rate, self._best.get(state.address, 0.0))
+        return LinkFigures(
+            peer=AgentName(state.peer),
+            bytes_per_second=rate,
+            capacity_bytes_per_second=self._best[state.address],
+            rtt_seconds=state.rtt_seconds,
+            min_rtt_seconds=state.min_rtt_seconds,
+            queued_bytes=state.queued_bytes + state.unacknowledged_bytes,
+            retransmit_ratio=state.retransmit_ratio,
+            num_connections=state.num_connections,
+        )
+
+
+def _node(config: AgentConfig, wire_address: str) -> Node:
+    kind: ClusterKind = "prfaas" if config.cluster_kind == "prfaas" else "pd"
+    return Node(
+        name=AgentName(config.name),
+        cluster=ClusterName(config.cluster),
+        cluster_kind=kind,
+        wire_address=config.advertise or wire_address,
+        epoch=time.time_ns() // 1_000_000,
+        engines=tuple(Engine(InstanceId(its.instance), its.url, _role(its.role), its.model) for its in config.engines),
+    )
+
+
+def _role(text: str) -> InstanceRole:
+    return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"

@@ -1,0 +1,58 @@
+"""`prfaas-colocate`: one device that prefills and decodes at once. `serve` answers requests, `profile` measures shares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from prfaas import config, logs
+from prfaas.cli import extras
+from prfaas.colocate.config import ColocateConfig
+from prfaas.errors import ConfigError, MissingExtraError
+
+USAGE = "usage: prfaas-colocate {serve,profile} [--config FILE] [--KEY VALUE ...]; `profile` writes to --profile"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, or write a profile; 2 when the configuration is wrong or the extra is missing."""
+    command, *arguments = [*(sys.argv[1:] if argv is None else argv), ""][:-1] or [""]
+    if command not in ("serve", "profile"):
+        sys.stderr.write(USAGE + "\n")
+        return 0 if command in ("-h", "--help") else 2
+    settings = config.parse(ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "")
+    logs.setup("colocate")
+    try:
+        if command == "profile":
+            return _profile(settings)
+        server = extras.load("prfaas.colocate.server", extra="colocate")
+        uvloop.run(_serve(server.serve(settings)))
+    except (ConfigError, MissingExtraError) as error:
+        sys.stderr.write(f"prfaas-colocate: {error}\n")
+        return 2
+    return 0
+
+
+def _profile(settings: ColocateConfig) -> int:
+    if not settings.profile:
+        raise ConfigError("profile: the file to write, such as --profile h200.yaml")
+    measure = extras.load("prfaas.colocate.measure", extra="colocate")
+    measure.write_profile(settings, Path(settings.profile))
+    return 0
+
+
+async def _serve(server: object) -> None:
+    serving = asyncio.ensure_future(server)  # type: ignore[call-overload]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""A link's figures: what the kernel says of each connection, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prfaas.transport.tcp_info import TcpInfo
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """A link at one moment; byte counts are since the link was made, over all its connections."""
+
+    peer: str
+    address: str
+    num_connections: int
+    num_transfers: int
+    queued_bytes: int  # ready, and not yet handed to a connection
+    unacknowledged_bytes: int  # handed to a connection, and not yet acknowledged by the receiver
+    acknowledged_bytes: int
+    rtt_seconds: float  # of the slowest connection
+    min_rtt_seconds: float
+    delivery_bytes_per_second: int  # summed over the connections; single samples swing by half
+    retransmit_ratio: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def retransmit_ratio(infos: Sequence[TcpInfo]) -> float:
+    """Share of the sent bytes that were sent again."""
+    sent = sum(info.bytes_sent for info in infos)
+    return sum(info.bytes_retransmitted for info in infos) / sent if sent else 0.0
