@@ -21,8 +21,9 @@ class Session:
 class Sessions:
     """Conversations that are not yet idle for `expiry_seconds`. Times are seconds on a clock that only goes forward."""
 
-    def __init__(self, expiry_seconds: float) -> None:
+    def __init__(self, expiry_seconds: float, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._expiry_seconds = expiry_seconds
+        self._max_sessions = max_sessions
         self._sessions: OrderedDict[tuple[str, str], tuple[float, Session]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -31,7 +32,7 @@ class Sessions:
     def put(self, tenant: str, name: str, *, session: Session, now: float) -> None:
         self._sessions[tenant, name] = (now, session)
         self._sessions.move_to_end((tenant, name))
-        while len(self._sessions) > MAX_SESSIONS or self._oldest() <= now - self._expiry_seconds:
+        while len(self._sessions) > self._max_sessions or self._oldest() <= now - self._expiry_seconds:
             self._sessions.popitem(last=False)
 
     def _oldest(self) -> float:

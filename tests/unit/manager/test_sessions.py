@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from prfaas.manager.load import REPORT_SECONDS, AssignedLoad
+from prfaas.manager.sessions import Session, Sessions
+from prfaas.types import AgentName, InstanceId
+
+HERE = Session(AgentName("n1"), 100)
+
+
+def test_a_session_is_remembered_until_it_is_idle_for_too_long() -> None:
+    sessions = Sessions(expiry_seconds=10.0)
+    sessions.put("t", "s", session=HERE, now=0.0)
+    assert sessions.get("t", "s", now=9.9) == HERE
+    assert sessions.get("t", "s", now=10.0) is None
+    assert sessions.get("other tenant", "s", now=1.0) is None
+    assert sessions.get("t", "", now=1.0) is None
+
+
+def test_idle_sessions_go_when_others_come() -> None:
+    sessions = Sessions(expiry_seconds=10.0)
+    sessions.put("t", "old", session=HERE, now=0.0)
+    sessions.put("t", "new", session=HERE, now=10.0)
+    assert len(sessions) == 1
+
+
+def test_the_longest_unused_goes_when_there_are_too_many() -> None:
+    sessions = Sessions(expiry_seconds=10.0, max_sessions=2)
+    for number, name in enumerate(["a", "b", "a", "c"]):
+        sessions.put("t", name, session=HERE, now=float(number))
+    assert sessions.get("t", "b", now=4.0) is None
+    assert sessions.get("t", "a", now=4.0) == HERE
+
+
+def test_assignments_count_until_reports_must_include_them() -> None:
+    load = AssignedLoad()
+    load.add(InstanceId("e"), now=0.0)
+    load.add(InstanceId("e"), now=1.0)
+    assert load.of(InstanceId("e"), now=1.0) == 2
+    assert load.of(InstanceId("e"), now=REPORT_SECONDS) == 1
+    assert load.of(InstanceId("e"), now=1.0 + REPORT_SECONDS) == 0
+    assert load.of(InstanceId("other"), now=1.0) == 0

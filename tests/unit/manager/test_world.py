@@ -1,0 +1,116 @@
+"""One manager's state: who may report, what a record restores."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import IndexRefusal
+from prfaas.index.inventory import Inventory
+from prfaas.index.membership import Node
+from prfaas.manager.world import World, node_record
+from prfaas.rpc.translate import batch_message
+from prfaas.types import ClusterName
+from tests.unit.index.test_index import EAST, HYBRID, NODE, blocks, query, state
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def node_with(layout: Layout, *, epoch: int = 1, cluster: ClusterName = EAST) -> Node:
+    return Node(NODE, cluster, "pd", "n1:7400", epoch, (layout,))
+
+
+def told(world: World, *, epoch: int = 1) -> None:
+    inventory = Inventory()
+    inventory.add_layout(HYBRID)
+    batch = batch_message(1, inventory.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 800)]))
+    world.register(node_with(HYBRID, epoch=epoch))
+    assert world.apply_batch(NODE, epoch=epoch, batch=batch) == "applied"
+
+
+def usable(world: World) -> list[int]:
+    return [match.usable_tokens for match in world.index.match(query()).nodes]
+
+
+def test_a_silent_node_leaves_at_the_next_refresh_and_a_sign_of_life_brings_it_back() -> None:
+    clock = Clock()
+    world = World(expiry_seconds=30.0, clock=clock)
+    told(world)
+    clock.now += 30.0
+    world.refresh()
+    assert usable(world) == []
+    world.hear(NODE, epoch=1, links=None)
+    assert usable(world) == [800]
+
+
+def test_records_restore_the_blocks_but_give_no_life() -> None:
+    clock = Clock()
+    world, copy = World(expiry_seconds=30.0, clock=clock), World(expiry_seconds=30.0, clock=clock)
+    told(world)
+    for record in world.records(EAST):
+        copy.apply_record(record)
+    assert copy.live() == []
+    assert usable(copy) == []
+    copy.apply_figures(world.figures(EAST))
+    assert usable(copy) == [800]
+    assert copy.sequence(NODE, 1) == world.sequence(NODE, 1)
+    assert copy.index.digests(NODE) == world.index.digests(NODE)
+
+
+def test_registering_anew_with_the_same_epoch_keeps_everything() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world)
+    assert not world.register(node_with(HYBRID))
+    assert usable(world) == [800]
+    assert world.sequence(NODE, 1) == 1
+
+
+def test_a_new_epoch_begins_at_nothing() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world)
+    world.register(node_with(HYBRID, epoch=2))
+    assert usable(world) == []
+    assert world.sequence(NODE, 2) == 0
+    with pytest.raises(IndexRefusal, match="epoch 1"):
+        world.sequence(NODE, 1)
+
+
+def test_a_node_is_in_one_cluster() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world)
+    with pytest.raises(IndexRefusal, match="east"):
+        world.register(node_with(HYBRID, cluster=ClusterName("west")))
+
+
+def test_clearing_a_cluster_leaves_the_others() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world)
+    world.clear(ClusterName("west"))
+    assert usable(world) == [800]
+    world.clear(EAST)
+    assert usable(world) == []
+    assert world.live() == []
+
+
+def test_a_record_of_an_older_epoch_is_refused() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world, epoch=5)
+    with pytest.raises(IndexRefusal) as refusal:
+        world.apply_record(node_record(node_with(HYBRID, epoch=4)))
+    assert refusal.value.reason == "stale_epoch"
+
+
+def test_only_routers_news_change_the_version() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world)
+    version = world.version
+    world.hear(NODE, epoch=1, links=None)
+    assert world.version == version
+    world.forget(NODE)
+    assert world.version > version

@@ -1,0 +1,94 @@
+"""Every message comes back as what it was made from; what is malformed is refused with a word."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.errors import IndexRefusal
+from prfaas.index.inventory import Inventory
+from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import (
+    announcements_from,
+    batch_message,
+    digest_messages,
+    digests_from,
+    figures_from,
+    link_message,
+    load_message,
+    node_from,
+    node_message,
+)
+from prfaas.types import AgentName, ClusterName, InstanceId
+from tests.unit.index.test_index import HYBRID, LONG, blocks, state
+
+ENGINE = Engine(InstanceId("e"), "http://e:8000", "decode", "m")
+NODE = Node(AgentName("n"), ClusterName("c"), "prfaas", "n:7400", 5, (HYBRID,), (ENGINE,))
+
+
+def inventory() -> Inventory:
+    made = Inventory()
+    made.add_layout(HYBRID)
+    return made
+
+
+def test_a_node_comes_back() -> None:
+    assert node_from(pb.Node.FromString(node_message(NODE).SerializeToString())) == NODE
+
+
+def test_a_batch_comes_back_in_order() -> None:
+    its = inventory()
+    told = its.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807), *state(HYBRID, 1600)])
+    batch = pb.Batch.FromString(batch_message(3, told, reset=True).SerializeToString())
+    assert (batch.sequence, batch.reset) == (3, True)
+    assert announcements_from(batch) == told
+    assert len(batch.holdings) == 2
+
+
+def test_a_full_segment_takes_nine_bytes_a_block() -> None:
+    told = inventory().apply(blocks(HYBRID, range(64 * 16 * 3)))
+    assert batch_message(1, told).ByteSize() / (64 * 3) < 9.0
+
+
+def test_digests_and_figures_come_back() -> None:
+    its = inventory()
+    its.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807)])
+    assert digests_from(digest_messages(its.digests())) == its.digests()
+    link = LinkFigures(AgentName("p"), 1.0, 2.0, 0.3, 0.2, 5, 0.01, 8)
+    load = EngineLoad(InstanceId("e"), 1, 2, 0.5)
+    assert figures_from([link_message(link)], [load_message(load)]) == Figures((link,), (load,))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": ""},
+        {"cluster": ""},
+        {"epoch": 0},
+        {"cluster_kind": "cloud"},
+        {"layouts": [b"\xc1"]},
+        {"layouts": [b"\x01"]},
+    ],
+)
+def test_a_malformed_node_is_refused(changes: dict[str, object]) -> None:
+    message = node_message(NODE)
+    for name, value in changes.items():
+        message.ClearField(name)
+        message.MergeFrom(pb.Node(**{name: value}))  # type: ignore[arg-type]
+    with pytest.raises(IndexRefusal) as refusal:
+        node_from(message)
+    assert refusal.value.reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pb.Batch(changes=[pb.Change()]),
+        pb.Batch(changes=[pb.Change(segment=pb.Segment(head=LONG.at(16)))]),
+        pb.Batch(holdings=[pb.Holding(tier="tape")]),
+    ],
+)
+def test_a_malformed_batch_is_refused(batch: pb.Batch) -> None:
+    with pytest.raises(IndexRefusal) as refusal:
+        announcements_from(batch)
+    assert refusal.value.reason == "malformed"
