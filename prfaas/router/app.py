@@ -15,18 +15,18 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from prfaas import grants, logs, metrics
-from prfaas.hashing import HashChain, root_hash
+from prfaas import logs, metrics
 from prfaas.router.config import RouterConfig
-from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.deciding import Deciding, Plan
+from prfaas.router.fleet import Fleet
 from prfaas.router.legs import JSON_HEADERS, LegFailed, Legs, OpenAnswer, end, first_answer
 from prfaas.router.openai import BadRequest, Endpoint, ParsedRequest, error_body, parse
 from prfaas.scheduler.route import EXPLANATIONS, Decision, route
 from prfaas.scheduler.snapshot import RequestFacts
-from prfaas.types import AgentName, TransferId
 
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 MAX_REMEMBERED_DECISIONS = 1024
+SESSION_HEADER = "x-session-id"  # names a conversation, so that its later turns go where its KV is
 _log = logs.get("router")
 
 
@@ -35,15 +35,18 @@ class Record:
     """One request as `/debug/decision/<id>` and its log line show it."""
 
     request_id: str
-    decision: Decision
-    facts: RequestFacts
-    transfer_id: TransferId | None = None
+    plan: Plan
     fallback: str | None = None
     status: int = 0
     ttft_seconds: float | None = None
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def decision(self) -> Decision:
+        return self.plan.decision
+
     def to_dict(self) -> dict[str, Any]:
+        facts, transfer_id = self.plan.facts, self.plan.transfer_id
         return {
             "request_id": self.request_id,
             "route": self.decision.route,
@@ -51,9 +54,11 @@ class Record:
             "explanation": EXPLANATIONS[self.decision.reason],
             "decode": self.decision.decode,
             "prefill": self.decision.prefill,
-            "num_prompt_tokens": self.facts.num_prompt_tokens,
-            "counted": self.facts.counted,
-            "transfer_id": self.transfer_id.hex() if self.transfer_id else None,
+            "decided_by": self.plan.decided_by,
+            "num_prompt_tokens": facts.num_prompt_tokens,
+            "num_cached_tokens": facts.num_cached_tokens,
+            "counted": facts.counted,
+            "transfer_id": transfer_id.hex() if transfer_id else None,
             "fallback": self.fallback,
             "status": self.status,
             "ttft_seconds": self.ttft_seconds,
@@ -63,10 +68,12 @@ class Record:
 class Router:
     """The state behind the routes of one front door."""
 
-    def __init__(self, config: RouterConfig, secret: bytes, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, config: RouterConfig, *, fleet: Fleet, deciding: Deciding, session: aiohttp.ClientSession
+    ) -> None:
         self._config = config
-        self._grant_key = grants.derive_key(secret, "grant")
-        self.fleet = Fleet(config, session)
+        self._fleet = fleet
+        self._deciding = deciding
         self._legs = Legs(session)
         self._session = session
         self._records: OrderedDict[str, Record] = OrderedDict()
@@ -85,11 +92,12 @@ class Router:
             raw = await request.read()
             parsed = parse(endpoint, raw)
             facts, token_ids = await self._facts(parsed)
+            plan = await self._deciding.plan(facts, token_ids, session=request.headers.get(SESSION_HEADER, ""))
         except BadRequest as error:
             return _error(400, str(error), kind="invalid_request_error")
         except LegFailed as error:
             return _error(503, str(error), kind="service_unavailable")
-        record = self._remember(Record(request_id, route(self.fleet.snapshot(), facts), facts))
+        record = self._remember(Record(request_id, plan))
         try:
             async with asyncio.timeout(self._config.request_timeout):
                 return await self._run(request, parsed, raw, token_ids, record)
@@ -107,19 +115,19 @@ class Router:
         bound = parsed.max_prompt_tokens()
         if not parsed.transferable() or not self._is_base_model(parsed.model):
             return RequestFacts(bound, counted=False, transferable=False), None
-        if bound <= self._config.threshold_tokens:
+        if bound <= self._fleet.threshold_tokens:
             return RequestFacts(bound, counted=False), None
         token_ids = parsed.token_ids or await self._tokenize(parsed)
         return RequestFacts(len(token_ids)), token_ids
 
     def _is_base_model(self, model: str | None) -> bool:
-        return model is None or any(model in instance.base_models for instance in self.fleet)
+        return model is None or any(model in instance.base_models for instance in self._fleet)
 
     async def _tokenize(self, parsed: ParsedRequest) -> list[int]:
-        decision = route(self.fleet.snapshot(), RequestFacts(0))
+        decision = route(self._fleet.snapshot(), RequestFacts(0))
         if decision.decode is None:
             raise LegFailed("no_decode_instance", "no engine is ready")
-        return await self._legs.tokenize(self.fleet[decision.decode], parsed.tokenize_body())
+        return await self._legs.tokenize(self._fleet[decision.decode], parsed.tokenize_body())
 
     async def _run(
         self, request: web.Request, parsed: ParsedRequest, raw: bytes, token_ids: list[int] | None, record: Record
@@ -136,7 +144,7 @@ class Router:
     ) -> web.StreamResponse:
         assert record.decision.decode is not None
         headers = _headers(record)
-        answer = await self._legs.decode(self.fleet[record.decision.decode], PATHS[parsed.endpoint], raw, headers)
+        answer = await self._legs.decode(self._fleet[record.decision.decode], PATHS[parsed.endpoint], raw, headers)
         try:
             return await self._forward(request, answer, record)
         finally:
@@ -152,8 +160,8 @@ class Router:
         """
         decision = record.decision
         assert decision.decode is not None and decision.prefill is not None
-        decode, prefill = self.fleet[decision.decode], self.fleet[decision.prefill]
-        grant = self._grant(token_ids, decode, prefill, record)
+        decode, prefill = self._fleet[decision.decode], self._fleet[decision.prefill]
+        grant = record.plan.grant
         headers = _headers(record)
         prefilling = asyncio.create_task(self._legs.prefill(prefill, parsed.prefill_body(token_ids, grant), headers))
         body = json.dumps(parsed.decode_body(token_ids, grant)).encode()
@@ -171,23 +179,6 @@ class Router:
                 answer.close()
         finally:
             await end(prefilling)
-
-    def _grant(self, token_ids: list[int], decode: Instance, prefill: Instance, record: Record) -> str:
-        transfer_id = record.transfer_id = TransferId(secrets.token_bytes(16))
-        num_tokens = len(token_ids) - 1
-        chain = HashChain(root_hash(decode.identity, self._config.tenant.encode()), token_ids[:num_tokens])
-        grant = grants.Grant(
-            transfer_id=transfer_id,
-            source=AgentName(prefill.config.agent),
-            destination=AgentName(decode.config.agent),
-            destination_address=decode.config.wire,
-            prompt_hash=chain.at(num_tokens),
-            num_tokens=num_tokens,
-            max_bytes=self._config.max_transfer_bytes,
-            tenant=self._config.tenant,
-            expires_at=time.time() + self._config.transfer_deadline,
-        )
-        return grants.to_text(grants.sign(grant, self._grant_key))
 
     async def _forward(self, request: web.Request, answer: OpenAnswer, record: Record) -> web.StreamResponse:
         """Pass the answer on as it comes; after its first byte a failure can only break it off."""
@@ -229,10 +220,10 @@ class Router:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""
-        decision = route(self.fleet.snapshot(), RequestFacts(0))
+        decision = route(self._fleet.snapshot(), RequestFacts(0))
         if decision.decode is None:
             return _error(503, "no engine is ready", kind="service_unavailable")
-        url = f"{self.fleet[decision.decode].config.url}{request.rel_url}"
+        url = f"{self._fleet[decision.decode].url}{request.rel_url}"
         headers = {"Content-Type": request.content_type} if request.can_read_body else {}
         try:
             async with self._session.request(
@@ -250,8 +241,8 @@ class Router:
 
     async def health(self, request: web.Request) -> web.Response:
         """200 when somebody can answer."""
-        ready = self.fleet.decodes()
-        states = {instance.config.name: instance.healthy for instance in self.fleet}
+        ready = self._fleet.decodes()
+        states = {instance.address.name: instance.healthy for instance in self._fleet}
         return web.json_response(
             {"status": "ok" if ready else "no engine is ready", "instances": states}, status=200 if ready else 503
         )
@@ -279,9 +270,10 @@ def _answer_headers(record: Record) -> dict[str, str]:
         "x-request-id": record.request_id,
         "x-prfaas-route": record.decision.route,
         "x-prfaas-reason": record.decision.reason,
+        "x-prfaas-cached-tokens": str(record.plan.facts.num_cached_tokens),
     }
-    if record.transfer_id is not None:
-        headers["x-prfaas-transfer"] = record.transfer_id.hex()
+    if record.plan.transfer_id is not None:
+        headers["x-prfaas-transfer"] = record.plan.transfer_id.hex()
     if record.fallback is not None:
         headers["x-prfaas-fallback"] = record.fallback
     return headers

@@ -43,9 +43,20 @@ class RouterConfig:
 
     listen: str = setting("address", default="127.0.0.1:8000", doc="Where clients connect.")
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
-    clusters: tuple[ClusterConfig, ...] = setting(records(ClusterConfig), required=True, doc="The clusters.")
+    clusters: tuple[ClusterConfig, ...] = setting(
+        records(ClusterConfig), default=(), doc="The clusters, where no manager tells them."
+    )
+    managers: tuple[str, ...] = setting(
+        "text_list", default=(), doc="Managers (host:port) that know the instances, what is cached where, and decide."
+    )
+    cluster: str = setting("text", default="", doc="This router's PD cluster; empty: any may decode.")
+    manager_timeout: float = setting(
+        "seconds", default=0.25, doc="How long a decision may take before the router decides without the manager."
+    )
     threshold_tokens: int = setting(
-        "tokens", default=16_000, doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster."
+        "tokens",
+        default=16_000,
+        doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. A manager's own t counts before it.",
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     max_body_bytes: int = setting("bytes", default=32 << 20, doc="Largest request body.")
@@ -61,5 +72,5 @@ class RouterConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"clusters: instance {twice[0]} is named twice")
-        if not any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters):
-            raise ValueError("clusters: no pd cluster with an instance; nobody could decode")
+        if not self.managers and not any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters):
+            raise ValueError("clusters: no pd cluster with an instance, and no managers; nobody could decode")

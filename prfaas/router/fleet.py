@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
 
 from prfaas import logs
-from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
+from prfaas.router.config import ClusterConfig, RouterConfig
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
@@ -18,18 +18,32 @@ PROBE_SECONDS = 5.0  # an engine in the middle of a long step answers late
 _log = logs.get("router.fleet")
 
 
+@dataclass(frozen=True)
+class InstanceAddress:
+    """Where an instance is and what stands beside it."""
+
+    name: InstanceId
+    url: str
+    role: InstanceRole
+    agent: AgentName
+    wire: str  # host:port of the agent's wire
+    cluster: ClusterName
+    cluster_kind: ClusterKind
+
+
 @dataclass(eq=False)
 class Instance:
     """One engine."""
 
-    config: InstanceConfig
-    cluster: ClusterName
-    cluster_kind: ClusterKind
-    role: InstanceRole
+    address: InstanceAddress
     healthy: bool = False
     num_requests: int = 0
     base_models: frozenset[str] = field(default_factory=frozenset)  # served names, adapters left out
     identity: str = ""  # the first served name, by which connectors name the weights
+
+    @property
+    def url(self) -> str:
+        return self.address.url
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -43,38 +57,57 @@ class Instance:
     def failed(self, reason: str) -> None:
         """It refused a connection: nobody asks it before the next good probe."""
         if self.healthy:
-            _log.warning("instance.down", instance=self.config.name, reason=reason)
+            _log.warning("instance.down", instance=self.address.name, reason=reason)
         self.healthy = False
 
     def state(self) -> InstanceState:
+        its = self.address
         return InstanceState(
-            instance=InstanceId(self.config.name),
-            cluster=self.cluster,
-            cluster_kind=self.cluster_kind,
-            role=self.role,
-            agent=AgentName(self.config.agent),
+            instance=its.name,
+            cluster=its.cluster,
+            cluster_kind=its.cluster_kind,
+            role=its.role,
+            agent=its.agent,
             healthy=self.healthy,
             num_requests=self.num_requests,
         )
 
 
 class Fleet:
-    """Every instance, probed in the background."""
+    """Every instance that may be asked, probed in the background."""
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
+        self.threshold_tokens = config.threshold_tokens
         self._config = config
         self._session = session
-        self._instances = {instance.config.name: instance for instance in _instances(config.clusters)}
+        self._instances: dict[InstanceId, Instance] = {}
+        self._changed = asyncio.Event()
+        self.update(_addresses(config.clusters))
 
     def __getitem__(self, name: InstanceId) -> Instance:
         return self._instances[name]
 
+    def __contains__(self, name: InstanceId) -> bool:
+        return name in self._instances
+
     def __iter__(self) -> Iterator[Instance]:
-        return iter(self._instances.values())
+        return iter(list(self._instances.values()))
+
+    def update(self, addresses: Iterable[InstanceAddress]) -> None:
+        """These are the instances; known ones keep what is known of them, new ones are probed at once."""
+        known = self._instances
+        self._instances = {}
+        for its in addresses:
+            before = known.get(its.name)
+            self._instances[its.name] = before if before and before.address == its else Instance(its)
+        self._changed.set()
 
     def snapshot(self) -> Snapshot:
-        states = tuple(instance.state() for instance in self._instances.values())
-        return Snapshot(threshold_tokens=self._config.threshold_tokens, instances=states)
+        """What decisions are made from; decode instances are those of this router's own cluster, if it has one."""
+        own = self._config.cluster
+        states = (instance.state() for instance in self._instances.values())
+        seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")
+        return Snapshot(threshold_tokens=self.threshold_tokens, instances=seen)
 
     def decodes(self) -> bool:
         """Whether anybody can answer."""
@@ -83,13 +116,16 @@ class Fleet:
     async def probe_forever(self) -> None:
         """Ask every engine for its health, and for its models when it comes up."""
         while True:
+            self._changed.clear()
             await asyncio.gather(*(self._probe(instance) for instance in self))
-            await asyncio.sleep(self._config.probe_interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.probe_interval):
+                    await self._changed.wait()
 
     async def _probe(self, instance: Instance) -> None:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                async with self._session.get(f"{instance.config.url}/health") as response:
+                async with self._session.get(f"{instance.url}/health") as response:
                     healthy = response.status == 200
                 if healthy and not (instance.healthy and instance.base_models):
                     await self._learn_models(instance)
@@ -97,21 +133,34 @@ class Fleet:
             instance.failed(repr(error))
             return
         if healthy and not instance.healthy:
-            _log.info("instance.up", instance=instance.config.name, models=sorted(instance.base_models))
+            _log.info("instance.up", instance=instance.address.name, models=sorted(instance.base_models))
         instance.healthy = healthy
 
     async def _learn_models(self, instance: Instance) -> None:
-        async with self._session.get(f"{instance.config.url}/v1/models") as response:
+        async with self._session.get(f"{instance.url}/v1/models") as response:
             models = (await response.json())["data"]
         base = [model["id"] for model in models if not model.get("parent")]
         instance.base_models, instance.identity = frozenset(base), base[0]
 
 
-def _instances(clusters: tuple[ClusterConfig, ...]) -> Iterator[Instance]:
+def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]:
     for cluster in clusters:
-        kind: ClusterKind = "prfaas" if cluster.kind == "prfaas" else "pd"
-        for config in cluster.instances:
-            role: InstanceRole = (
-                "prefill" if config.role == "prefill" else "decode" if config.role == "decode" else "both"
+        for its in cluster.instances:
+            yield InstanceAddress(
+                name=InstanceId(its.name),
+                url=its.url,
+                role=role_of(its.role),
+                agent=AgentName(its.agent),
+                wire=its.wire,
+                cluster=ClusterName(cluster.name),
+                cluster_kind=kind_of(cluster.kind),
             )
-            yield Instance(config, ClusterName(cluster.name), kind, role)
+
+
+def role_of(text: str) -> InstanceRole:
+    """The role that a configuration or a manager names; a router can do nothing with another one, so it is `both`."""
+    return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
+
+
+def kind_of(text: str) -> ClusterKind:
+    return "prfaas" if text == "prfaas" else "pd"

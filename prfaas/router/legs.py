@@ -65,7 +65,7 @@ class Legs:
         instance.num_requests += 1
         answer: OpenAnswer | None = None
         try:
-            response = await self._session.post(f"{instance.config.url}{path}", data=body, headers=headers)
+            response = await self._session.post(f"{instance.url}{path}", data=body, headers=headers)
             answer = OpenAnswer(instance, response)
             answer.first = await response.content.readany()
             if response.status >= 500:
@@ -86,7 +86,7 @@ class Legs:
         """
         with instance.busy():
             try:
-                url = f"{instance.config.url}/v1/completions"
+                url = f"{instance.url}/v1/completions"
                 async with self._session.post(url, data=json.dumps(body), headers=headers) as response:
                     text = await response.text()
                     if response.status != 200:
@@ -101,7 +101,7 @@ class Legs:
             LegFailed: the engine does not say.
         """
         try:
-            async with self._session.post(f"{instance.config.url}/tokenize", json=body) as response:
+            async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
                 if response.status != 200:
                     raise LegFailed("tokenize_error", f"{response.status}: {(await response.text())[:500]}")
                 tokens: list[int] = (await response.json())["tokens"]

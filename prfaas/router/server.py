@@ -13,6 +13,9 @@ from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
+from prfaas.router.deciding import Deciding
+from prfaas.router.fleet import Fleet
+from prfaas.router.manager_link import ManagerLink
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
@@ -44,14 +47,19 @@ async def serve(config: RouterConfig, secret: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def _probed_router(config: RouterConfig, secret: bytes) -> AsyncIterator[Router]:
-    """A router that asks its engines for their health as long as the block runs."""
+    """A router whose fleet is kept up to date as long as the block runs."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        router = Router(config, secret, session)
-        probing = asyncio.create_task(router.fleet.probe_forever())
+        fleet = Fleet(config, session)
+        manager = ManagerLink(config, secret, fleet) if config.managers else None
+        watches = [asyncio.create_task(fleet.probe_forever())]
+        if manager is not None:
+            watches.append(asyncio.create_task(manager.watch_forever()))
         try:
-            yield router
+            yield Router(config, fleet=fleet, deciding=Deciding(config, secret, fleet, manager), session=session)
         finally:
-            probing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await probing
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+            if manager is not None:
+                await manager.close()

@@ -1,0 +1,97 @@
+"""The manager as the router sees it: the instances it announces, the decisions it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prfaas import logs
+from prfaas.errors import IndexRefusal, ManagerUnreachable
+from prfaas.hashing import HashChain
+from prfaas.router.config import RouterConfig
+from prfaas.router.deciding import Ruling
+from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.route import EXPLANATIONS, Decision
+from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
+
+MAX_ROUNDS = 2  # a second question states the hashes that the first answer asked for
+_log = logs.get("router.manager")
+
+
+class ManagerLink:
+    """Questions to the managers, and their state kept in the fleet."""
+
+    def __init__(self, config: RouterConfig, secret: bytes, fleet: Fleet) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._client = ManagerClient(
+            config.managers, name="router", secret=secret, deadline_seconds=config.manager_timeout
+        )
+
+    async def watch_forever(self) -> None:
+        """Keep the fleet what the managers say; while none answers it stays as it was."""
+        async for state in self._client.watch_state(self._config.cluster):
+            self._fleet.threshold_tokens = state.threshold_tokens
+            addresses = list(_addresses(state))
+            if addresses != [instance.address for instance in self._fleet]:
+                self._fleet.update(addresses)
+                _log.info("fleet.changed", manager=state.manager, instances=[its.name for its in addresses])
+
+    async def route(self, model: str, chain: HashChain, *, num_prompt_tokens: int, session: str) -> Ruling | None:
+        """Where a request runs; None when no manager answers in time or knows the model: the router decides itself."""
+        request = pb.RouteRequest(
+            model=model,
+            units=b"".join(chain.units),
+            num_prompt_tokens=num_prompt_tokens,
+            prompt_hash=chain.at(chain.num_tokens),
+            tenant=self._config.tenant,
+            session=session,
+            cluster=self._config.cluster,
+            excluded_instances=[its.address.name for its in self._fleet if not its.healthy],
+        )
+        try:
+            answer = await self._client.route(request)
+            for _ in range(MAX_ROUNDS - 1):
+                lengths = [length for length in answer.odd_lengths if length <= chain.num_tokens]
+                if not lengths:
+                    break
+                request.checkpoints.extend(pb.StatedCheckpoint(num_tokens=n, hash=chain.at(n)) for n in lengths)
+                answer = await self._client.route(request)
+        except (ManagerUnreachable, IndexRefusal) as error:
+            _log.warning("manager.no_decision", error=str(error))
+            return None
+        return self._ruling(answer)
+
+    def _ruling(self, answer: pb.RouteResponse) -> Ruling | None:
+        remote = answer.route == "remote"
+        if answer.reason not in EXPLANATIONS:
+            return None  # a newer manager's word
+        decision = Decision(
+            "remote" if remote else "local",
+            answer.reason,
+            InstanceId(answer.decode.instance),
+            InstanceId(answer.prefill.instance) if remote else None,
+        )
+        if any(name is not None and name not in self._fleet for name in (decision.decode, decision.prefill)):
+            return None  # it knows instances that its last state did not name yet
+        transfer_id = TransferId(answer.transfer_id) if remote else None
+        return Ruling(decision, answer.cached_tokens, transfer_id, answer.grant if remote else None)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _addresses(state: pb.StateSnapshot) -> Iterator[InstanceAddress]:
+    for node_state in state.nodes:
+        node = node_state.node
+        for engine in node.engines:
+            yield InstanceAddress(
+                name=InstanceId(engine.instance),
+                url=engine.url,
+                role=role_of(engine.role),
+                agent=AgentName(node.name),
+                wire=node.wire_address,
+                cluster=ClusterName(node.cluster),
+                cluster_kind=kind_of(node.cluster_kind),
+            )
