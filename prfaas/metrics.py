@@ -132,6 +132,11 @@ MANAGER_PREDICTED_TOKENS = _counter(
     ("kind",),
 )
 
+COLOCATE_REQUESTS = _counter(
+    "prfaas_colocate_requests", "Completions answered; outcome is complete, cancelled, refused or failed.", ("outcome",)
+)
+COLOCATE_RESTARTS = _counter("prfaas_colocate_restarts", "Times a side died and was started again.", ("side",))
+
 
 @dataclass(frozen=True)
 class MetricsServer:

@@ -11,8 +11,12 @@ from prfaas.config import setting
 class ColocateConfig:
     """One device that prefills and decodes at once."""
 
-    listen: str = setting("address", default="127.0.0.1:8200", doc="HTTP: /v1/completions, /v1/models, /healthz, /status.")
-    shape: str = setting("text", default="small", doc="The model's sizes: tiny, small or hybrid-8b; weights are random.")
+    listen: str = setting(
+        "address", default="127.0.0.1:8200", doc="HTTP: /v1/completions, /v1/models, /healthz, /status."
+    )
+    shape: str = setting(
+        "text", default="small", doc="The model's sizes: tiny, small or hybrid-8b; weights are random."
+    )
     seed: int = setting("count", default=1, doc="Seed of the weights; equal seeds give equal answers on equal devices.")
     served_model_name: str = setting("text", default="prfaas-hybrid", doc="The model's name in requests.")
     device: str = setting("text", default="cpu", doc="cpu or cuda.")

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-Side = Literal["prefill", "decode"]
+from prfaas.colocate.sides import Side
 
 
 def cores_of(side: Side, share: float, cores: list[int]) -> list[int]:
-    """The cores of a side: decode's share rounded up, at least one; prefill gets the complement, at least one.
+    """The cores of a side: decode's share rounded up, prefill the rest, each at least one.
 
     Shares that add up to one give disjoint sets wherever there are two cores.
     """
-    if share >= 1:
+    if share >= 1 or len(cores) == 1:
         return cores
-    if side == "decode":
-        return cores[: max(1, math.ceil(share * len(cores) - 1e-9))]
-    return cores[min(len(cores) - 1, math.ceil((1 - share) * len(cores) - 1e-9)) :]
+    decode_share = share if side == "decode" else 1 - share
+    border = min(len(cores) - 1, max(1, math.ceil(decode_share * len(cores) - 1e-9)))
+    return cores[:border] if side == "decode" else cores[border:]
 
 
 class CpuSets:

@@ -31,14 +31,12 @@ class CpuRunner:
         self._inputs = torch.zeros(max_rows, TABLE + max_blocks, dtype=torch.int64)
         self._tokens = torch.zeros(max_rows, dtype=torch.int64)
 
-    @torch.inference_mode()
     def decode(self, rows: list[Row], *, share: float) -> Step:
         self._take(share)
         inputs = fill_inputs(self._inputs, rows)
         decode_step(self._model, inputs, self._tokens)
         return FinishedStep(self._tokens[: len(inputs)].tolist())
 
-    @torch.inference_mode()
     def prefill(self, prompt: Prompt, *, share: float) -> Step:
         self._take(share)
         part = PromptPart(torch.tensor(prompt.request.tokens), 0, prompt.slot, torch.tensor(prompt.blocks))

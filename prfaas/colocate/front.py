@@ -14,10 +14,8 @@ from typing import Literal
 from prfaas.colocate import ring
 from prfaas.colocate.messages import NO_STOP_TOKEN, Kind, Request, push_request
 from prfaas.colocate.ring import RingReader, RingWriter
+from prfaas.colocate.sides import SIDES, Side
 from prfaas.errors import LocalProtocolError
-
-Side = Literal["prefill", "decode"]
-SIDES: tuple[Side, Side] = ("prefill", "decode")
 
 
 @dataclass
@@ -119,7 +117,8 @@ class Front:
         for _, words in from_prefill + from_decode:
             for i in range(0, len(words), 3):
                 self._token(*words[i : i + 3])
-        return all([writer.flush() for writer in self._writers.values()])
+        flushed = [writer.flush() for writer in self._writers.values()]  # each of them, also after one that is full
+        return all(flushed)
 
     @property
     def num_live(self) -> int:

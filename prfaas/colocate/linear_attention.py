@@ -14,9 +14,9 @@ CHUNK_TOKENS = 64  # tokens whose scores are computed against each other; states
 def recurrent(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, log_decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per request: q, k [batch, head, key], v [batch, head, value], log_decay [batch, head], state [batch, head, key, value].
+    """One token per request: q, k [batch, head, key], v [batch, head, value], log_decay [batch, head].
 
-    Returns the output [batch, head, value] and the new state, both in the state's dtype.
+    `state` is [batch, head, key, value]. Returns the output [batch, head, value] and the new state, both in the state's dtype.
     """
     q, k, v = (part.to(state.dtype) for part in (q, k, v))
     decay = log_decay.to(state.dtype).exp()[..., None, None]
@@ -27,10 +27,11 @@ def recurrent(
 def chunkwise(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, log_decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens of one request: q, k [token, head, key], v [token, head, value], log_decay [token, head], state [head, key, value].
+    """All tokens of one request: q, k [token, head, key], v [token, head, value], log_decay [token, head].
 
-    Returns the outputs [token, head, value] in v's dtype and the state after the last token. No loop over chunks: the
-    state before chunk c is a sum over the chunks before it, weighted by the decay in between, which is one product.
+    `state` is [head, key, value]. Returns the outputs [token, head, value] in v's dtype and the state after the last
+    token. No loop over chunks: the state before chunk c is a sum over the chunks before it, weighted by the decay in
+    between, which is one product.
     """
     num_tokens = q.shape[0]
     q, k, v = (_chunks(part) for part in (q, k, v))  # [head, chunk, token, key or value]
@@ -48,7 +49,9 @@ def _states(
     """The states [head, chunk, key, value] before each chunk, and the one after the last."""
     to_end = (decay[..., -1:] - decay).exp()[..., None]
     added = (k * to_end.to(k.dtype)).transpose(-1, -2) @ v  # what each chunk adds, seen from its end
-    ends = torch.nn.functional.pad(decay[..., -1].cumsum(-1), (1, 0))  # [head, chunk + 1]: log decay up to each boundary
+    ends = torch.nn.functional.pad(
+        decay[..., -1].cumsum(-1), (1, 0)
+    )  # [head, chunk + 1]: log decay up to each boundary
     weights = (ends[:, :, None] - ends[:, None, :]).tril_().exp_().tril_()  # [head, boundary, boundary]
     sources = torch.cat((state[:, None], added.to(state.dtype)), 1)  # what enters at each boundary
     at = (weights @ sources.flatten(2)).view(sources.shape)

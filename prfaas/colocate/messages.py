@@ -28,7 +28,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """`tokens` is the prompt with the `num_generated` tokens that the client already has; `max_tokens` counts from the prompt's end."""
+    """`tokens` is the prompt with the `num_generated` tokens that the client already has.
+
+    `max_tokens` counts from the end of the client's own prompt.
+    """
 
     request: int
     num_generated: int
@@ -43,4 +46,5 @@ def push_request(ring: RingWriter, request: Request) -> None:
 
 
 def read_request(words: list[int]) -> Request:
-    return Request(*words[:4], tokens=tuple(words[4:]))
+    request, num_generated, max_tokens, stop_token, *tokens = words
+    return Request(request, num_generated, max_tokens, stop_token, tuple(tokens))

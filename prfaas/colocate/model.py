@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear, logsigmoid, normalize, rms_norm, scaled_dot_product_attention, silu
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import linear, logsigmoid, normalize, rms_norm, scaled_dot_product_attention, silu
 
 from prfaas.colocate import linear_attention
 from prfaas.colocate.cache import Cache
@@ -18,7 +18,9 @@ from prfaas.colocate.shape import ModelShape
 from prfaas.colocate.weights import LayerWeights, Weights, mixer_widths
 
 NORM_EPSILON = 1e-6
-DECAY_SOFTENING = 16.0  # log decay = logsigmoid(x) / 16, so that a state remembers some hundred tokens (GLA, section 4.4)
+DECAY_SOFTENING = (
+    16.0  # log decay = logsigmoid(x) / 16, so that a state remembers some hundred tokens (GLA, section 4.4)
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,12 @@ class HybridModel:
         dtype = weights.embedding.dtype
         self._cos, self._sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [position, head_dim / 2]
 
-    @torch.inference_mode()
     def next_tokens(self, decode: DecodeRows | None, prompt: PromptPart | None) -> torch.Tensor:
         """The greedy next token of each decode row, then of the prompt's last token; writes the cache of both."""
+        with torch.inference_mode():
+            return self._forward(decode, prompt)
+
+    def _forward(self, decode: DecodeRows | None, prompt: PromptPart | None) -> torch.Tensor:
         weights, parts = self._weights, [part.tokens for part in (decode, prompt) if part is not None]
         x = weights.embedding[torch.cat(parts)]
         positions = self._positions(decode, prompt)

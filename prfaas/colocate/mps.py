@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from prfaas.colocate.cpu_affinity import Side
+from prfaas.colocate.sides import Side
 from prfaas.errors import ConfigError
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"

@@ -12,6 +12,7 @@ import msgpack
 
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.front import PeerRings, SideRings
+from prfaas.colocate.sides import Side
 from prfaas.errors import RemoteProtocolError
 from prfaas.scheduler.colocation import DecodeProfile
 
@@ -24,7 +25,7 @@ CONTROL_DEADLINE_SECONDS = 30.0  # the other end sends before it says that it ha
 class SideSetup:
     """Everything but descriptors. `tensors` describe weights, keys and values, states, in this order."""
 
-    side: str
+    side: Side
     shape: str
     cache: CacheShape
     device: str
@@ -68,7 +69,7 @@ def receive_setup(control: socket.socket) -> tuple[SideSetup, SideFds]:
         cache = CacheShape(**plain.pop("cache"))
         setup = SideSetup(cache=cache, profile=_profile(profile), **plain)
         rings = SideRings(fds[0], fds[1], PeerRings(fds[2], fds[3]))
-        return setup, SideFds(rings, *fds[4:8], memory=tuple(fds[8:]))
+        return setup, SideFds(rings, fds[4], fds[5], fds[6], fds[7], tuple(fds[8:]))
     except (TypeError, ValueError, IndexError, KeyError) as error:
         raise RemoteProtocolError("malformed", f"not a setup: {error}") from error
 

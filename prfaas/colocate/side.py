@@ -1,31 +1,24 @@
 """The process of one side: maps what it is given, then turns its loop until the supervisor has gone.
 
-    python -m prfaas.colocate.side CONTROL_FD
+python -m prfaas.colocate.side CONTROL_FD
 """
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
 import sys
 
-import torch
-
-from prfaas.colocate import cache, memory, weights
+from prfaas.colocate import device, memory
 from prfaas.colocate.board import Board
-from prfaas.colocate.cpu_affinity import CpuSets
-from prfaas.colocate.cpu_runner import CpuRunner
 from prfaas.colocate.decode_book import DecodeBook
 from prfaas.colocate.decode_loop import Adaptation, DecodeLoop
 from prfaas.colocate.front import PeerRings
-from prfaas.colocate.model import HybridModel
 from prfaas.colocate.prefill_loop import PrefillLoop
 from prfaas.colocate.ring import RingReader, RingWriter, clear_wakeups
 from prfaas.colocate.runner import Runner
 from prfaas.colocate.setup import SideFds, SideSetup, receive_peer_rings, receive_setup
-from prfaas.colocate.shape import SHAPES
 from prfaas.scheduler.colocation import Policy
 
 IDLE_MILLISECONDS = 1000
@@ -70,22 +63,18 @@ def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> Prefil
 
 
 def build_runner(setup: SideSetup, fds: SideFds) -> Runner:
-    """The device of this side."""
-    shape = SHAPES[setup.shape]
+    """The side's runner over the mapped weights, keys and values, and states."""
     memfds = fds.memory or (None, None, None)
-    tensors = [memory.attach(plain, fd) for plain, fd in zip(setup.tensors, memfds, strict=True)]
-    view = cache.view(shape, setup.cache, tensors[1], tensors[2])
-    model = HybridModel(shape, weights.view(shape, tensors[0]), view, max_tokens=setup.max_tokens)
-    max_blocks = setup.cache.blocks_for(setup.max_tokens)
-    side = "prefill" if setup.side == "prefill" else "decode"
-    if setup.device == "cpu":
-        torch.set_num_threads(setup.num_threads or len(os.sched_getaffinity(0)))
-        sets = CpuSets(side) if setup.partition == "affinity" else None
-        return CpuRunner(model, max_rows=setup.max_rows, max_blocks=max_blocks, sets=sets)
-    from prfaas.colocate.cuda_runner import CudaRunner, streams_of  # noqa: PLC0415 (needs an NVIDIA or AMD driver)
-
-    streams = streams_of(setup.partition, side)
-    return CudaRunner(model, max_rows=setup.max_rows, max_blocks=max_blocks, streams=streams)
+    flat, kv, states = (memory.attach(plain, fd) for plain, fd in zip(setup.tensors, memfds, strict=True))
+    model = device.model_on(setup.shape, setup.cache, (flat, kv, states), max_tokens=setup.max_tokens)
+    return device.runner_on(
+        model,
+        setup.side,
+        partition=setup.partition,
+        max_rows=setup.max_rows,
+        max_blocks=setup.cache.blocks_for(setup.max_tokens),
+        num_threads=setup.num_threads,
+    )
 
 
 if __name__ == "__main__":

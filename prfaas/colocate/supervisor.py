@@ -16,15 +16,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prfaas import logs
-from prfaas.colocate import board, cache, memory, mps, weights
+from prfaas import logs, metrics
+from prfaas.colocate import board, device, mps
 from prfaas.colocate.board import Board, Word
 from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.front import SIDES, Front, PeerRings, Side, SideRings
-from prfaas.colocate.memory import SharedTensor
+from prfaas.colocate.front import Front, PeerRings, SideRings
 from prfaas.colocate.ring import clear_wakeups
 from prfaas.colocate.setup import SideFds, SideSetup, send_peer_rings, send_setup
 from prfaas.colocate.shape import SHAPES
+from prfaas.colocate.sides import SIDES, Side
 from prfaas.errors import PrfaasError
 from prfaas.scheduler.colocation import DecodeProfile
 
@@ -71,10 +71,14 @@ class Supervisor:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
-        self._tensors = _allocate(settings)
+        self._tensors = device.allocate(
+            settings.shape, settings.cache, dtype=settings.dtype, device=settings.device, seed=settings.seed
+        )
         self._board_fd = board.create()
         self.board = Board(os.dup(self._board_fd))
-        self._wake: dict[Side | Literal["front"], int] = {name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES}
+        self._wake: dict[Side | Literal["front"], int] = {
+            name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES
+        }
         self._front = Front(self._wake)
         self._processes: dict[Side, Process] = {}
         self._deaths: list[float] = []
@@ -180,6 +184,7 @@ class Supervisor:
         if side == "prefill":
             self.board[Word.PREFILL_BUSY] = 0  # its writer is gone; decode need not leave it a share
         self.num_restarts[side] += 1
+        metrics.COLOCATE_RESTARTS.labels(side).inc()
         rings, survivors = self._front.replace(side)
         self._give_to_survivor(side, survivors)
         self._start(side, rings)
@@ -202,7 +207,9 @@ class Supervisor:
 
     def _poll(self) -> None:
         if not self._failed and not self._front.poll():
-            self._loop.call_later(0.001, self._poll)  # a full ring: its reader is behind, and wakes nobody when it reads
+            self._loop.call_later(
+                0.001, self._poll
+            )  # a full ring: its reader is behind, and wakes nobody when it reads
 
     def _setup(self, side: Side) -> SideSetup:
         settings = self._settings
@@ -230,17 +237,6 @@ class Supervisor:
         return [tensor.fd for tensor in self._tensors if tensor.fd is not None]
 
 
-def _allocate(settings: ExecutorSettings) -> tuple[SharedTensor, SharedTensor, SharedTensor]:
-    """Weights, keys and values, states; states of 16-bit models are kept in 32 bits, as sums over thousands of tokens."""
-    shape = SHAPES[settings.shape]
-    state_dtype = "float32" if settings.dtype == "bfloat16" else settings.dtype
-    flat = memory.allocate(weights.num_elements(shape), settings.dtype, settings.device)
-    weights.fill(shape, flat.tensor, settings.seed)
-    kv = memory.allocate(cache.kv_elements(shape, settings.cache), settings.dtype, settings.device)
-    states = memory.allocate(cache.state_elements(shape, settings.cache), state_dtype, settings.device)
-    return flat, kv, states
-
-
 def _reap(process: Process) -> None:
     """Wait for the end of a process whose control socket is closed; one that does not go is killed."""
     try:
@@ -249,4 +245,3 @@ def _reap(process: Process) -> None:
         process.popen.send_signal(signal.SIGKILL)
         process.popen.wait()
     os.close(process.pid_fd)
-

@@ -32,7 +32,8 @@ SETTINGS = ExecutorSettings(
     num_threads=1,
 )
 REQUESTS = [
-    (tuple((5 * i + 11 * j + j * j) % 320 for j in range(5 + 37 * i % 190)), 1 + 7 * i % 40) for i in range(NUM_REQUESTS)
+    (tuple((5 * i + 11 * j + j * j) % 320 for j in range(5 + 37 * i % 190)), 1 + 7 * i % 40)
+    for i in range(NUM_REQUESTS)
 ]
 
 

@@ -11,16 +11,19 @@ from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.cpu_runner import CpuRunner
 from prfaas.colocate.decode_book import DecodeBook
 from prfaas.colocate.decode_loop import Adaptation, DecodeLoop
-from prfaas.colocate.front import Front, PeerRings, Side, SideRings
+from prfaas.colocate.front import Front, PeerRings, SideRings
+from prfaas.colocate.model import HybridModel
 from prfaas.colocate.prefill_loop import PrefillLoop
 from prfaas.colocate.ring import RingReader, RingWriter
-from prfaas.colocate.model import HybridModel
+from prfaas.colocate.sides import Side
 
 
 class TwoSides:
     """What the supervisor does, without processes. Real rings, real model, real loops."""
 
-    def __init__(self, model: HybridModel, shape: CacheShape, *, max_rows: int = 4, adaptation: Adaptation | None = None):
+    def __init__(
+        self, model: HybridModel, shape: CacheShape, *, max_rows: int = 4, adaptation: Adaptation | None = None
+    ):
         self.model, self.shape, self.max_rows, self.adaptation = model, shape, max_rows, adaptation
         self.wake = {name: os.eventfd(0, os.EFD_NONBLOCK) for name in ("prefill", "decode", "front")}
         self.board_fd = board.create()
@@ -49,7 +52,13 @@ class TwoSides:
         else:
             self.book = DecodeBook(self.shape, max_rows=self.max_rows)
             self.loops[side] = DecodeLoop(
-                self.book, runner, shared, front=front, peer=ends(rings.peer), peer_rings=next_peer, adaptation=self.adaptation
+                self.book,
+                runner,
+                shared,
+                front=front,
+                peer=ends(rings.peer),
+                peer_rings=next_peer,
+                adaptation=self.adaptation,
             )
 
     def turn(self, who: Side | str) -> bool:
@@ -68,5 +77,3 @@ class TwoSides:
             if self.front.num_live == 0 and self.book.is_idle():
                 return
         raise AssertionError(f"{self.front.num_live} requests still live after {max_turns} turns")
-
-

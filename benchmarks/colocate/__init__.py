@@ -1,0 +1,1 @@
+"""Prefill and decode at once against chunked hybrid batching, same device, same model, one run."""

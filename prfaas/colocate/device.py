@@ -1,0 +1,57 @@
+"""A side's model and runner on a device, from memory that is shared or the process's own."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from prfaas.colocate import cache, memory, weights
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.cpu_affinity import CpuSets
+from prfaas.colocate.cpu_runner import CpuRunner
+from prfaas.colocate.cuda_runner import CudaRunner
+from prfaas.colocate.cuda_streams import streams_of
+from prfaas.colocate.memory import SharedTensor
+from prfaas.colocate.model import HybridModel
+from prfaas.colocate.runner import Runner
+from prfaas.colocate.shape import SHAPES
+from prfaas.colocate.sides import Side
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def allocate(
+    shape: str, cache_shape: CacheShape, *, dtype: str, device: str, seed: int
+) -> tuple[SharedTensor, SharedTensor, SharedTensor]:
+    """Weights, keys and values, states; states of 16-bit models are kept in 32 bits, as sums over thousands of tokens."""
+    sizes = SHAPES[shape]
+    state_dtype = "float32" if dtype == "bfloat16" else dtype
+    flat = memory.allocate(weights.num_elements(sizes), dtype, device)
+    weights.fill(sizes, flat.tensor, seed)
+    kv = memory.allocate(cache.kv_elements(sizes, cache_shape), dtype, device)
+    states = memory.allocate(cache.state_elements(sizes, cache_shape), state_dtype, device)
+    return flat, kv, states
+
+
+def model_on(shape: str, cache_shape: CacheShape, tensors: Tensors, *, max_tokens: int) -> HybridModel:
+    """The model over flat tensors as `allocate` makes them; valid as long as they are."""
+    sizes = SHAPES[shape]
+    view = cache.view(sizes, cache_shape, tensors[1], tensors[2])
+    return HybridModel(sizes, weights.view(sizes, tensors[0]), view, max_tokens=max_tokens)
+
+
+def runner_on(
+    model: HybridModel, side: Side, *, partition: str, max_rows: int, max_blocks: int, num_threads: int = 0
+) -> Runner:
+    """One side's runner on the device where the model's cache lies.
+
+    Raises:
+        ConfigError: the device or its driver does not offer the partition.
+    """
+    if model.cache.kv.device.type == "cpu":
+        torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+        sets = CpuSets(side) if partition == "affinity" else None
+        return CpuRunner(model, max_rows=max_rows, max_blocks=max_blocks, sets=sets)
+    streams = streams_of(partition, side)
+    return CudaRunner(model, max_rows=max_rows, max_blocks=max_blocks, streams=streams)

@@ -1,0 +1,168 @@
+"""Measures a colocation profile: decode steps in this process, prefills in another one beside it, on given shares.
+
+Every figure is a median. The prefill process runs without pause, so a decode step always has one beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from prfaas import logs
+from prfaas.colocate import device, profile
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.config import ColocateConfig
+from prfaas.colocate.prefill_load import PrefillLoad
+from prfaas.colocate.profile import ColocationProfile, Interference, PrefillTime
+from prfaas.colocate.runner import Row, Runner
+from prfaas.scheduler.colocation import DecodeProfile
+
+log = logs.get("colocate.measure")
+
+WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. An append-prefill adds `append_tokens` behind `num_prefill_tokens` cached ones.
+
+    128 behind 2,048 is what the authors of PPD measured.
+    """
+
+    batches: tuple[int, ...] = (1, 4, 16, 64)
+    shares: tuple[float, ...] = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+    context_tokens: int = 1024
+    num_prefill_tokens: int = 2048
+    append_tokens: int = 128
+    steps: int = 20
+
+
+class DecodeBench:
+    """Decode steps of a batch whose requests all have the same context."""
+
+    def __init__(self, config: ColocateConfig, plan: Plan) -> None:
+        tokens = plan.context_tokens + 1
+        blocks = -(-tokens // config.block_tokens)
+        largest = max(plan.batches)
+        cache = CacheShape(largest * blocks + 1, config.block_tokens, largest + 1)
+        shared = device.allocate(config.shape, cache, dtype=config.dtype, device=config.device, seed=config.seed)
+        model = device.model_on(
+            config.shape, cache, (shared[0].tensor, shared[1].tensor, shared[2].tensor), max_tokens=tokens
+        )
+        self._runner: Runner = device.runner_on(
+            model,
+            "decode",
+            partition=config.partition,
+            max_rows=largest,
+            max_blocks=blocks,
+            num_threads=config.num_threads,
+        )
+        self._plan, self._blocks = plan, blocks
+
+    def step_seconds(self, batch: int, *, share: float) -> float:
+        """The median step, from its launch to its tokens on the host."""
+        rows = [self._row(i) for i in range(batch)]
+        seconds = []
+        for _ in range(WARM_UP_STEPS + self._plan.steps):
+            started = time.perf_counter()
+            self._runner.decode(rows, share=share).tokens()
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds[WARM_UP_STEPS:])
+
+    def _row(self, row: int) -> Row:
+        blocks = list(range(1 + row * self._blocks, 1 + (row + 1) * self._blocks))
+        return Row(row, 7, self._plan.context_tokens, row + 1, blocks)
+
+
+@contextlib.contextmanager
+def prefill_beside(load: PrefillLoad) -> Iterator[list[float]]:
+    """A prefill process that is warm and runs until the block ends; then the list holds its seconds per prompt."""
+    command = [sys.executable, "-m", "prfaas.colocate.prefill_load", json.dumps(dataclasses.asdict(load))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        seconds = [float(process.stdout.readline())]
+        try:
+            yield seconds
+        finally:
+            process.stdin.close()
+            seconds += [float(line) for line in process.stdout]
+
+
+def measure(config: ColocateConfig, plan: Plan) -> ColocationProfile:
+    """The whole profile; minutes on a CPU."""
+    bench = DecodeBench(config, plan)
+    alone = {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
+    prefill = [PrefillTime(plan.num_prefill_tokens, 1.0, _prefill_alone(config, plan))]
+    columns = []
+    for share in plan.shares:
+        with prefill_beside(_load(config, plan, share=1 - share)) as seconds:
+            columns.append([bench.step_seconds(batch, share=share) for batch in plan.batches])
+        prefill.append(PrefillTime(plan.num_prefill_tokens, round(1 - share, 6), statistics.median(seconds)))
+        log.info("share.measured", decode_share=share, seconds=columns[-1])
+    full, append = _load(config, plan, share=1.0), _load(config, plan, share=1.0, append=True)
+    beside_full, beside_append = (_overallocated(bench, plan, load) for load in (full, append))
+    interference = [
+        Interference(batch, load.num_new_tokens, load.num_cached_tokens, seconds[batch] / alone[batch])
+        for load, seconds in ((full, beside_full), (append, beside_append))
+        for batch in plan.batches
+    ]
+    rows = tuple(zip(*columns, strict=True))
+    table = DecodeProfile(plan.shares, plan.batches, rows, tuple(beside_full.values()))
+    return ColocationProfile(
+        device=_device_name(config.device),
+        model=config.shape,
+        dtype=config.dtype,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        method=f"medians of {plan.steps} steps beside a prefill process; partition {config.partition}",
+        context_tokens=plan.context_tokens,
+        decode=table,
+        prefill=tuple(prefill),
+        interference=tuple(interference),
+    )
+
+
+def write_profile(config: ColocateConfig, path: Path) -> None:
+    """Measure with the default plan, batches cut to `max_rows`, and write the file."""
+    plan = Plan(batches=tuple(batch for batch in Plan().batches if batch <= config.max_rows))
+    profile.write(measure(config, plan), path)
+    log.info("profile.written", path=str(path))
+
+
+def _overallocated(bench: DecodeBench, plan: Plan, load: PrefillLoad) -> dict[int, float]:
+    with prefill_beside(load):
+        return {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
+
+
+def _prefill_alone(config: ColocateConfig, plan: Plan) -> float:
+    with prefill_beside(_load(config, plan, share=1.0)) as seconds:
+        pass
+    return statistics.median(seconds)
+
+
+def _load(config: ColocateConfig, plan: Plan, *, share: float, append: bool = False) -> PrefillLoad:
+    return PrefillLoad(
+        shape=config.shape,
+        dtype=config.dtype,
+        device=config.device,
+        partition=config.partition,
+        share=share,
+        num_new_tokens=plan.append_tokens if append else plan.num_prefill_tokens,
+        num_cached_tokens=plan.num_prefill_tokens if append else 0,
+        block_tokens=config.block_tokens,
+        num_threads=config.num_threads,
+    )
+
+
+def _device_name(name: str) -> str:
+    return f"CPU {platform.machine()}" if name == "cpu" else str(torch.cuda.get_device_name())

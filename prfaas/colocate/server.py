@@ -1,0 +1,242 @@
+"""The executor's HTTP surface: /v1/completions (greedy, streaming), /v1/models, /tokenize, /healthz, /status, /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from prfaas import logs, metrics
+from prfaas.colocate import profile
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.config import ColocateConfig
+from prfaas.colocate.memory import DTYPES
+from prfaas.colocate.shape import SHAPES
+from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Supervisor
+from prfaas.errors import ConfigError
+from prfaas.units import split_address
+
+log = logs.get("colocate.server")
+
+DEFAULT_MAX_TOKENS = 16  # as the OpenAI API has it
+NUM_BYTE_TOKENS = 256  # the tokenizer: a token below this is a byte of UTF-8
+PARTITIONS = ("none", "affinity", "green_contexts", "mps", "cu_masks")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A request that was checked."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token: int | None
+    stream: bool
+
+
+def executor_settings(config: ColocateConfig) -> ExecutorSettings:
+    """Raises ConfigError naming the key that does not fit."""
+    for key, value, accepted in (
+        ("shape", config.shape, SHAPES),
+        ("dtype", config.dtype, DTYPES),
+        ("partition", config.partition, PARTITIONS),
+    ):
+        if value not in accepted:
+            raise ConfigError(f"{key}: {value!r} is none of {', '.join(accepted)}")
+    on_cpu = config.device == "cpu"
+    if config.partition != "none" and (config.partition == "affinity") != on_cpu:
+        raise ConfigError(f"partition: {config.partition} does not go with device {config.device}")
+    table = profile.read(Path(config.profile)).decode if config.profile else None
+    return ExecutorSettings(
+        shape=config.shape,
+        cache=CacheShape(config.num_blocks, config.block_tokens, config.max_requests + 1),
+        max_rows=config.max_rows,
+        max_tokens=config.max_tokens,
+        seed=config.seed,
+        device=config.device,
+        dtype=config.dtype,
+        partition=config.partition,
+        mps_decode_share=config.mps_decode_share,
+        profile=table,
+        itl_slo_seconds=config.itl_slo_seconds,
+        dwell_steps=config.dwell_steps,
+        num_threads=config.num_threads,
+    )
+
+
+def parse_completion(body: Any) -> Completion:
+    """Raises ValueError saying what of the body we cannot do."""
+    if not isinstance(body, dict):
+        raise ValueError("the body is a JSON object")
+    prompt = body.get("prompt")
+    tokens = encode(prompt) if isinstance(prompt, str) else prompt
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise ValueError("prompt: one text or one list of token ids")
+    if body.get("temperature", 0) or body.get("n", 1) != 1:
+        raise ValueError("this executor answers greedily, once: temperature 0, n 1")
+    max_tokens = body.get("max_tokens", DEFAULT_MAX_TOKENS)
+    stops = body.get("stop_token_ids") or []
+    if not isinstance(max_tokens, int) or not isinstance(stops, list) or len(stops) > 1:
+        raise ValueError("max_tokens: a number; stop_token_ids: at most one")
+    return Completion(tuple(tokens), max_tokens, stops[0] if stops else None, bool(body.get("stream")))
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+class Application:
+    """The routes over one executor."""
+
+    def __init__(self, config: ColocateConfig, executor: Supervisor) -> None:
+        self._config, self._executor = config, executor
+
+    def routes(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        try:
+            completion = parse_completion(await request.json())
+            self._executor.check(completion.prompt, completion.max_tokens)
+        except ValueError as error:
+            metrics.COLOCATE_REQUESTS.labels("refused").inc()
+            return _error(400, str(error))
+        except ExecutorFailed as error:
+            return _error(503, str(error))
+        outcome = "cancelled"
+        try:
+            response = await (self._stream if completion.stream else self._whole)(request, completion)
+            outcome = "complete"
+        except ExecutorFailed as error:
+            outcome = "failed"
+            return _error(503, str(error))
+        finally:
+            metrics.COLOCATE_REQUESTS.labels(outcome).inc()
+        return response
+
+    def _tokens(self, completion: Completion) -> AsyncIterator[int]:
+        return self._executor.generate(completion.prompt, completion.max_tokens, stop_token=completion.stop_token)
+
+    async def _whole(self, request: web.Request, completion: Completion) -> web.Response:
+        tokens = [token async for token in self._tokens(completion)]
+        return web.json_response(
+            self._chunk(_id(), Text().add(tokens), tokens, completion) | _usage(completion, tokens)
+        )
+
+    async def _stream(self, request: web.Request, completion: Completion) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        number, text, sent = _id(), Text(), 0
+        try:
+            async for token in self._tokens(completion):
+                sent += 1
+                chunk = self._chunk(number, text.add([token]), [token], completion, num_tokens=sent)
+                await response.write(_event(chunk))
+        except ExecutorFailed as error:
+            await response.write(_event({"error": {"message": str(error), "type": "server_error"}}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _chunk(
+        self, number: str, text: str, tokens: list[int], completion: Completion, *, num_tokens: int | None = None
+    ) -> dict[str, Any]:
+        stopped = bool(tokens) and tokens[-1] == completion.stop_token
+        ended = stopped or (len(tokens) if num_tokens is None else num_tokens) >= completion.max_tokens
+        reason = ("stop" if stopped else "length") if ended else None
+        choice = {"index": 0, "text": text, "token_ids": tokens, "logprobs": None, "finish_reason": reason}
+        return {
+            "id": number,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._config.served_model_name,
+            "choices": [choice],
+        }
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        try:
+            body = await request.json()
+            tokens = encode(body["prompt"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return _error(400, "prompt: a text")
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._config.max_tokens})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {"id": self._config.served_model_name, "object": "model", "max_model_len": self._config.max_tokens}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        alive = len(self._executor.status()["pids"]) == 2  # type: ignore[arg-type]
+        return web.Response(status=200 if alive else 503)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(self._executor.status())
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+class Text:
+    """Tokens as text, a piece at a time; a character that is cut between tokens comes with its last byte."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, tokens: list[int]) -> str:
+        pieces = []
+        for token in tokens:
+            is_byte = token < NUM_BYTE_TOKENS
+            pieces.append(self._decoder.decode(bytes([token]) if is_byte else b"", final=not is_byte))
+            if not is_byte:
+                pieces.append(f"<{token}>")
+        return "".join(pieces)
+
+
+async def serve(config: ColocateConfig, *, bound: asyncio.Future[str] | None = None) -> None:
+    """Serve until cancelled; `bound` is told the address, which matters when the port is 0."""
+    host, port = split_address(config.listen)
+    async with Supervisor(executor_settings(config)) as executor:
+        runner = web.AppRunner(Application(config, executor).routes())
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            address = f"{host}:{runner.addresses[0][1]}"
+            log.info("serving", address=address, **dataclasses.asdict(config))
+            if bound is not None:
+                bound.set_result(address)
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+
+def _id() -> str:
+    return f"cmpl-{uuid.uuid4().hex}"
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(body)}\n\n".encode()
+
+
+def _usage(completion: Completion, tokens: list[int]) -> dict[str, Any]:
+    prompt, answer = len(completion.prompt), len(tokens)
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}}
+
+
+def _error(status: int, message: str) -> web.Response:
+    body = {"error": {"message": message, "type": "invalid_request_error" if status == 400 else "server_error"}}
+    return web.json_response(body, status=status)

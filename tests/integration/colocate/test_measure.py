@@ -1,0 +1,26 @@
+"""A profile is measured with a real prefill process beside, and the resource manager can use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prfaas.colocate import profile
+from prfaas.colocate.config import ColocateConfig
+from prfaas.colocate.measure import Plan, measure
+from prfaas.scheduler.colocation import Load, target
+
+PLAN = Plan(batches=(1, 4), shares=(0.5,), context_tokens=40, num_prefill_tokens=256, append_tokens=32, steps=4)
+
+
+@pytest.mark.timeout(120)
+def test_a_measured_profile_names_every_share_and_both_kinds_of_prefill(tmp_path: Path) -> None:
+    config = ColocateConfig(shape="tiny", partition="affinity", num_threads=1)
+    measured = measure(config, PLAN)
+    assert measured.decode.shares == (0.5,) and measured.decode.batches == (1, 4)
+    assert [(time.share, time.num_tokens) for time in measured.prefill] == [(1.0, 256), (0.5, 256)]
+    assert {(its.num_new_tokens, its.num_cached_tokens) for its in measured.interference} == {(256, 0), (32, 256)}
+    assert target(Load(4, True), measured.decode, 1e9)[1] == "overallocated"
+    profile.write(measured, tmp_path / "tiny.yaml")
+    assert profile.read(tmp_path / "tiny.yaml").decode.batches == (1, 4)

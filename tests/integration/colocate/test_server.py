@@ -1,0 +1,118 @@
+"""`prfaas-colocate serve` over HTTP: a real server, two real sides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from prfaas.colocate import server
+from prfaas.colocate.config import ColocateConfig
+
+pytestmark = pytest.mark.timeout(120)
+
+CONFIG = ColocateConfig(
+    listen="127.0.0.1:0",
+    shape="tiny",
+    dtype="float64",
+    num_blocks=100,
+    max_rows=4,
+    max_requests=8,
+    max_tokens=600,
+    num_threads=1,
+)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    bound = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(server.serve(CONFIG, bound=bound))
+    async with aiohttp.ClientSession(base_url=f"http://{await bound}") as session:
+        yield session
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def complete(http: aiohttp.ClientSession, **body: object) -> tuple[int, dict[str, object]]:
+    async with http.post("/v1/completions", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_a_streamed_answer_has_the_tokens_and_the_text_of_a_whole_one(http: aiohttp.ClientSession) -> None:
+    status, whole = await complete(http, prompt="hello", max_tokens=8)
+    assert status == 200 and whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    tokens: list[int] = []
+    text, reasons = "", []
+    async with http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 8, "stream": True}) as response:
+        lines = [line.decode().strip() async for line in response.content if line.strip()]
+    assert lines[-1] == "data: [DONE]"
+    for line in lines[:-1]:
+        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+        tokens += choice["token_ids"]
+        text += choice["text"]
+        reasons.append(choice["finish_reason"])
+    (choice,) = whole["choices"]  # type: ignore[misc]
+    assert (tokens, text) == (choice["token_ids"], choice["text"])
+    assert reasons == [None] * 7 + ["length"]
+
+
+async def test_token_ids_and_their_text_are_the_same_prompt_and_a_stop_token_stops(http: aiohttp.ClientSession) -> None:
+    _, by_text = await complete(http, prompt="ab", max_tokens=6)
+    _, by_ids = await complete(http, prompt=[97, 98], max_tokens=6)
+    tokens = by_text["choices"][0]["token_ids"]  # type: ignore[index]
+    assert tokens == by_ids["choices"][0]["token_ids"]  # type: ignore[index]
+    _, stopped = await complete(http, prompt="ab", max_tokens=6, stop_token_ids=[tokens[2]])
+    assert stopped["choices"][0]["token_ids"] == tokens[: tokens.index(tokens[2]) + 1]  # type: ignore[index]
+    assert stopped["choices"][0]["finish_reason"] == "stop"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": ["a", "b"]}, "one list of token ids"),
+        ({"prompt": "a", "temperature": 1}, "greedily"),
+        ({"prompt": "a" * 700}, "more than this executor can hold"),
+        ({"prompt": [5000]}, "token ids go from 0 to 319"),
+        ({"prompt": ""}, "at least one prompt token"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_with_the_reason(
+    http: aiohttp.ClientSession, body: dict[str, object], message: str
+) -> None:
+    status, answer = await complete(http, **body)
+    assert status == 400 and message in answer["error"]["message"]  # type: ignore[index]
+
+
+async def test_the_death_of_a_side_shows_in_metrics_and_not_in_answers(http: aiohttp.ClientSession) -> None:
+    _, before = await complete(http, prompt="xyz", max_tokens=40)
+    later = asyncio.ensure_future(complete(http, prompt="xyz", max_tokens=40))
+    async with http.get("/status") as response:
+        os.kill((await response.json())["pids"]["decode"], signal.SIGKILL)
+    _, after = await later
+    assert after["choices"] == before["choices"]
+
+    async def shown() -> bool:
+        async with http.get("/metrics") as response:
+            return 'prfaas_colocate_restarts_total{side="decode"}' in await response.text()
+
+    deadline = time.monotonic() + 20
+    while not (known := await shown()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert known
+
+
+async def test_the_model_and_its_tokens_are_told(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/models") as response:
+        assert (await response.json())["data"][0]["id"] == "prfaas-hybrid"
+    async with http.post("/tokenize", json={"prompt": "hé"}) as response:
+        assert (await response.json())["tokens"] == [104, 195, 169]
+    async with http.get("/healthz") as response:
+        assert response.status == 200

@@ -1,0 +1,17 @@
+"""Shares as sets of cores."""
+
+import pytest
+
+from prfaas.colocate.cpu_affinity import cores_of
+
+
+@pytest.mark.parametrize("num_cores", [2, 3, 8])
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.5, 0.75, 0.9])
+def test_complementary_shares_take_disjoint_cores_and_leave_none_out(num_cores: int, share: float) -> None:
+    cores = list(range(num_cores))
+    decode, prefill = cores_of("decode", share, cores), cores_of("prefill", 1 - share, cores)
+    assert decode and prefill and decode + prefill == cores
+
+
+def test_overallocation_gives_both_sides_every_core() -> None:
+    assert cores_of("decode", 1.0, [4, 5]) == cores_of("prefill", 1.0, [4, 5]) == [4, 5]
