@@ -31,9 +31,10 @@ BEGIN, END, PADDING = 256, 257, 258
 VOCABULARY = range(NUM_TOKENS // 2)  # the token ids that prompts are made of: one per byte
 MAX_POSITIONS = 1 << 16
 WINDOW_TOKENS = 256
-# Spreads of the weights, in units of 1/sqrt(fan-in), at which greedy output stays diverse instead of looping.
-WEIGHT_SPREAD = 1.5
+# Spreads of the weights, in units of 1/sqrt(fan-in): sharp attention keeps greedy output from looping on one token.
+QUERY_SPREAD = 5.0
 HEAD_SPREAD = 3.0
+QUERY_NORM = 8.0  # does the same where queries are normalised
 _CHAT_TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}<assistant>"
 
 _COMMON: dict[str, Any] = {
@@ -58,6 +59,8 @@ class Family:
     settings: dict[str, Any]
     dtype: str = "float32"  # float32 gives equal tokens whatever the batch; some kernels take bfloat16 only
     plain: dict[str, Any] = field(default_factory=dict)
+    weight_spread: float = 3.0
+    embedding_spread: float = 1.0
 
 
 FAMILIES: dict[str, Family] = {
@@ -66,6 +69,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(
         Gemma3TextConfig,
         {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": WINDOW_TOKENS},
+        embedding_spread=0.3,  # it multiplies its embeddings by the square root of their width
     ),
     "gpt_oss": Family(
         GptOssConfig,
@@ -95,6 +99,7 @@ FAMILIES: dict[str, Family] = {
             "mamba_expand": 2,
             "position_embedding_type": "rope",
         },
+        weight_spread=1.5,
     ),
     "nemotron_h": Family(
         NemotronHConfig,
@@ -109,6 +114,7 @@ FAMILIES: dict[str, Family] = {
             "expand": 2,
             "chunk_size": 64,
         },
+        weight_spread=1.5,
     ),
     "falcon_h1": Family(
         FalconH1Config,
@@ -121,6 +127,7 @@ FAMILIES: dict[str, Family] = {
             "mamba_d_state": 32,
             "mamba_n_groups": 1,
         },
+        weight_spread=1.5,
     ),
     "lfm2": Family(
         Lfm2Config,
@@ -137,6 +144,7 @@ FAMILIES: dict[str, Family] = {
             "block_use_swiglu": True,
             "block_use_xavier_init": True,
         },
+        weight_spread=1.5,
     ),
     "qwen3_next": Family(
         Qwen3NextConfig,
@@ -153,6 +161,7 @@ FAMILIES: dict[str, Family] = {
             "shared_expert_intermediate_size": 128,
         },
         dtype="bfloat16",  # vLLM: "CPU GDN attention requires BF16"
+        weight_spread=1.5,
     ),
 }
 
@@ -165,23 +174,31 @@ def make_model(family: str, directory: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         model = AutoModelForCausalLM.from_config(config)
-        _draw_weights(model)
+        _draw_weights(model, recipe)
     model.to(config.dtype).save_pretrained(directory)
     _add_plain_fields(directory / "config.json", recipe.plain)
     _write_tokenizer(directory)
     return directory
 
 
-def _draw_weights(model: Any) -> None:
-    """Replace every matrix by normal noise; vectors (norms, decays, biases) keep what the architecture starts with."""
+def _draw_weights(model: Any, recipe: Family) -> None:
+    """Replace every matrix by normal noise; vectors keep what the architecture starts with, query norms apart."""
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() < 2:
-                continue
-            spread = HEAD_SPREAD if "lm_head" in name else WEIGHT_SPREAD
-            scale = 1.0 if "embed" in name else spread / math.sqrt(_fan_in(name, weight))
-            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            if weight.dim() >= 2:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * _scale(name, weight, recipe))
+            elif "q_norm" in name:
+                weight.fill_(QUERY_NORM)
+
+
+def _scale(name: str, weight: torch.Tensor, recipe: Family) -> float:
+    """Standard deviation of a matrix."""
+    if "embed" in name:
+        return recipe.embedding_spread
+    sharp = "q_proj" in name or "k_proj" in name
+    spread = HEAD_SPREAD if "lm_head" in name else QUERY_SPREAD if sharp else recipe.weight_spread
+    return spread / math.sqrt(_fan_in(name, weight))
 
 
 def _fan_in(name: str, weight: torch.Tensor) -> int:

@@ -1,0 +1,146 @@
+"""Two real vLLM servers of a tiny model with an agent each: requests through both, or through one alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prfaas import grants
+from prfaas.cachepool.layout import Layout
+from prfaas.grants import Grant
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import AgentName, TransferId
+from tools.demo.client import complete, prompt_tokens, transfers
+from tools.processes import Children
+from tools.stack import AgentProcess, EngineProcess, Stack, engine_flags
+from tools.tiny_models import FAMILIES, VOCABULARY, make_model
+
+PAIRS = ("llama", "gemma3", "qwen3_next", "granite4h")  # dense, sliding window, gated delta net, Mamba2
+CHUNK_TOKENS = 256
+NUM_OUTPUT_TOKENS = 24
+GRANT_SECONDS = 60.0
+CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU has none; the others are compared without
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefill engine in the east and a decode engine, which also prefills, in the west."""
+
+    family: str
+    east: AgentProcess
+    west: AgentProcess
+    prefill: EngineProcess
+    decode: EngineProcess
+    grant_key: bytes
+
+    def alone(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """Greedy tokens of the decode engine on its own; shares no cached block with other requests."""
+        return self._ask(self.decode, prompt, cache_salt=os.urandom(8).hex())
+
+    def through_both(self, prompt: Sequence[int], **changes: Any) -> tuple[int, ...]:
+        """Greedy tokens of the decode engine when the prompt but its last token is prefilled in the east, at the same time."""
+        grant = self.grant(prompt, **changes)
+        with ThreadPoolExecutor(2) as pool:
+            decoding = pool.submit(self.decode_leg, prompt, grant)
+            pool.submit(self.prefill_leg, prompt, grant).result()
+            return decoding.result()
+
+    def prefill_leg(self, prompt: Sequence[int], grant: str) -> None:
+        """The prefill request of a transfer; its one token is of no use."""
+        self._ask(self.prefill, prompt[:-1], max_tokens=1, kv_transfer_params=_parameters("do_remote_decode", grant))
+
+    def decode_leg(self, prompt: Sequence[int], grant: str) -> tuple[int, ...]:
+        """The decode request of a transfer."""
+        return self._ask(self.decode, prompt, kv_transfer_params=_parameters("do_remote_prefill", grant))
+
+    def _ask(self, engine: EngineProcess, prompt: Sequence[int], **extra: Any) -> tuple[int, ...]:
+        body = {"model": self.family, "prompt": list(prompt), "temperature": 0, "ignore_eos": True}
+        return complete(engine.url, {**body, "max_tokens": NUM_OUTPUT_TOKENS, **extra}).token_ids
+
+    def chain(self, prompt: Sequence[int]) -> HashChain:
+        """The hashes of what a transfer of `prompt` carries."""
+        return HashChain(root_hash(self.family), prompt[:-1])
+
+    def signed(self, prompt: Sequence[int], **changes: Any) -> tuple[Grant, bytes]:
+        """A grant for `prompt` from east to west, and as its two agents accept it."""
+        grant = Grant(
+            transfer_id=TransferId(os.urandom(16)),
+            source=AgentName(self.east.name),
+            destination=AgentName(self.west.name),
+            destination_address=self.west.wire,
+            prompt_hash=self.chain(prompt).at(len(prompt) - 1),
+            num_tokens=len(prompt) - 1,
+            max_bytes=1 << 28,
+            tenant="",
+            expires_at=time.time() + GRANT_SECONDS,
+        )
+        grant = replace(grant, **changes)
+        return grant, grants.sign(grant, self.grant_key)
+
+    def grant(self, prompt: Sequence[int], **changes: Any) -> str:
+        """The grant as it stands in `kv_transfer_params`."""
+        return grants.to_text(self.signed(prompt, **changes)[1])
+
+    def last_sent(self) -> dict[str, Any]:
+        """What the east's agent says of its latest transfer."""
+        return list(transfers(self.east.status_url).values())[-1]
+
+    def layout(self) -> Layout:
+        """The decode engine's layout, from its log."""
+        for line in self.decode.child.log.read_text().splitlines():
+            if '"engine.attached"' in line:
+                return Layout.from_dict(json.loads(line[line.index("{") :])["layout"])
+        raise AssertionError("the engine has not logged its layout")
+
+
+def _parameters(direction: str, grant: str) -> dict[str, Any]:
+    return {direction: True, "prfaas_grant": grant}
+
+
+def counts(engine: EngineProcess) -> dict[str, float]:
+    """The connector's counters on the engine's own metrics page, by name and labels."""
+    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    found = (line.rsplit(" ", 1) for line in lines if line.startswith("prfaas_connector_") and "_created" not in line)
+    return {name: float(value) for name, value in found}
+
+
+def outcome(direction: str, word: str) -> str:
+    """The name of a counter in `counts`."""
+    return f'prfaas_connector_transfers_total{{direction="{direction}",outcome="{word}"}}'
+
+
+def random_prompt(length: int, *, seed: int) -> list[int]:
+    return prompt_tokens(length, seed=seed, vocabulary=VOCABULARY)
+
+
+def flags(family: str) -> tuple[str, ...]:
+    """vLLM's flags for a family: exact arithmetic where its kernels have it, prefill in chunks."""
+    chosen = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=2048)
+    if family in CACHES_PREFIXES:
+        chosen = tuple("--enable-prefix-caching" if flag == "--no-enable-prefix-caching" else flag for flag in chosen)
+    return (*chosen, "--dtype", FAMILIES[family].dtype)
+
+
+@contextmanager
+def running_pair(family: str, directory: Path) -> Iterator[Pair]:
+    """Start everything, both engines at the same time; stop it in the end."""
+    model = make_model(family, directory / family)
+    with Children(directory) as children:
+        stack = Stack(children, directory)
+        east, west = stack.start_agent("east"), stack.start_agent("west")
+        stack.await_agent(east)
+        stack.await_agent(west)
+        prefill = stack.start_engine("east", model, agent=east, role="kv_producer", extra=flags(family))
+        decode = stack.start_engine("west", model, agent=west, role="kv_both", extra=flags(family))
+        for engine in (prefill, decode):
+            stack.await_server(engine.child, engine.url)
+        yield Pair(family, east, west, prefill, decode, grants.derive_key(stack.secret_file.read_bytes(), "grant"))

@@ -1,0 +1,135 @@
+"""A prompt prefilled on one real vLLM and decoded on another gives the tokens of one engine alone, for each kind of KV.
+
+Prompts are whole chunks and one token: one engine alone then splits them as the two do, so that "equal" is exact even
+where a kernel rounds differently in prefill and decode. The families in float32 are compared at odd lengths as well.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from prfaas.agent.client import AgentClient
+from prfaas.agent.protocol import Receive, ReceiveReady, Release
+from prfaas.connector.block_map import BlockMap, EngineGroup
+from tests.e2e.pair import CHUNK_TOKENS, PAIRS, Pair, counts, outcome, random_prompt
+from tests.waiting import wait_until
+from tools.tiny_models import FAMILIES
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+WHOLE = CHUNK_TOKENS + 1
+CHUNKED = 4 * CHUNK_TOKENS + 1
+EXACT = [family for family in PAIRS if FAMILIES[family].dtype == "float32"]
+MIN_DISTINCT = 6  # of 24 output tokens: fewer, and two different computations might agree by chance
+
+
+@pytest.mark.parametrize("length", [WHOLE, CHUNKED], ids=["whole", "chunked"])
+def test_tokens_equal_those_of_one_engine(pair: Pair, length: int) -> None:
+    prompt = random_prompt(length, seed=length)
+    before = counts(pair.decode).get(outcome("receive", "completed"), 0)
+    wanted = pair.alone(prompt)
+    assert len(set(wanted)) >= MIN_DISTINCT
+    assert pair.through_both(prompt) == wanted
+    assert counts(pair.decode)[outcome("receive", "completed")] == before + 1
+
+
+@pytest.mark.parametrize("pair", EXACT, indirect=True)
+def test_tokens_are_equal_at_odd_lengths_in_exact_arithmetic(pair: Pair) -> None:
+    for length in (2, 37, 150, 700):
+        prompt = random_prompt(length, seed=length)
+        assert pair.through_both(prompt) == pair.alone(prompt), length
+
+
+def test_several_requests_at_once_do_not_mix(pair: Pair) -> None:
+    prompts = [random_prompt(CHUNKED, seed=seed) for seed in (1, 2, 3)]
+    wanted = [pair.alone(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        got = list(pool.map(pair.through_both, prompts))
+    if pair.family in EXACT:
+        assert got == wanted
+    else:  # a batch of several rounds differently: the first tokens show that nobody got another's KV
+        assert [tokens[0] for tokens in got] == [tokens[0] for tokens in wanted]
+
+
+def test_attention_leaves_before_the_last_chunk_is_computed(pair: Pair) -> None:
+    pair.through_both(random_prompt(CHUNKED, seed=11))
+    wait_until(lambda: pair.last_sent()["outcome"] == "completed")
+    sent = pair.last_sent()
+    if pair.family != "gemma3":  # most of what it sends lies in its last chunks' windows
+        assert 2 * sent["acknowledged_before_prefill_ended_bytes"] >= sent["attention_bytes"]
+    assert sent["acknowledged_before_prefill_ended_bytes"] > 0
+    assert counts(pair.prefill)["prfaas_connector_state_tail_bytes_total"] == 0  # eager: states leave as layers end
+
+
+def test_a_zeroed_layer_changes_the_tokens(pair: Pair) -> None:
+    """Negative control: one layer of what the west's agent holds of a prompt is zeroed before the engine loads it."""
+    with Vandal(pair) as vandal:
+        for group in (None, *range(len(pair.layout().groups))):
+            prompt = random_prompt(CHUNKED, seed=21 if group is None else 22 + group)
+            slots = vandal.slots_of(prompt)
+            if group is not None:
+                vandal.zero_first_layer(group, slots[group])
+            assert (pair.through_both(prompt) == pair.alone(prompt)) == (group is None), f"group {group}"
+
+
+class Vandal:
+    """Another engine at the west's agent: claims a transfer for itself and changes the prefix blocks that it is given."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._layout = pair.layout()
+        socket = str(pair.west.socket)
+        self._worker = AgentClient(socket, instance="vandal", role="worker", layout=self._layout)
+        self._scheduler = AgentClient(socket, instance="vandal", role="scheduler")
+
+    def __enter__(self) -> Vandal:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._scheduler.close()
+        self._worker.close()
+
+    def slots_of(self, prompt: list[int]) -> list[list[int]]:
+        """By group, where the agent holds the blocks of a prompt, once they have come from the east."""
+        grant, token = self._pair.signed(prompt)
+        shapes = (EngineGroup(its.kind, its.block_tokens, its.window_tokens) for its in self._layout.groups)
+        chain = self._pair.chain(prompt)
+        groups = BlockMap(tuple(shapes)).transfer_groups(chain, grant.num_tokens)
+        self._scheduler.post(Receive(grant.transfer_id, token, chain.at(grant.num_tokens), groups))
+        self._pair.prefill_leg(prompt, self._pair.grant(prompt, transfer_id=grant.transfer_id))
+        ready = self._answer()
+        self._scheduler.post(Release(grant.transfer_id))
+        return ready.slots[0]
+
+    def _answer(self) -> ReceiveReady:
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            for message in self._scheduler.poll(0.1):
+                assert isinstance(message, ReceiveReady), message
+                return message
+        raise AssertionError("the transfer did not come")
+
+    def zero_first_layer(self, group: int, slots: list[int]) -> None:
+        size = self._layout.groups[group].layers[0].payload_bytes
+        attached = self._worker.attached
+        for slot in slots:
+            start = attached.header_bytes + slot * attached.slot_bytes
+            self._worker.arena[start : start + size] = bytes(size)
+
+
+@pytest.mark.parametrize("pair", ["qwen3_next"], indirect=True)
+def test_only_what_neither_prefix_cache_holds_is_computed_and_loaded(pair: Pair) -> None:
+    """Both engines have the first two blocks of the prompt from an earlier request: the rest travels, tokens are equal."""
+    first = random_prompt(2 * CHUNK_TOKENS + 1, seed=31)
+    prompt = first[:-1] + random_prompt(CHUNK_TOKENS + 1, seed=32)
+    pair.through_both(first)
+    before = counts(pair.decode)['prfaas_connector_copied_bytes_total{direction="receive"}']
+    assert pair.through_both(prompt) == pair.alone(prompt)
+    loaded = counts(pair.decode)['prfaas_connector_copied_bytes_total{direction="receive"}'] - before
+    block, states = (
+        sum(its.block_bytes for its in pair.layout().groups if linear == (its.kind == "linear_state"))
+        for linear in (False, True)
+    )
+    assert loaded == block + states  # one block of 256 tokens
