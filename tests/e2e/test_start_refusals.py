@@ -22,7 +22,7 @@ STARTED = "the engine has started"
 PROGRAM = f"""
 import json, sys, threading
 from vllm import LLM
-LLM(**json.loads(sys.argv[1]))
+engine = LLM(**json.loads(sys.argv[1]))
 print("{STARTED}", flush=True)
 threading.Event().wait()
 """
