@@ -203,9 +203,12 @@ class RedisStore:
             values = await pipeline.execute()
         return {cluster: value for cluster, value in zip(wanted, values, strict=True) if value is not None}
 
-    async def put_session(self, tenant: str, session: str, *, data: bytes, seconds: float) -> None:
-        async with _translated():
-            await self._client.set(self.keys.session(tenant, session), data, px=round(seconds * 1000))
+    async def put_sessions(self, sessions: Mapping[tuple[str, str], bytes], *, seconds: float) -> None:
+        """Set many, by (tenant, session), in one round trip."""
+        async with _translated(), self._client.pipeline(transaction=False) as pipeline:
+            for (tenant, session), data in sessions.items():
+                pipeline.set(self.keys.session(tenant, session), data, px=round(seconds * 1000))
+            await pipeline.execute()
 
     async def session(self, tenant: str, session: str) -> bytes | None:
         async with _translated():

@@ -17,6 +17,7 @@ from prfaas.manager.http_server import HttpServer, Views
 from prfaas.manager.replication import Replication
 from prfaas.manager.routing import Routing
 from prfaas.manager.service import Service
+from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 
@@ -36,16 +37,29 @@ class Manager:
         url = self._redis.url if self._redis else config.redis_url
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
         self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
-        self.routing = Routing(config, world=self.world, secret=secret, clock=time.monotonic, wall_clock=time.time)
+        self._session_record = SessionRecord(self.store, expiry_seconds=config.session_seconds)
+        self.routing = Routing(
+            config,
+            world=self.world,
+            secret=secret,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            save_session=self._session_record.save,
+        )
         self.service = Service(name=config.name, world=self.world, routing=self.routing, clock=time.monotonic)
         self._replication = Replication(
             self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
         )
         self._grpc = GrpcServer(
-            config, secret=secret, service=self.service, world=self.world, replication=self._replication
+            config,
+            secret=secret,
+            service=self.service,
+            world=self.world,
+            replication=self._replication,
+            session_record=self._session_record,
         )
         self._http = HttpServer(config.http_listen, Views(self._refresh_metrics, lambda: self.is_ready, self._state))
-        self._ticking: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
 
     @property
@@ -83,7 +97,10 @@ class Manager:
         await self._wait_for_record()
         await self._grpc.start()
         await self._grpc.set_serving(True)
-        self._ticking = asyncio.create_task(self._tick(), name="tick")
+        self._background = [
+            asyncio.create_task(self._tick(), name="tick"),
+            asyncio.create_task(self._session_record.run(), name="sessions"),
+        ]
         self.is_ready = True
         log.info(
             "manager.started", address=self.address, http=self.http_address, embedded_redis=self._redis is not None
@@ -113,9 +130,9 @@ class Manager:
         """NOT_SERVING, drain, give the leases back, stop Redis when it is ours."""
         self.is_ready = False
         await self._grpc.close()
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._replication.close()
         await self._http.close()
         await self.store.close()

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from prfaas import logs
-from prfaas.errors import MissingExtraError
+from prfaas.errors import ConfigError, MissingExtraError
 
 # Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
 # step of its own between fork and exec would do the same, but runs the fork hooks of gRPC's threads.
@@ -69,10 +69,13 @@ class EmbeddedRedis:
 
         Raises:
             MissingExtraError: there is no redis-server.
+            ConfigError: it ends at once.
             TimeoutError: it does not come up.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         await self._launch()
+        if self._process is not None and self._process.returncode is not None:
+            raise ConfigError(f"redis-server ended at once; see {self.directory}/redis.log")
         self._supervisor = asyncio.create_task(self._supervise(), name="embedded redis")
 
     async def _launch(self) -> None:
@@ -94,7 +97,7 @@ class EmbeddedRedis:
             sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments
         )
         async with asyncio.timeout(_START_SECONDS):
-            while not await _answers(socket):  # noqa: ASYNC110 - another process, no event to wait for
+            while self._process.returncode is None and not await _answers(socket):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
 
     async def _supervise(self) -> None:

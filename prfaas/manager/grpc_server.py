@@ -19,6 +19,7 @@ from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.replication import Replication
 from prfaas.manager.service import Service
+from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World, batch_record, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -50,13 +51,21 @@ class GrpcServer:
     """One gRPC server on one address."""
 
     def __init__(
-        self, config: ManagerConfig, *, secret: bytes, service: Service, world: World, replication: Replication
+        self,
+        config: ManagerConfig,
+        *,
+        secret: bytes,
+        service: Service,
+        world: World,
+        replication: Replication,
+        session_record: SessionRecord,
     ) -> None:
         self._config = config
         self._secret = secret
         self._service = service
         self._world = world
         self._replication = replication
+        self._session_record = session_record
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=(
@@ -196,6 +205,10 @@ class GrpcServer:
         return self._service.match(request)
 
     async def _route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
+        if not self._service.routing.knows_session(request):
+            session = await self._session_record.read(request.tenant, request.session)
+            if session is not None:
+                self._service.routing.learn_session(request, session)
         return self._service.route(request)
 
     async def _report_transfer(self, request: pb.ReportTransferRequest, who: str) -> pb.ReportTransferResponse:

@@ -41,6 +41,7 @@ class Routing:
         secret: bytes,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        save_session: Callable[[str, str, Session], None],
     ) -> None:
         """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
         self._config = config
@@ -49,6 +50,7 @@ class Routing:
         self._clock = clock
         self._wall_clock = wall_clock
         self._assigned = AssignedLoad()
+        self._save_session = save_session
         self.sessions = Sessions(expiry_seconds=config.session_seconds)
 
     @property
@@ -74,6 +76,14 @@ class Routing:
             raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
         self._note(request, decision, places[decision.decode], now)
         return self._response(request, decision, places=places, facts=facts, answer=answer)
+
+    def knows_session(self, request: pb.RouteRequest) -> bool:
+        """Whether memory has this request's session, or it has none."""
+        return not request.session or self.sessions.get(request.tenant, request.session, now=self._clock()) is not None
+
+    def learn_session(self, request: pb.RouteRequest, session: Session) -> None:
+        """Take what the durable record has of this request's session."""
+        self.sessions.put(request.tenant, request.session, session=session, now=self._clock())
 
     def _places(self, model: str) -> dict[InstanceId, _Place]:
         """The live instances that serve a model."""
@@ -142,6 +152,7 @@ class Routing:
         if request.session:
             session = Session(decode.member.node.name, request.num_prompt_tokens)
             self.sessions.put(request.tenant, request.session, session=session, now=now)
+            self._save_session(request.tenant, request.session, session)
 
     def _response(
         self,

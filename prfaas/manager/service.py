@@ -17,7 +17,7 @@ class Service:
     def __init__(self, *, name: str, world: World, routing: Routing, clock: Callable[[], float]) -> None:
         self._name = name
         self._world = world
-        self._routing = routing
+        self.routing = routing
         self._clock = clock
 
     def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
@@ -34,7 +34,7 @@ class Service:
         Raises:
             IndexRefusal: unknown model, alien hashes, or nobody who could serve it.
         """
-        response = self._routing.route(request)
+        response = self.routing.route(request)
         metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
         return response
 
@@ -51,6 +51,6 @@ class Service:
             version=self._world.version,
             manager=self._name,
             nodes=[node_state(member, now) for member in self._world.live()],
-            threshold_tokens=self._routing.threshold_tokens,
+            threshold_tokens=self.routing.threshold_tokens,
             index_stale=index_stale,
         )

@@ -9,7 +9,7 @@ task = asyncio.create_task(reporter.run())
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from prfaas import logs
@@ -116,7 +116,6 @@ class Reporter:
                 attempt += 1
                 target = self._managers[attempt % len(self._managers)]
                 log.warning("manager.lost", error=str(error))
-            _end_when_cancelled()
             if asyncio.get_running_loop().time() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
@@ -128,13 +127,12 @@ class Reporter:
         try:
             response = await self._register(channel)
             log.info("manager.registered", manager=address)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._live(channel, response.heartbeat_seconds))
-                tasks.create_task(self._send_figures(channel))
-                tasks.create_task(self._follow_changes(channel))
-                tasks.create_task(self._stream_events(channel, response.heartbeat_seconds))
-        except* (Fenced, ManagerUnreachable, IndexRefusal) as group:
-            raise _first(group) from None
+            await _until_one_fails(
+                self._live(channel, response.heartbeat_seconds),
+                self._send_figures(channel),
+                self._follow_changes(channel),
+                self._stream_events(channel, response.heartbeat_seconds),
+            )
         finally:
             self._connected_to = None
             self._session_number += 1
@@ -220,14 +218,18 @@ class Reporter:
         self._fresh.clear()
 
 
-def _first(group: BaseExceptionGroup[Fenced | ManagerUnreachable | IndexRefusal]) -> Exception:
-    """The error to act on: being sent elsewhere before anything else."""
-    errors = [error for error in group.exceptions if isinstance(error, Exception)]
-    return next((error for error in errors if isinstance(error, Fenced)), errors[0])
+async def _until_one_fails(*coroutines: Coroutine[None, None, None]) -> None:
+    """Run them together; the first failure ends all of them and is raised, being sent elsewhere before anything else.
 
-
-def _end_when_cancelled() -> None:
-    """A task group that fails while its task is cancelled raises the failure alone (until Python 3.13)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    Not a TaskGroup: until Python 3.13 that one hides its task's cancellation behind a failure at the same moment.
+    """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, Exception)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, Fenced)), errors[0])

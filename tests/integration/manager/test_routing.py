@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -129,3 +130,19 @@ async def test_two_managers_decide_alike(deployment: Deployment) -> None:
             answer.ClearField("grant")
             answer.ClearField("version")
         assert answers[0] == answers[1], num_tokens
+
+
+async def test_another_manager_knows_where_a_conversation_was(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    client = await two_clusters(deployment, first)
+    other = deployment.reporter("another", first, cluster="pd")
+    deployment.run(other)
+    await until(lambda: len(second.world.live()) == 3, what="three nodes at the second manager")
+    turn = route_request(chain_of(100), session="s", excluded_instances=["another-engine"])
+    assert (await client.route(turn)).decode.node == "decode"
+    async with asyncio.timeout(5):
+        while await second.store.session("acme", "s") is None:  # noqa: ASYNC110 - written behind the answer
+            await asyncio.sleep(0.01)
+    later = await deployment.client(second).route(route_request(chain_of(200), session="s"))
+    assert later.decode.node == "decode"
