@@ -107,7 +107,7 @@ def _yaml_lines(cls: type[Any], examples: dict[str, str], *, indent: str) -> lis
 def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None, indent: str) -> list[str]:
     if isinstance(its.kind, Record) and its.kind.many:
         keys = [f"{indent}# Write a list of records with these keys:", *_record_sketch(its.kind.cls, indent=indent)]
-        return [*keys, f"{indent}{name}: {'' if its.required else '[]'}".rstrip(), *(example or "").splitlines()]
+        return [*keys, f"{indent}{name}: {'' if example else '[]'}".rstrip(), *(example or "").splitlines()]
     if isinstance(its.kind, Record):
         if default(cls, name) is None:
             return [f"{indent}{name}:", *_record_sketch(its.kind.cls, indent=indent)]

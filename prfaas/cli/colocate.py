@@ -23,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, or write a profile; 2 when the configuration is wrong or the extra is missing."""
     command, *arguments = [*(sys.argv[1:] if argv is None else argv), ""][:-1] or [""]
     if command not in ("serve", "profile"):
-        sys.stderr.write(USAGE + "\n")
-        return 0 if command in ("-h", "--help") else 2
+        asked = command in ("-h", "--help")
+        (sys.stdout if asked else sys.stderr).write(USAGE + "\n")
+        return 0 if asked else 2
     settings = config.parse(ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "")
     logs.setup("colocate")
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prfaas import config, metrics
-from tools.reference_tables import COMPONENTS, ROOT, current_files
+from tools.reference_tables import COMPONENTS, EXAMPLES, ROOT, current_files
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
 FOLDERS = "prfaas|docs|deploy|tests|tools|benchmarks|proto|examples|.ci"
@@ -60,22 +60,23 @@ def test_the_annotated_file_loads_to_the_defaults(component: str) -> None:
     cls = COMPONENTS[component]
     loaded = config.load(cls, component=component, file=ROOT / f"deploy/{component}.yaml", environment={})
     for name, its in config.settings(cls):
-        if not its.required:
+        if not its.required and name not in EXAMPLES.get(component, {}):
             assert getattr(loaded, name) == config.default(cls, name), name
 
 
 def test_the_commands_of_the_readme_are_accepted(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
-    block = re.search(r"router.yaml` \(.*?\n\n((?:        .*\n)+)", text)
-    assert block is not None
-    (tmp_path / "router.yaml").write_text(textwrap.dedent(block[1]))
-    lines = re.findall(r"^        prfaas-(\w+) (--.*)$", text, re.MULTILINE)
-    assert {component for component, _ in lines} == {"agent", "router"}
+    files = dict(re.findall(r"(/etc/prfaas/\w+\.yaml)`.*\n\n((?:        .*\n)+)", text))
+    assert set(files) == {"/etc/prfaas/agent.yaml", "/etc/prfaas/router.yaml"}
+    lines = re.findall(r"^        prfaas-(\w+) (--.*)$", text, re.MULTILINE) + [
+        ("agent", "--config /etc/prfaas/agent.yaml")
+    ]
+    assert {component for component, _ in lines} == {"agent", "manager", "router"}
+    for path, block in files.items():
+        (tmp_path / Path(path).name).write_text(textwrap.dedent(block))
     for component, arguments in lines:
-        argv = [
-            *shlex.split(arguments.replace("/etc/prfaas/router.yaml", str(tmp_path / "router.yaml"))),
-            "--check-config",
-        ]
+        argv = [*shlex.split(arguments.replace("/etc/prfaas/agent", f"{tmp_path}/agent")), "--check-config"]
+        argv = [word.replace("/etc/prfaas/router", f"{tmp_path}/router") for word in argv]
         with pytest.raises(SystemExit, match=r"^0$"):
             config.parse(COMPONENTS[component], component=component, argv=argv)
 
