@@ -68,8 +68,9 @@ def test_the_commands_of_the_readme_are_accepted(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     files = dict(re.findall(r"(/etc/prfaas/\w+\.yaml)`.*\n\n((?:        .*\n)+)", text))
     assert set(files) == {"/etc/prfaas/agent.yaml", "/etc/prfaas/router.yaml"}
-    lines = re.findall(r"^        prfaas-(\w+) (--.*)$", text, re.MULTILINE) + [
-        ("agent", "--config /etc/prfaas/agent.yaml")
+    lines = [
+        *re.findall(r"^        prfaas-(\w+) (--.*)$", text, re.MULTILINE),
+        ("agent", "--config /etc/prfaas/agent.yaml"),
     ]
     assert {component for component, _ in lines} == {"agent", "manager", "router"}
     for path, block in files.items():
