@@ -25,6 +25,7 @@ from prfaas.colocate.lockstep import Lockstep
 from prfaas.colocate.messages import NO_STOP_TOKEN, Request
 from prfaas.colocate.shape import SHAPES, prefill_flops
 from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Setting:
         )
 
 
-CPU = Setting("cpu", "small", "float32", 16, Workload(24, 8, 512, 48), (64, 128, 256), 2048, "none", 1024)
+CPU = Setting("cpu", "small", "float32", 16, Workload(24, 8, 512, 48), (64, 128, 256), 2048, "affinity", 1024)
 GPU = Setting(
     "cuda",
     "hybrid-8b",
@@ -119,8 +120,7 @@ async def _long_prefill(executor: Supervisor, setting: Setting) -> dict[str, flo
                 return
 
     decoders = [asyncio.ensure_future(decoder(number)) for number in range(rows)]
-    while executor.status()["decode_batch"] != rows:
-        await asyncio.sleep(0.005)
+    await until(lambda: executor.status()["decode_batch"] == rows, seconds=300, what="a full batch")
     started = time.perf_counter()
     running.set()
     prompt = tuple(i % 256 for i in range(setting.long_prompt_tokens))
@@ -216,6 +216,12 @@ def matrix_peak(setting: Setting) -> float:
     return 2.0 * size**3 / best
 
 
+def _device_name(setting: Setting) -> str:
+    if setting.device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"CPU {platform.machine()}, {os.cpu_count()} cores"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -226,9 +232,7 @@ def main() -> int:
     setting = GPU if arguments.device == "cuda" else CPU
     results: dict[str, object] = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": torch.cuda.get_device_name()
-        if setting.device == "cuda"
-        else f"CPU {platform.machine()}, {os.cpu_count()} cores",
+        "device": _device_name(setting),
         "torch": torch.__version__,
         "setting": asdict(setting),
         "matrix_peak_flops_per_second": matrix_peak(setting),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Figures:
     def summary(self, *, answer_tokens: int) -> dict[str, float]:
         """Requests per second over the whole run; TTFT and ITL over all requests and gaps."""
         ends = [times[-1] for times in self.arrivals.values()]
-        gaps = [b - a for times in self.arrivals.values() for a, b in zip(times, times[1:], strict=False)]
+        gaps = [b - a for times in self.arrivals.values() for a, b in pairwise(times)]
         first = [times[0] - self.started[request] for request, times in self.arrivals.items()]
         whole = all(len(times) == answer_tokens for times in self.arrivals.values())
         assert whole, "a request came back short"

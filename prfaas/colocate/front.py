@@ -7,9 +7,8 @@ new prefill what it waits for, the front tells both sides of everything that liv
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from prfaas.colocate import ring
 from prfaas.colocate.messages import NO_STOP_TOKEN, Kind, Request, push_request
@@ -52,7 +51,7 @@ class SideRings:
 class Front:
     """Mutable; one owner. `wake` are the eventfds that wake each side and the front; they outlive every process."""
 
-    def __init__(self, wake: dict[Side | Literal["front"], int]) -> None:
+    def __init__(self, wake: Mapping[str, int]) -> None:
         self._wake = wake
         self._answers: dict[int, Answer] = {}
         self._next_request = 1

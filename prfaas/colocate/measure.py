@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.prefill_load import PrefillLoad
 from prfaas.colocate.profile import ColocationProfile, Interference, PrefillTime
 from prfaas.colocate.runner import Row, Runner
+from prfaas.errors import ConfigError
 from prfaas.scheduler.colocation import DecodeProfile
 
 log = logs.get("colocate.measure")
@@ -133,8 +135,16 @@ def measure(config: ColocateConfig, plan: Plan) -> ColocationProfile:
 
 
 def write_profile(config: ColocateConfig, path: Path) -> None:
-    """Measure with the default plan, batches cut to `max_rows`, and write the file."""
-    plan = Plan(batches=tuple(batch for batch in Plan().batches if batch <= config.max_rows))
+    """Measure with the default plan, batches cut to `max_rows`, and write the file.
+
+    Raises:
+        ConfigError: there is one core only, which cannot be shared.
+    """
+    batches = tuple(batch for batch in Plan().batches if batch <= config.max_rows)
+    shares = core_shares(len(os.sched_getaffinity(0))) if config.device == "cpu" else Plan().shares
+    if not shares:
+        raise ConfigError("one core cannot be shared: measure on a machine with two or more")
+    plan = dataclasses.replace(Plan(), batches=batches, shares=shares)
     profile.write(measure(config, plan), path)
     log.info("profile.written", path=str(path))
 
@@ -162,6 +172,11 @@ def _load(config: ColocateConfig, plan: Plan, *, share: float, append: bool = Fa
         block_tokens=config.block_tokens,
         num_threads=config.num_threads,
     )
+
+
+def core_shares(cores: int) -> tuple[float, ...]:
+    """On a CPU a share is a number of cores: every split of them that leaves each side one, eight at most."""
+    return tuple(round(i / cores, 4) for i in range(1, cores, -(-cores // 8)))
 
 
 def _device_name(name: str) -> str:

@@ -12,9 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from prfaas import logs, metrics
 from prfaas.colocate import board, device, mps
@@ -33,7 +32,7 @@ log = logs.get("colocate")
 MAX_DEATHS = 8  # within DEATH_WINDOW_SECONDS: then the fault is not one that a restart mends
 DEATH_WINDOW_SECONDS = 60.0
 STOP_SECONDS = 5.0
-NAMES: tuple[Side | Literal["front"], ...] = (*SIDES, "front")
+NAMES = (*SIDES, "front")
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,7 @@ class Supervisor:
         )
         self._board_fd = board.create()
         self.board = Board(os.dup(self._board_fd))
-        self._wake: dict[Side | Literal["front"], int] = {
-            name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES
-        }
+        self._wake: dict[str, int] = {name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES}
         self._front = Front(self._wake)
         self._processes: dict[Side, Process] = {}
         self._deaths: list[float] = []
@@ -106,7 +103,7 @@ class Supervisor:
 
     async def generate(
         self, prompt: tuple[int, ...], max_tokens: int, *, stop_token: int | None = None
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int, None]:
         """The answer's tokens as they come; leaving early cancels the request.
 
         Raises:

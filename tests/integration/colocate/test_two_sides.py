@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prfaas.colocate.board import Word
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.sequential import generate
+from prfaas.colocate.sides import Side
 from tests.integration.colocate.two_sides import TwoSides
 from tests.unit.colocate.tiny import CACHE, tiny_model
 
@@ -75,6 +76,7 @@ def test_any_interleaving_with_deaths_and_cancellations_gives_the_sequential_tok
         whole = expected(index, MAX_TOKENS[index])
         assert got == whole or (number in cancelled and got == whole[: len(got)])
     assert all_free(sides)
+    sides.close()
 
 
 def test_a_token_computed_past_the_stop_token_is_dropped() -> None:
@@ -85,6 +87,7 @@ def test_a_token_computed_past_the_stop_token_is_dropped() -> None:
     assert got == expected(5, 20, stop) and got[-1] == stop and len(got) < 20
     assert sides.board[Word.SURPLUS_TOKENS] == 1
     assert all_free(sides)
+    sides.close()
 
 
 def test_without_room_the_youngest_is_preempted_and_still_answers_right() -> None:
@@ -97,7 +100,7 @@ def test_without_room_the_youngest_is_preempted_and_still_answers_right() -> Non
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("turns_before", range(6))
-def test_the_death_of_either_side_after_any_turn_is_survived(side: str, turns_before: int) -> None:
+def test_the_death_of_either_side_after_any_turn_is_survived(side: Side, turns_before: int) -> None:
     sides = TwoSides(tiny_model(), ROOMY)
     answers = [submit(sides, index) for index in range(4)]
     for _ in range(turns_before):
@@ -106,3 +109,4 @@ def test_the_death_of_either_side_after_any_turn_is_survived(side: str, turns_be
     sides.finish()
     assert [got for _, got in answers] == [expected(index, MAX_TOKENS[index]) for index in range(4)]
     assert all_free(sides)
+    sides.close()

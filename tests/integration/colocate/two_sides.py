@@ -61,8 +61,15 @@ class TwoSides:
                 adaptation=self.adaptation,
             )
 
-    def turn(self, who: Side | str) -> bool:
-        return self.front.poll() if who == "front" else self.loops[who].turn()
+    def close(self) -> None:
+        self.front.close()
+        for fd in (*self.wake.values(), self.board_fd):
+            os.close(fd)
+
+    def turn(self, who: str) -> bool:
+        if who == "front":
+            return self.front.poll()
+        return self.loops["prefill" if who == "prefill" else "decode"].turn()
 
     def kill(self, side: Side) -> None:
         """The loop is gone with all it knew; what it had pushed stays in the rings."""

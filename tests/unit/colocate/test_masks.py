@@ -15,7 +15,7 @@ def test_decode_gets_whole_groups_of_sms_and_prefill_keeps_some(share: float, sm
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.5, 0.999])
 def test_the_masks_of_both_sides_are_disjoint_and_cover_every_unit(share: float) -> None:
-    decode, prefill = (cu_masks.mask_words(side, share, 304) for side in ("decode", "prefill"))  # type: ignore[arg-type]
+    decode, prefill = (cu_masks.mask_words(side, share, 304) for side in ("decode", "prefill"))
     assert all(a & b == 0 for a, b in zip(decode, prefill, strict=True))
     assert sum((a | b).bit_count() for a, b in zip(decode, prefill, strict=True)) == 304
     assert any(decode) and any(prefill)

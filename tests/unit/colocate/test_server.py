@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from prfaas.colocate.config import ColocateConfig
@@ -25,6 +28,6 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
         ({"profile": "/nonexistent.yaml"}, "not a colocation profile"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_named(changes: dict[str, str], key: str) -> None:
+def test_a_setting_that_does_not_fit_is_named(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        executor_settings(ColocateConfig(**changes))
+        executor_settings(dataclasses.replace(ColocateConfig(), **changes))
