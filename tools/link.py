@@ -69,6 +69,8 @@ class Relay:
         assert self._server is not None
         self._server.close()
         await self._drop_all()
+        for _ in range(3):  # aborted connections are closed by the loop's next rounds
+            await asyncio.sleep(0)
 
     async def _drop_all(self) -> None:
         for task in list(self._tasks):

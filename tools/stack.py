@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tools.demo.client import answers, get_json
+from tools.demo.client import answers
 from tools.processes import Child, Children, free_address
 
 START_SECONDS = 240.0  # two engines on two slow cores, first start
@@ -74,10 +74,17 @@ class Stack:
         return AgentProcess(child, name, socket, wire, f"http://{status}")
 
     def start_engine(
-        self, name: str, model: Path, *, agent: AgentProcess, role: str, extra: tuple[str, ...] = ()
+        self,
+        name: str,
+        model: Path,
+        *,
+        agent: AgentProcess,
+        role: str,
+        extra: tuple[str, ...] = (),
+        address: str | None = None,
     ) -> EngineProcess:
         """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role."""
-        address = free_address()
+        address = address or free_address()
         host, _, port = address.rpartition(":")
         transfer = {
             "kv_connector": "PrfaasConnector",
@@ -86,11 +93,18 @@ class Stack:
             "kv_connector_extra_config": {"agent_socket": str(agent.socket)},
         }
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        command += ["--served-model-name", model.name, "--host", host, "--port", port]
+        command += ["--served-model-name", model.name, "--host", host, "--port", port, "--dtype", _dtype(model)]
         command += ["--kv-transfer-config", json.dumps(transfer), *extra]
         return EngineProcess(
             self._children.start(f"vllm-{name}", command, environment=ENGINE_ENVIRONMENT), f"http://{address}"
         )
+
+    def start_manager(self, **settings: Any) -> tuple[Child, str, str]:
+        """A manager with a Redis of its own, as (process, gRPC address, HTTP URL)."""
+        grpc, http = free_address(), free_address()
+        config = {"listen": grpc, "http_listen": http, "secret_file": str(self.secret_file), **settings}
+        child = self._children.start("manager", [_script("prfaas-manager"), "--config", self._write("manager", config)])
+        return child, grpc, f"http://{http}"
 
     def start_router(self, config: dict[str, Any]) -> tuple[Child, str]:
         address = free_address()
@@ -105,8 +119,8 @@ class Stack:
     def await_agent(self, agent: AgentProcess) -> None:
         self._children.wait_until(agent.child, lambda: answers(f"{agent.status_url}/healthz"), seconds=START_SECONDS)
 
-    def await_server(self, child: Child, url: str) -> None:
-        self._children.wait_until(child, lambda: answers(f"{url}/health"), seconds=START_SECONDS)
+    def await_server(self, child: Child, url: str, *, path: str = "/health") -> None:
+        self._children.wait_until(child, lambda: answers(f"{url}{path}"), seconds=START_SECONDS)
 
 
 def engine_flags(*, chunk_tokens: int, max_model_len: int = 4096, cuda: bool = False) -> tuple[str, ...]:
@@ -121,8 +135,10 @@ def has_cuda() -> bool:
     return shutil.which("nvidia-smi") is not None
 
 
-def counter(agent: AgentProcess, path: str = "/status") -> Any:
-    return get_json(agent.status_url + path)
+def _dtype(model: Path) -> str:
+    """The model's own type; left to itself vLLM rounds float32 weights to 16 bits, and equal tokens become near-ties."""
+    config = json.loads((model / "config.json").read_text())
+    return str(config.get("dtype") or config.get("torch_dtype"))
 
 
 def _script(name: str) -> str:

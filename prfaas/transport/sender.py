@@ -24,6 +24,7 @@ from prfaas.transport.wire import FrameType, Header, control
 
 CHUNK_BYTES = 256 << 10
 TICK_SECONDS = 0.05
+KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
 
 
@@ -134,6 +135,7 @@ class Link:
         self._cancels: deque[bytes] = deque()
         self._order = itertools.count()
         self._num_connected = 0
+        self._last_transfer_at = time.monotonic()
         self._disconnected_since: float | None = None
         self._in_flight_bytes = 0
         self._acknowledged_bytes = 0
@@ -147,6 +149,7 @@ class Link:
         sending = _Sending(transfer, time.monotonic() + transfer.deadline_seconds)
         with self._changed:
             self._sendings[transfer.transfer_id] = sending
+            self._last_transfer_at = time.monotonic()
             self._to_open.append(sending)
             if self._num_connected == 0 and self._disconnected_since is None:
                 self._disconnected_since = time.monotonic()
@@ -243,10 +246,9 @@ class Link:
     def _connect_forever(self) -> None:
         pause = FIRST_RETRY_SECONDS
         while not self._closed:
-            with self._changed:
-                if not self._sendings and not self._closed:  # an idle link waits for work before it dials again
-                    self._changed.wait(1.0)
-                    continue
+            if self._is_forgotten():
+                self._wait_for_work()
+                continue
             try:
                 sock = make_socket(self.address, congestion_control=self._config.congestion_control)
                 line = Connection(sock)
@@ -263,6 +265,16 @@ class Link:
                 time.sleep(pause)
             finally:
                 line.close()
+
+    def _is_forgotten(self) -> bool:
+        """Whether nobody has sent anything for so long that lost connections are not made again before somebody does."""
+        with self._changed:
+            return not self._sendings and time.monotonic() - self._last_transfer_at > KEEP_WARM_SECONDS
+
+    def _wait_for_work(self) -> None:
+        with self._changed:
+            if not self._sendings and not self._closed:
+                self._changed.wait(MAX_RETRY_SECONDS)
 
     # What the connections do, under the lock where they touch the link
 
@@ -369,7 +381,7 @@ class Link:
         with self._changed:
             self._in_flight_bytes -= in_flight_bytes
             sending = self._sendings.get(transfer_id)
-            if sending is None or not sending.accepted:
+            if sending is None or not sending.accepted or sending.ended:
                 return
             for index, offset, length in pieces:
                 new = sending.acked[index].add(offset, offset + length)
@@ -388,9 +400,10 @@ class Link:
     def done(self, transfer_id: bytes, wire_bytes: int, checksum_failures: int) -> None:
         with self._changed:
             sending = self._sendings.get(transfer_id)
-        if sending is not None:
-            with self._changed:
+            if sending is not None and not sending.ended:  # the last acknowledgements may come after this
                 self._acknowledged_bytes += sending.missing_bytes - sending.acked_bytes
+                sending.acked_bytes = sending.missing_bytes
+        if sending is not None:
             self._end(sending, SendCompleted(transfer_id, TransferStats(wire_bytes, checksum_failures)))
 
     def refused(self, transfer_id: bytes, reason: str, message: str) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 from tools.demo.rows import CHUNK_TOKENS, Scene, run
 from tools.demo.table import Row, render
 from tools.link import LinkShape, Relay
-from tools.processes import Children, ProcessDied
-from tools.stack import AgentProcess, EngineProcess, Stack, engine_flags, has_cuda
+from tools.processes import Children, ProcessDied, free_address
+from tools.stack import Stack, engine_flags, has_cuda
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 
 DEFAULT_MODEL = "granite4h"  # a Mamba2 hybrid that vLLM runs in float32 on a CPU, so that "equal" means equal
 THRESHOLD_TOKENS = 512
 LINK = LinkShape(delay_seconds=0.005, bytes_per_second=50e6)
-MAX_TRANSFER_BYTES = "64MiB"
+MAX_TRANSFER = "64MiB"
 
 
 def main() -> int:
@@ -61,63 +61,61 @@ def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]
     model = make_model(family, directory / family)
     with Children(directory) as children:
         stack = Stack(children, directory)
-        say("agents east and west")
-        east, west = stack.start_agent("east"), stack.start_agent("west", reconnect_seconds="2s")
-        stack.await_agent(east)
-        stack.await_agent(west)
-        with Relay(west.wire, LINK) as link:
-            say("vLLM east (prefill) and west (decode, and prefill of short prompts); first start compiles, be patient")
+        say("manager with its own Redis")
+        manager, grpc, manager_url = stack.start_manager(
+            threshold_tokens=THRESHOLD_TOKENS, max_transfer_bytes=MAX_TRANSFER
+        )
+        stack.await_server(manager, manager_url, path="/healthz")
+        wire_of_west = free_address()
+        with Relay(wire_of_west, LINK) as link:
+            say("agents east and west, a link between them")
+            addresses = {"east": free_address(), "west": free_address()}
+            common = {"managers": [grpc]}
+            east = stack.start_agent("east", **common, **_node("east", "prfaas", "prefill", family, addresses))
+            west = stack.start_agent(
+                "west",
+                **common,
+                **_node("west", "pd", "both", family, addresses),
+                listen=wire_of_west,
+                advertise=link.address,
+                reconnect_seconds="2s",
+            )
+            for agent in (east, west):
+                stack.await_agent(agent)
+            say("vLLM east (prefill) and west (decode, and prefill of short prompts)")
             flags = engine_flags(chunk_tokens=CHUNK_TOKENS, cuda=has_cuda())
-            engines = {
-                "east": stack.start_engine("east", model, agent=east, role="kv_producer", extra=flags),
-                "west": stack.start_engine("west", model, agent=west, role="kv_both", extra=flags),
-            }
-            for engine in engines.values():
+            engines = [
+                stack.start_engine(
+                    "east", model, agent=east, role="kv_producer", extra=flags, address=addresses["east"]
+                ),
+                stack.start_engine("west", model, agent=west, role="kv_both", extra=flags, address=addresses["west"]),
+            ]
+            for engine in engines:
                 stack.await_server(engine.child, engine.url)
-            router, url = stack.start_router(_router_config(family, engines, east, west, link.address))
+            router, url = stack.start_router({"managers": [grpc], "cluster": "west"})
             stack.await_server(router, url)
             say(f"router at {url}")
-            scene = Scene(family, url, engines["west"].url, east.status_url, west.status_url, link, VOCABULARY, say)
-            rows = run(scene, corrupt=corrupt)
+            scene = Scene(
+                model=family,
+                router_url=url,
+                engine_urls={name: f"http://{address}" for name, address in addresses.items()},
+                agent_urls={"east": east.status_url, "west": west.status_url},
+                link=link,
+                vocabulary=VOCABULARY,
+                say=say,
+            )
+            try:
+                rows = run(scene, corrupt=corrupt)
+            except (RuntimeError, OSError) as error:
+                raise RuntimeError(f"{error}\nthe end of the router's log:\n{router.tail()}") from error
         say("stopping everything")
     return rows
 
 
-def _router_config(
-    model: str, engines: dict[str, EngineProcess], east: AgentProcess, west: AgentProcess, wire_of_west: str
-) -> dict[str, Any]:
-    return {
-        "threshold_tokens": THRESHOLD_TOKENS,
-        "max_transfer_bytes": MAX_TRANSFER_BYTES,
-        "clusters": [
-            {
-                "name": "east",
-                "kind": "prfaas",
-                "instances": [
-                    {
-                        "name": "east/0",
-                        "url": engines["east"].url,
-                        "role": "prefill",
-                        "agent": east.name,
-                        "wire": east.wire,
-                    }
-                ],
-            },
-            {
-                "name": "west",
-                "kind": "pd",
-                "instances": [
-                    {
-                        "name": "west/0",
-                        "url": engines["west"].url,
-                        "role": "both",
-                        "agent": west.name,
-                        "wire": wire_of_west,
-                    }
-                ],
-            },
-        ],
-    }
+def _node(cluster: str, kind: str, role: str, model: str, addresses: dict[str, str]) -> dict[str, Any]:
+    """What an agent says of its cluster and of the engine beside it."""
+    engine = {"instance": f"{cluster}/0", "url": f"http://{addresses[cluster]}", "role": role, "model": model}
+    return {"cluster": cluster, "cluster_kind": kind, "engines": [engine]}
 
 
 if __name__ == "__main__":

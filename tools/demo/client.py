@@ -68,6 +68,23 @@ def get_json(url: str) -> Any:
         return json.load(response)
 
 
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return str(response.read().decode())
+
+
+def prefilled_tokens(engine_url: str) -> int:
+    """Prompt tokens that an engine has computed since its start: those it was given, less those it could load."""
+    given, loaded = 0.0, 0.0
+    for line in get_text(f"{engine_url}/metrics").splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith("vllm:prompt_tokens_total"):
+            given += float(value)
+        elif name.startswith(("vllm:external_prefix_cache_hits_total", "vllm:prefix_cache_hits_total")):
+            loaded += float(value)
+    return int(given - loaded)
+
+
 def answers(url: str) -> bool:
     """Whether GET `url` is answered with 200."""
     try:

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tools.demo.client import Answer, complete, prompt_tokens, transfers
+from tools.demo.client import Answer, complete, get_json, prefilled_tokens, prompt_tokens, transfers
 from tools.demo.corruption import one_byte_of_one_chunk
 from tools.demo.table import Row
 from tools.link import Relay
@@ -19,8 +19,15 @@ SHORT_TOKENS = 48
 LONG_TOKENS = (
     12 * CHUNK_TOKENS + 1
 )  # all but the last token are whole chunks: the reference splits the prompt there too
+SHARED_TOKENS = 8 * CHUNK_TOKENS  # what the third request has in common with the second
+ELSEWHERE_TOKENS = 8 * CHUNK_TOKENS  # a prompt that only east has seen
+TURN_TOKENS = 100  # a new turn, below the threshold
+LONG_TURN_TOKENS = 3 * CHUNK_TOKENS  # one above it
+BLOCK_TOKENS = 256  # no engine here has larger blocks: so much of a cached prefix may be computed again
 NUM_OUTPUT_TOKENS = 24
+FRAMING_RATIO = 0.005
 SETTLE_SECONDS = 20.0
+FIGURES_SECONDS = 1.5  # agents report their links' figures each second
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,19 @@ class Case:
     name: str
     prompt: list[int]
     route: str
-    ended: tuple[str, ...]
+    ended: tuple[str, ...] = ("-",)
+    max_prefilled_tokens: int | None = None  # the rest of the prompt is cached where it is prefilled
+    some_is_held: bool = False  # the receiver has a part already, which must not travel
+    alone: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came back for a case."""
+
+    case: Case
+    answer: Answer
+    num_prefilled_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -39,120 +58,212 @@ class Scene:
 
     model: str
     router_url: str
-    engine_url: str  # west's engine itself, for the reference
-    east_url: str  # the agents' status pages
-    west_url: str
+    engine_urls: dict[str, str]  # of east and west
+    agent_urls: dict[str, str]  # their status pages
     link: Relay
     vocabulary: range
     say: Callable[[str], None]
 
 
 def run(scene: Scene, *, corrupt: bool) -> list[Row]:
-    """Send everything, compare everything."""
-    short = Case("short", _prompt(scene, SHORT_TOKENS, seed=1), "local", ("-",))
-    long = Case("long", _prompt(scene, LONG_TOKENS, seed=2), "remote", ("completed",))
-    several = [
-        Case(f"long, {number} of 3 at once", _prompt(scene, LONG_TOKENS, seed=2 + number), "remote", ("completed",))
-        for number in (1, 2, 3)
-    ]
-    cut = Case("long, link cut half-way", _prompt(scene, LONG_TOKENS, seed=6), "remote", ("unreachable", "deadline"))
-    damaged = Case("long, one byte flipped", _prompt(scene, LONG_TOKENS, seed=7), "remote", ("checksum",))
-    cases = [short, long, *several, cut, *([damaged] if corrupt else [])]
-    scene.say("reference: every prompt on west's engine alone")
-    wanted = [_ask(scene, scene.engine_url, case, salt="reference").token_ids for case in cases]
-    answers = [_send(scene, case) for case in (short, long)]
-    scene.say("three long prompts at once")
-    with ThreadPoolExecutor(len(several)) as pool:
-        answers += pool.map(lambda case: _send(scene, case), several)
-    answers.append(_send_over_cut_link(scene, cut, num_bytes=_payload_bytes(scene, answers[1]) // 2))
+    """Send everything in order, then compare each answer with the reference."""
+    results = [_send(scene, Case("short", _prompt(scene, SHORT_TOKENS, seed=1), "local"))]
+    long = _send(scene, _long(scene, "long", seed=2))
+    results += [long, *_several(scene), _new_question(scene, long), _second_turn(scene, long), _known_elsewhere(scene)]
+    results.append(_over_cut_link(scene, num_bytes=_transfer(scene, "east", long.answer)["payload_bytes"] // 2))
     if corrupt:
-        answers.append(_send_over_corrupting_link(scene, damaged))
-    return [_row(scene, case, answer, tokens) for case, answer, tokens in zip(cases, answers, wanted, strict=True)]
+        results.append(_over_corrupting_link(scene))
+    scene.say("reference: every prompt on west's engine alone")
+    return [_row(scene, result) for result in results]
+
+
+def _long(scene: Scene, name: str, *, seed: int) -> Case:
+    return Case(name, _prompt(scene, LONG_TOKENS, seed=seed), "remote", ("completed",))
+
+
+def _several(scene: Scene) -> list[Result]:
+    cases = [replace(_long(scene, f"long, {n} of 3 at once", seed=2 + n), alone=False) for n in (1, 2, 3)]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return list(pool.map(lambda case: _send(scene, case), cases))
+
+
+def _new_question(scene: Scene, long: Result) -> Result:
+    """The long prompt again with another end: only the blocks that west lacks travel, and one state."""
+    _settle(scene)
+    end = _prompt(scene, LONG_TOKENS - SHARED_TOKENS, seed=8)
+    prompt = long.case.prompt[:SHARED_TOKENS] + end
+    return _send(scene, Case("long, new question", prompt, "remote", ("completed",), some_is_held=True))
+
+
+def _second_turn(scene: Scene, long: Result) -> Result:
+    """Prompt, answer and a new turn: west holds all but the turn."""
+    _settle(scene)
+    prompt = long.case.prompt + list(long.answer.token_ids) + _prompt(scene, TURN_TOKENS, seed=9)
+    return _send(scene, Case("second turn", prompt, "local", max_prefilled_tokens=TURN_TOKENS + BLOCK_TOKENS))
+
+
+def _known_elsewhere(scene: Scene) -> Result:
+    """A prompt of which east alone holds the beginning."""
+    first = _prompt(scene, ELSEWHERE_TOKENS, seed=10)
+    scene.say(f"{ELSEWHERE_TOKENS} tokens to east's engine alone")
+    seen = complete(scene.engine_urls["east"], _body(scene, first))
+    _settle(scene)
+    prompt = first + list(seen.token_ids) + _prompt(scene, LONG_TURN_TOKENS, seed=11)
+    limit = LONG_TURN_TOKENS + BLOCK_TOKENS
+    return _send(scene, Case("prefix only in east", prompt, "remote", ("completed",), max_prefilled_tokens=limit))
+
+
+def _over_cut_link(scene: Scene, *, num_bytes: int) -> Result:
+    case = replace(_long(scene, "long, link cut half-way", seed=6), ended=("unreachable", "deadline"))
+    scene.link.cut_after(num_bytes)
+    try:
+        result = _send(scene, case)
+        if not scene.link.is_cut:
+            raise RuntimeError("the link was not cut: fewer bytes than expected crossed it")
+        return result
+    finally:
+        scene.link.mend()
+
+
+def _over_corrupting_link(scene: Scene) -> Result:
+    scene.link.filter(one_byte_of_one_chunk)
+    try:
+        _await_link(scene)
+        return _send(scene, replace(_long(scene, "long, one byte flipped", seed=7), ended=("checksum",)))
+    finally:
+        scene.link.filter(None)
+
+
+def _await_link(scene: Scene) -> None:
+    """Wait until east is connected to west again and has said so to the manager, which it does once a second."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not all(link["num_connections"] for link in get_json(f"{scene.agent_urls['east']}/status")["links"]):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the link from east to west does not come back")
+        threading.Event().wait(0.05)
+    threading.Event().wait(FIGURES_SECONDS)
 
 
 def _prompt(scene: Scene, length: int, *, seed: int) -> list[int]:
     return prompt_tokens(length, seed=seed, vocabulary=scene.vocabulary)
 
 
-def _ask(scene: Scene, url: str, case: Case, *, salt: str | None = None) -> Answer:
-    body: dict[str, Any] = {"model": scene.model, "prompt": case.prompt, "max_tokens": NUM_OUTPUT_TOKENS}
-    body |= {"temperature": 0, "ignore_eos": True}
-    if salt:
-        body["cache_salt"] = salt  # shares no block with the requests that follow
-    return complete(url, body)
+def _body(scene: Scene, prompt: list[int]) -> dict[str, Any]:
+    return {
+        "model": scene.model,
+        "prompt": prompt,
+        "max_tokens": NUM_OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
 
 
-def _send(scene: Scene, case: Case) -> Answer:
+def _send(scene: Scene, case: Case) -> Result:
     scene.say(f"{case.name}: {len(case.prompt)} tokens through the router")
-    return _ask(scene, scene.router_url, case)
+    before = _prefilled(scene)
+    answer = complete(scene.router_url, _body(scene, case.prompt))
+    return Result(case, answer, _settled_prefill(scene, before) if case.alone else None)
 
 
-def _send_over_cut_link(scene: Scene, case: Case, *, num_bytes: int) -> Answer:
-    scene.link.cut_after(num_bytes)
-    try:
-        answer = _send(scene, case)
-        if not scene.link.is_cut:
-            raise RuntimeError("the link was not cut: fewer bytes than expected crossed it")
-        return answer
-    finally:
-        scene.link.mend()
+def _prefilled(scene: Scene) -> int:
+    return sum(prefilled_tokens(url) for url in scene.engine_urls.values())
 
 
-def _send_over_corrupting_link(scene: Scene, case: Case) -> Answer:
-    scene.link.filter(one_byte_of_one_chunk)
-    try:
-        return _send(scene, case)
-    finally:
-        scene.link.filter(None)
+def _settled_prefill(scene: Scene, before: int) -> int:
+    """Tokens prefilled since `before`, once two looks at the engines' counters agree."""
+    last = -1
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < deadline:
+        now = _prefilled(scene)
+        if now == last and now > before:
+            break
+        last = now
+        threading.Event().wait(0.3)
+    return last - before
 
 
-def _payload_bytes(scene: Scene, answer: Answer) -> int:
-    return int(_transfer(scene.east_url, answer)["payload_bytes"])
+def _settle(scene: Scene) -> None:
+    """Wait until both pools have kept what they were left, and the manager knows of it."""
+    for name, url in scene.agent_urls.items():
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not _is_settled(get_json(f"{url}/status")):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"agent {name} does not come to rest: {get_json(f'{url}/status')}")
+            threading.Event().wait(0.05)
 
 
-def _transfer(agent_url: str, answer: Answer) -> dict[str, Any]:
+def _is_settled(status: dict[str, Any]) -> bool:
+    reporting = status["reporting"]
+    at_rest = status["sending"] == status["receiving"] == status["keeping"] == status["pool"]["transfer"] == 0
+    return bool(at_rest and reporting["manager"] and reporting["acknowledged"] == reporting["sequence"])
+
+
+def _transfer(scene: Scene, agent: str, answer: Answer) -> dict[str, Any]:
     """What an agent says of an answer's transfer once it has ended."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
-        record = transfers(agent_url).get(answer.headers.get("x-prfaas-transfer", ""))
+        record = transfers(scene.agent_urls[agent]).get(answer.headers.get("x-prfaas-transfer", ""))
         if record is not None and record["outcome"] != "running":
             return record
         threading.Event().wait(0.05)
-    raise RuntimeError(f"{agent_url} knows no end of transfer {answer.headers.get('x-prfaas-transfer')}")
+    raise RuntimeError(f"agent {agent} knows no end of transfer {answer.headers.get('x-prfaas-transfer')}")
 
 
-def _row(scene: Scene, case: Case, answer: Answer, wanted: Sequence[int]) -> Row:
+def _row(scene: Scene, result: Result) -> Row:
+    case, answer = result.case, result.answer
+    salted = _body(scene, case.prompt) | {"cache_salt": "reference"}  # shares no block with what was sent before
+    wanted = complete(scene.engine_urls["west"], salted).token_ids
     remote = "x-prfaas-transfer" in answer.headers
-    sent = _transfer(scene.east_url, answer) if remote else None
-    received = _transfer(scene.west_url, answer) if remote else None
+    sent = _transfer(scene, "east", answer) if remote else None
+    received = _transfer(scene, "west", answer) if remote else None
     ended = received["outcome"] if received else "-"
-    early = None
-    if sent and sent["outcome"] == "completed":
-        early = sent["acknowledged_before_prefill_ended_bytes"] / max(1, sent["acknowledged_bytes"])
     row = Row(
         name=case.name,
         route=answer.headers["x-prfaas-route"],
         reason=answer.headers["x-prfaas-reason"],
         num_prompt_tokens=len(case.prompt),
+        num_prefilled_tokens=result.num_prefilled_tokens,
         wire_bytes=received["wire_bytes"] if received else 0,
-        early_ratio=early,
+        early_ratio=_early_ratio(sent),
         ttft_seconds=answer.ttft_seconds,
         ended="transferred" if ended == "completed" else ended if ended == "-" else f"recomputed: {ended}",
-        tokens_equal=answer.token_ids == tuple(wanted) and len(wanted) == NUM_OUTPUT_TOKENS,
+        tokens_equal=answer.token_ids == wanted and len(wanted) == NUM_OUTPUT_TOKENS,
     )
-    return _judge(case, row, sent, ended)
+    return replace(row, fault="; ".join(_faults(case, row, sent=sent, received=received)) or None)
 
 
-def _judge(case: Case, row: Row, sent: dict[str, Any] | None, ended: str) -> Row:
+def _early_ratio(sent: dict[str, Any] | None) -> float | None:
+    if not sent or sent["outcome"] != "completed":
+        return None
+    return float(sent["acknowledged_before_prefill_ended_bytes"] / max(1, sent["acknowledged_bytes"]))
+
+
+def _faults(case: Case, row: Row, *, sent: dict[str, Any] | None, received: dict[str, Any] | None) -> Sequence[str]:
     faults = []
     if not row.tokens_equal:
         faults.append("tokens differ from the reference")
     if row.route != case.route:
         faults.append(f"went {row.route}, not {case.route}")
+    ended = received["outcome"] if received else "-"
     if ended not in case.ended:
         faults.append(f"its transfer ended as {ended!r}, not {' or '.join(case.ended)}")
-    if sent and sent["outcome"] == "completed":
-        early = sent["acknowledged_before_prefill_ended_bytes"]
-        if 2 * early < sent["attention_bytes"] and "at once" not in case.name:
+    limit, computed = case.max_prefilled_tokens, row.num_prefilled_tokens
+    if limit is not None and computed is not None and computed > limit:
+        faults.append(f"{computed} tokens were prefilled; all but {limit} are cached")
+    if received and ended == "completed":
+        faults += _byte_faults(case, received)
+    if sent and ended == "completed" and case.alone and not case.max_prefilled_tokens and not case.some_is_held:
+        early, half = sent["acknowledged_before_prefill_ended_bytes"], sent["attention_bytes"] / 2
+        if early < half:
             faults.append(f"only {early} of {sent['attention_bytes']} attention bytes arrived before prefill ended")
-    return Row(**{**row.__dict__, "fault": "; ".join(faults) or None})
+    return faults
+
+
+def _byte_faults(case: Case, received: dict[str, Any]) -> Sequence[str]:
+    missing = received["payload_bytes"] - received["held_bytes"]
+    faults = []
+    if not missing <= received["wire_bytes"] <= missing * (1 + FRAMING_RATIO):
+        faults.append(f"{received['wire_bytes']} bytes on the wire for {missing} missing ones")
+    if case.some_is_held and not received["held_bytes"]:
+        faults.append("nothing was found to be held by the receiver")
+    return faults

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEADINGS = ("request", "route", "reason", "prompt tokens", "wire bytes", "acked early", "TTFT ms", "ended", "tokens")
+HEADINGS = ("request", "route", "reason", "tokens", "prefilled", "wire bytes", "acked early", "TTFT ms", "KV", "answer")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One request and what came of it. `early_ratio`: share of its wire bytes acknowledged before its prefill ended."""
+    """One request and what came of it.
+
+    `num_prefilled_tokens`: those that some engine computed, None where several requests ran at once. `early_ratio`: share
+    of its wire bytes acknowledged before its prefill ended.
+    """
 
     name: str
     route: str
     reason: str
     num_prompt_tokens: int
+    num_prefilled_tokens: int | None
     wire_bytes: int
     early_ratio: float | None
     ttft_seconds: float
@@ -30,6 +35,7 @@ class Row:
             self.route,
             self.reason,
             str(self.num_prompt_tokens),
+            "-" if self.num_prefilled_tokens is None else str(self.num_prefilled_tokens),
             f"{self.wire_bytes:,}",
             early,
             f"{self.ttft_seconds * 1e3:.0f}",
