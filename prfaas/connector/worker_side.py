@@ -13,7 +13,7 @@ from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
 from prfaas.connector.blocks import Copier, LayerBlocks
 from prfaas.connector.outcomes import Tally
-from prfaas.connector.steps import Copy, Step
+from prfaas.connector.steps import Copy, Save, Step
 
 _log = logs.get("connector.worker")
 
@@ -43,7 +43,7 @@ class WorkerSide:
         self._rank = layout.shard.rank
         self._copier = copier
         self._step = Step()
-        self._pending: dict[str, list[tuple[int, Copy]]] = {}  # layer → (handle, copy) that it still has to make
+        self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed: set[str] = set()
@@ -59,10 +59,10 @@ class WorkerSide:
         """Take the copies of the step that is about to run."""
         self._step = step
         self._pending = {}
-        copies = ((save.handle, its) for save in step.saves for span in save.spans for its in span.copies(self._rank))
-        for handle, its in copies:
+        copies = ((save, its) for save in step.saves for span in save.spans for its in span.copies(self._rank))
+        for save, its in copies:
             for name in self._by_group[its.span.group]:
-                self._pending.setdefault(name, []).append((handle, its))
+                self._pending.setdefault(name, []).append((save, its))
 
     def fence(self) -> None:
         """Before the engine's next work: what is still being read is not overwritten."""
@@ -74,7 +74,7 @@ class WorkerSide:
         if todo is None:
             return
         layer = self._layers[name]
-        entries = [self._save(layer, handle, its) for handle, its in todo]
+        entries = [self._save(layer, save.handle, its) for save, its in todo]
         self._copier.then_saved(partial(self._push, entries))
 
     def _save(self, layer: LayerBlocks, handle: int, its: Copy) -> RingEntry:
@@ -93,7 +93,8 @@ class WorkerSide:
         """All layers have run: save those that nobody reported, and mark the end of the pass."""
         for name in list(self._pending):
             if name in self._linear:
-                self.tally.state_tail_bytes += len(self._pending[name]) * self._layers[name].slice.payload_bytes
+                late = sum(save.release is None for save, _ in self._pending[name])
+                self.tally.state_tail_bytes += late * self._layers[name].slice.payload_bytes
             self.on_layer_end(name)
         entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in self._step.saves]
         over = [*(its.handle for its in self._step.saves if its.last), *self._step.ends]

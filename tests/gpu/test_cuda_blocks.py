@@ -1,0 +1,155 @@
+"""Copies between GPU blocks and pinned slots: right bytes, no waiting host, nothing overwritten that is still read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from prfaas.cachepool.layout import LayerSlice
+from prfaas.connector.blocks import LayerBlocks, pages_of, slots_tensor
+from prfaas.connector.cuda_blocks import CudaCopier
+
+pytestmark = pytest.mark.gpu
+NUM_BLOCKS, NUM_SLOTS = 64, 48
+HEADER_BYTES, SLOT_BYTES = 4096, 1 << 17
+SLEEP_CYCLES = 400_000_000  # about 0.2 s at 2 GHz: long beside any copy here
+
+
+@dataclass
+class Bench:
+    """A copier over a mapped memfd, as the agent's arena is one."""
+
+    copier: CudaCopier
+    slots: torch.Tensor
+
+    def layer(self, cache: torch.Tensor, *, offset: int = 0) -> LayerBlocks:
+        pages = pages_of("layer", cache, NUM_BLOCKS)
+        return LayerBlocks(0, 0, LayerSlice("layer", offset, pages.shape[1], "uint8", "byte"), pages)
+
+    def wait(self, then: Callable[[Callable[[], None]], None]) -> None:
+        done = threading.Event()
+        then(done.set)
+        assert done.wait(20), "the callback did not come"
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    memory = os.memfd_create("arena")
+    os.ftruncate(memory, HEADER_BYTES + NUM_SLOTS * SLOT_BYTES)
+    mapped = mmap.mmap(memory, 0)
+    os.close(memory)
+    slots = slots_tensor(memoryview(mapped), header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS)
+    copier = CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()))
+    yield Bench(copier, slots)
+    copier.close()
+
+
+def random_cache(payload_bytes: int, *, stride_bytes: int | None = None) -> torch.Tensor:
+    """[block, 1, 1, payload] bytes with padding between blocks."""
+    stride = stride_bytes or payload_bytes
+    raw = torch.randint(0, 256, (NUM_BLOCKS * stride,), dtype=torch.uint8, device="cuda")
+    return raw.as_strided((NUM_BLOCKS, 1, 1, payload_bytes), (stride, payload_bytes, payload_bytes, 1))
+
+
+@pytest.mark.parametrize("payload", [65_536, 34_688, 1_004, 777])
+@pytest.mark.parametrize("offset", [0, 4_096, 12])
+def test_saved_bytes_are_those_of_the_blocks(bench: Bench, payload: int, offset: int) -> None:
+    cache = random_cache(payload, stride_bytes=payload + 1_016)
+    blocks, slots = [5, 6, 7, 63, 1], [10, 11, 12, 0, 47]
+    assert bench.copier.save(bench.layer(cache, offset=offset), blocks, slots) == 5 * payload
+    bench.wait(bench.copier.then_saved)
+    for block, slot in zip(blocks, slots, strict=True):
+        assert torch.equal(bench.slots[slot, offset : offset + payload], cache[block].flatten().cpu())
+    assert not bench.slots[1].any()  # a slot that nobody named
+
+
+@pytest.mark.parametrize("payload", [65_536, 34_688, 777])
+def test_loaded_blocks_are_those_of_the_slots_and_no_others_change(bench: Bench, payload: int) -> None:
+    bench.slots.copy_(torch.randint(0, 256, bench.slots.shape, dtype=torch.uint8))
+    cache = random_cache(payload, stride_bytes=payload + 1_016)
+    before = cache.cpu()
+    blocks, slots = [9, 3, 60], [4, 5, 40]
+    bench.copier.load(bench.layer(cache, offset=64), blocks, slots)
+    bench.wait(bench.copier.then_loaded)
+    for block, slot in zip(blocks, slots, strict=True):
+        before[block, 0, 0] = bench.slots[slot, 64 : 64 + payload]
+    assert torch.equal(cache.cpu(), before)
+
+
+def test_a_save_follows_what_the_model_has_queued(bench: Bench) -> None:
+    cache = random_cache(4_096)
+    torch.cuda._sleep(SLEEP_CYCLES)
+    cache.fill_(7)
+    bench.copier.save(bench.layer(cache), [2], [2])
+    bench.wait(bench.copier.then_saved)
+    assert (bench.slots[2, :4_096] == 7).all()
+
+
+def test_the_host_does_not_wait_for_copies(bench: Bench) -> None:
+    cache = random_cache(4_096)
+    bench.copier.save(bench.layer(cache), [1], [1])  # first use loads the kernels
+    bench.copier.load(bench.layer(cache), [1], [1])
+    torch.cuda.synchronize()
+    done = threading.Event()
+    torch.cuda._sleep(5 * SLEEP_CYCLES)
+    start = time.perf_counter()
+    bench.copier.save(bench.layer(cache), [2, 3], [2, 3])
+    bench.copier.load(bench.layer(cache), [4, 5], [2, 3])
+    bench.copier.then_saved(done.set)
+    bench.copier.fence()
+    elapsed = time.perf_counter() - start
+    assert elapsed < 0.05 and not done.is_set()
+    torch.cuda.synchronize()
+    assert done.wait(5)
+
+
+def test_a_fence_keeps_later_work_from_overwriting_what_is_read(bench: Bench) -> None:
+    cache = random_cache(4_096)
+    cache.fill_(1)
+    with torch.cuda.stream(bench.copier._save_stream):
+        torch.cuda._sleep(SLEEP_CYCLES)  # the save starts late
+    bench.copier.save(bench.layer(cache), [3], [3])
+    bench.copier.fence()
+    cache.fill_(2)
+    bench.wait(bench.copier.then_saved)
+    assert (bench.slots[3, :4_096] == 1).all()
+
+
+def test_without_a_fence_later_work_does_overwrite(bench: Bench) -> None:
+    """Shows that the test above can fail."""
+    cache = random_cache(4_096)
+    cache.fill_(1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(bench.copier._save_stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+    bench.copier.save(bench.layer(cache), [3], [3])
+    cache.fill_(2)
+    bench.wait(bench.copier.then_saved)
+    assert (bench.slots[3, :4_096] == 2).all()
+
+
+def test_callbacks_come_in_order(bench: Bench) -> None:
+    cache, seen = random_cache(4_096), []
+    for number in range(20):
+        bench.copier.save(bench.layer(cache), [number], [number])
+        bench.copier.then_saved(lambda number=number: seen.append(number))  # type: ignore[misc]
+    bench.wait(bench.copier.then_saved)
+    assert seen == list(range(20))
+
+
+def test_saves_and_loads_may_overlap(bench: Bench) -> None:
+    source, target = random_cache(8_192), random_cache(8_192)
+    for start in range(0, 40, 8):
+        blocks = list(range(start, start + 8))
+        bench.copier.save(bench.layer(source), blocks, blocks)
+        bench.wait(bench.copier.then_saved)
+        bench.copier.load(bench.layer(target), blocks, blocks)
+    bench.wait(bench.copier.then_loaded)
+    assert torch.equal(source[:40].cpu(), target[:40].cpu())

@@ -1,0 +1,285 @@
+"""An engine without a model: calls both sides of the connector in vLLM's order and fills its blocks with known bytes.
+
+What a block must hold is a function of its group, layer, position and of how many of its tokens are computed, so that a block
+copied too early, from the wrong place, or not at all shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prfaas.agent.client import AgentClient
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
+from prfaas.connector.blocks import HostCopier, LayerBlocks, slots_tensor
+from prfaas.connector.outcomes import Direction
+from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
+from prfaas.connector.settings import ConnectorSettings
+from prfaas.connector.steps import Step
+from prfaas.connector.transfer_request import EngineRequest
+from prfaas.connector.worker_side import WorkerSide
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import Shard
+
+MODEL = "fake"
+NUM_BLOCKS = 256
+ANSWER_SECONDS = 10.0
+_instances = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """A KV group of the fake model: `layer_bytes[i]` is what one block takes in layer i."""
+
+    engine: EngineGroup
+    layer_bytes: tuple[int, ...]
+
+
+DENSE = (GroupShape(EngineGroup("full_attention", 32), (700, 1000)),)
+WINDOWED = (
+    GroupShape(EngineGroup("sliding_window", 32, window_tokens=100), (640,)),
+    GroupShape(EngineGroup("sliding_window", 32, window_tokens=100), (640,)),
+    GroupShape(EngineGroup("full_attention", 32), (640,)),
+)
+RECURRENT = (
+    GroupShape(EngineGroup("linear_state", 1 << 20), (5001,)),
+    GroupShape(EngineGroup("full_attention", 64), (2048, 2048)),
+)
+CHECKPOINTED = (
+    GroupShape(EngineGroup("linear_state", 64, kept_states=True), (5001, 40)),
+    GroupShape(EngineGroup("full_attention", 64), (2048,)),
+)
+SHAPES = {"dense": DENSE, "windowed": WINDOWED, "recurrent": RECURRENT, "checkpointed": CHECKPOINTED}
+
+
+@dataclass
+class Running:
+    """A request inside the engine."""
+
+    request_id: str
+    prompt: Sequence[int]
+    computed: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+
+
+class FakeEngine:
+    """One engine with one rank. Nothing runs by itself: tests call the steps."""
+
+    def __init__(
+        self,
+        agent_socket: Path,
+        shapes: Sequence[GroupShape],
+        *,
+        directions: Sequence[Direction] = ("send", "receive"),
+        **settings: Any,
+    ) -> None:
+        self.shapes = shapes
+        self._instance = f"fake-{next(_instances)}"
+        self._free = list(range(1, NUM_BLOCKS))
+        self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads
+        self.caches = {
+            (g, n): torch.zeros(NUM_BLOCKS, size, dtype=torch.uint8)
+            for g, shape in enumerate(shapes)
+            for n, size in enumerate(shape.layer_bytes)
+        }
+        layout, layers = self._describe()
+        worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)
+        slots = slots_tensor(
+            worker.arena,
+            header_bytes=worker.attached.header_bytes,
+            slot_bytes=worker.attached.slot_bytes,
+            num_slots=worker.attached.num_slots,
+        )
+        self.worker = WorkerSide(worker, layers, layout, copier=HostCopier(slots))
+        self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
+        self.scheduler = SchedulerSide(
+            self.client,
+            BlockMap(tuple(shape.engine for shape in shapes)),
+            ConnectorSettings(agent_socket=agent_socket, **{"reuse": False, **settings}),
+            directions=directions,
+        )
+
+    def _describe(self) -> tuple[Layout, dict[str, LayerBlocks]]:
+        groups, layers = [], {}
+        for g, shape in enumerate(self.shapes):
+            slices, offset = [], 0
+            for n, size in enumerate(shape.layer_bytes):
+                slices.append(LayerSlice(_name(g, n), offset, size, "uint8", "byte"))
+                layers[_name(g, n)] = LayerBlocks(g, n, slices[-1], self.caches[g, n])
+                offset += size
+            block_tokens = 16 if shape.engine.kind == "linear_state" else shape.engine.block_tokens
+            groups.append(KVGroup(shape.engine.kind, block_tokens, tuple(slices), shape.engine.window_tokens))
+        return Layout(MODEL, "", Shard(), tuple(groups)), layers
+
+    def close(self) -> None:
+        self.worker.close()
+        self.scheduler.close()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    def outcomes(self) -> dict[str, int]:
+        """How many transfers ended how, such as {"send completed": 1}."""
+        return {" ".join(key): count for key, count in self.scheduler.tally.transfers.items()}
+
+    # A request's life
+
+    def submit(
+        self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any], *, tenant: str = ""
+    ) -> Running:
+        chain = HashChain(root_hash(MODEL, tenant.encode()), prompt)
+        request = EngineRequest(request_id, len(prompt), parameters, lambda _: chain)
+        self.scheduler.on_new_request(request)
+        return Running(request_id, prompt)
+
+    def await_answer(self, running: Running, *, local_tokens: int = 0) -> int:
+        """Poll as vLLM's scheduler does until the request may run; how many tokens can be loaded."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            answer = self.scheduler.num_external_tokens(running.request_id, local_tokens)
+            if answer is not None:
+                return answer
+            self.step([])
+        raise AssertionError("the agent has not answered")
+
+    def hold_prefix(self, running: Running, num_tokens: int) -> None:
+        """Give the request blocks that the engine's own prefix cache holds."""
+        running.computed = num_tokens
+        self._extend(running, num_tokens)
+        self._fill(running, 0, num_tokens)
+
+    def prefill(self, running: Running, *, chunk_tokens: int) -> None:
+        """Compute the whole prompt in chunks."""
+        while running.computed < len(running.prompt):
+            self.step([(running, min(chunk_tokens, len(running.prompt) - running.computed))])
+
+    def load(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> bool:
+        """Allocate and load what was offered; whether it succeeded."""
+        self._extend(running, local_tokens + external_tokens)
+        self.scheduler.on_allocated(running.request_id, external_tokens, lambda: running.tables)
+        finished, failed = self.step([])
+        assert finished == {running.request_id}
+        running.computed = local_tokens + external_tokens
+        return not failed
+
+    def finish(self, running: Running, *, leaves: bool = False) -> None:
+        """The request ends and its blocks are freed; when it `leaves` them to the pool, once they are copied."""
+        chain = HashChain(root_hash(MODEL), running.prompt[: running.computed])
+        keep = self.scheduler.on_finished(running.request_id, lambda: chain if leaves else None, lambda: running.tables)
+        self._kept[running.request_id] = running
+        if not keep:
+            self._release(running.request_id)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        self.step([])
+        while self._kept:
+            assert time.monotonic() < deadline, "the blocks of a finished request are kept for ever"
+            self.step([])
+
+    def _release(self, request_id: str) -> None:
+        running = self._kept.pop(request_id)
+        for table in running.tables:
+            self._free += [block for block in table if block != NULL_BLOCK]
+        running.tables = []
+
+    def step(self, work: Sequence[tuple[Running, int]], *, preempted: Sequence[str] = ()) -> tuple[set[str], set[str]]:
+        """One engine step: `work` are requests and the tokens they compute. Returns the loads that ended, and that failed."""
+        for running, num_tokens in work:
+            self._extend(running, running.computed + num_tokens)
+        scheduled = [
+            Scheduled(its.request_id, its.computed + num_tokens, lambda its=its: its.tables)  # type: ignore[misc]
+            for its, num_tokens in work
+        ]
+        step = self.scheduler.plan_step(scheduled, preempted=preempted)
+        self._run_model(step, work)
+        loaded = self.worker.take_loaded()
+        self.scheduler.on_loaded(loaded.finished, failed=loaded.failed)
+        self.scheduler.on_stored(loaded.stored)
+        for request_id in loaded.stored:
+            self._release(request_id)
+        return set(loaded.finished), set(loaded.failed)
+
+    def _run_model(self, step: Step, work: Sequence[tuple[Running, int]]) -> None:
+        self.worker.fence()
+        self.worker.begin_step(step)
+        for g, n in self.caches:
+            for running, num_tokens in work:
+                self._fill(running, running.computed, running.computed + num_tokens, only=(g, n))
+            if self.shapes[g].engine.kind != "linear_state":
+                self.worker.on_layer_end(_name(g, n))
+        for running, num_tokens in work:
+            running.computed += num_tokens
+        self.worker.start_loads()
+        self.worker.on_forward_end()
+
+    # Blocks
+
+    def _extend(self, running: Running, num_tokens: int) -> None:
+        """Blocks for `num_tokens` tokens; those outside a window, and of older states, become null."""
+        running.tables = running.tables or [[] for _ in self.shapes]
+        for shape, table in zip(self.shapes, running.tables, strict=True):
+            engine = shape.engine
+            last = (
+                engine.state_entry(num_tokens) + 1
+                if engine.kind == "linear_state"
+                else -(-num_tokens // engine.block_tokens)
+            )
+            table += [self._free.pop() for _ in range(last - len(table))]
+            keep = (
+                engine.state_entry(num_tokens)
+                if engine.kind == "linear_state"
+                else engine.first_block(running.computed)
+            )
+            for position in range(min(keep, len(table) - 1)):
+                if table[position] != NULL_BLOCK:
+                    self._free.append(table[position])
+                    table[position] = NULL_BLOCK
+
+    def _fill(self, running: Running, start: int, end: int, *, only: tuple[int, int] | None = None) -> None:
+        """Write what computing tokens [start, end) leaves in the blocks."""
+        for g, n in [only] if only else list(self.caches):
+            for position, tokens in self._positions(g, start, end):
+                block = running.tables[g][position]
+                if block != NULL_BLOCK:
+                    size = self.shapes[g].layer_bytes[n]
+                    self.caches[g, n][block] = content(running.prompt, (g, n, position, tokens), size)
+
+    def _positions(self, g: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """(position, tokens in the block afterwards) of the blocks that tokens [start, end) change."""
+        engine = self.shapes[g].engine
+        if engine.kind == "linear_state":
+            yield engine.state_entry(end), end
+            return
+        for position in range(start // engine.block_tokens, -(-end // engine.block_tokens)):
+            yield position, min(end, (position + 1) * engine.block_tokens) - position * engine.block_tokens
+
+    def wrong_blocks(self, running: Running, num_tokens: int) -> list[tuple[int, int, int]]:
+        """(group, layer, position) of the blocks that a model which resumes after `num_tokens` reads and that are not right."""
+        wrong = []
+        for g, n in self.caches:
+            engine = self.shapes[g].engine
+            first = engine.first_block(num_tokens)
+            start = num_tokens - 1 if engine.kind == "linear_state" else first * engine.block_tokens
+            for position, tokens in self._positions(g, start, num_tokens):
+                got = self.caches[g, n][running.tables[g][position]]
+                if not torch.equal(got, content(running.prompt, (g, n, position, tokens), len(got))):
+                    wrong.append((g, n, position))
+        return wrong
+
+
+def _name(group: int, layer: int) -> str:
+    return f"layers.{group}.{layer}"
+
+
+def content(prompt: Sequence[int], place: tuple[int, int, int, int], size: int) -> torch.Tensor:
+    """The bytes at (group, layer, position, tokens computed) of a prompt."""
+    seed = hashlib.sha256(repr((prompt[0], prompt[1], place)).encode()).digest()
+    return torch.frombuffer(bytearray(hashlib.shake_128(seed).digest(size)), dtype=torch.uint8)

@@ -1,0 +1,418 @@
+"""Requests from their arrival to their end over two real agents, with an engine that knows what every block must hold."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas import grants
+from prfaas.grants import Grant
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import AgentName, TransferId
+from tests.integration.connector.fake_engine import MODEL, NUM_BLOCKS, SHAPES, FakeEngine, GroupShape, Running
+from tests.waiting import wait_until
+from tools.demo.client import get_json
+from tools.processes import Children
+from tools.stack import AgentProcess, Stack
+
+NUM_TOKENS = 300  # transferred: neither a multiple of a block nor of a chunk
+
+
+@dataclass
+class Nodes:
+    """Two nodes, an engine each."""
+
+    east: AgentProcess
+    west: AgentProcess
+    key: bytes
+    engines: list[FakeEngine] = field(default_factory=list)
+
+    def start(self, agent: AgentProcess, shapes: Sequence[GroupShape], **settings: Any) -> FakeEngine:
+        engine = FakeEngine(agent.socket, shapes, **settings)
+        self.engines.append(engine)
+        return engine
+
+    def pair(self, shapes: Sequence[GroupShape]) -> tuple[FakeEngine, FakeEngine]:
+        return self.start(self.east, shapes), self.start(self.west, shapes)
+
+    def grant(self, prompt: Sequence[int], **changes: Any) -> str:
+        tokens = prompt[:-1]
+        fields: dict[str, Any] = {
+            "transfer_id": TransferId(os.urandom(16)),
+            "source": AgentName(self.east.name),
+            "destination": AgentName(self.west.name),
+            "destination_address": self.west.wire,
+            "prompt_hash": HashChain(root_hash(MODEL), tokens).at(len(tokens)),
+            "num_tokens": len(tokens),
+            "max_bytes": 1 << 28,
+            "tenant": "",
+            "expires_at": time.time() + 20.0,
+        }
+        return grants.to_text(grants.sign(Grant(**fields | changes), self.key))
+
+    def status(self, agent: AgentProcess) -> dict[str, Any]:
+        status: dict[str, Any] = get_json(f"{agent.status_url}/status")
+        return status
+
+    def assert_nothing_is_left(self) -> None:
+        for agent in (self.east, self.west):
+            wait_until(lambda agent=agent: self._is_idle(agent), what=f"an idle {agent.name}")  # type: ignore[misc]
+
+    def _is_idle(self, agent: AgentProcess) -> bool:
+        status = self.status(agent)
+        return bool(status["pool"]["transfer"] == status["sending"] == status["receiving"] == 0)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with Children(tmp_path) as children:
+        stack = Stack(children, tmp_path)
+        east, west = (stack.start_agent(name, reconnect_seconds="1s") for name in ("east", "west"))
+        stack.await_agent(east)
+        stack.await_agent(west)
+        made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"))
+        yield made
+        for engine in made.engines:
+            engine.close()
+
+
+def prompt_of(seed: int, length: int = NUM_TOKENS + 1) -> list[int]:
+    return [seed, *range(length - 1)]
+
+
+def sending(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
+    return engine.submit(f"p{prompt[0]}", prompt[:-1], {"do_remote_decode": True, "prfaas_grant": grant})
+
+
+def receiving(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    return engine.submit(f"d{prompt[0]}", prompt, parameters)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1000, 64, 50, 7], ids=lambda its: f"chunks of {its}")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_block_that_decoding_reads_is_right(nodes: Nodes, shape: str, chunk_tokens: int) -> None:
+    prefiller, decoder = nodes.pair(SHAPES[shape])
+    prompt = prompt_of(1)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    assert decoder.scheduler.num_external_tokens(parked.request_id, 0) is None
+    assert prefiller.await_answer(prefilling) == 0
+    prefiller.prefill(prefilling, chunk_tokens=chunk_tokens)
+    prefiller.finish(prefilling)
+    assert decoder.num_free_blocks == NUM_BLOCKS - 1, "a parked request holds no blocks"
+    assert decoder.await_answer(parked) == NUM_TOKENS
+    assert decoder.load(parked, NUM_TOKENS)
+    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
+    decoder.finish(parked)
+    assert prefiller.outcomes() == {"send completed": 1}
+    assert decoder.outcomes() == {"receive completed": 1}
+    assert prefiller.num_free_blocks == decoder.num_free_blocks == NUM_BLOCKS - 1
+    nodes.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_that_either_engine_holds_itself_are_not_computed_or_overwritten(nodes: Nodes, shape: str) -> None:
+    prefiller, decoder = nodes.pair(SHAPES[shape])
+    prompt = prompt_of(2)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling, local_tokens=128)
+    prefiller.hold_prefix(prefilling, 128)
+    prefiller.prefill(prefilling, chunk_tokens=64)
+    prefiller.finish(prefilling)
+    assert decoder.await_answer(parked, local_tokens=192) == NUM_TOKENS - 192
+    decoder.hold_prefix(parked, 192)
+    marked = _mark_held_blocks(decoder, parked)
+    assert decoder.load(parked, NUM_TOKENS - 192, local_tokens=192)
+    assert all((decoder.caches[key][block] == 99).all() for key, block in marked)
+    changed = {(*key, position) for key, position in _positions(decoder, parked, marked)}
+    assert set(decoder.wrong_blocks(parked, NUM_TOKENS)) <= changed
+
+
+def _mark_held_blocks(engine: FakeEngine, running: Running) -> list[tuple[tuple[int, int], int]]:
+    marked = []
+    for key in engine.caches:
+        if engine.shapes[key[0]].engine.kind != "linear_state":
+            for block in filter(None, running.tables[key[0]]):
+                engine.caches[key][block] = 99
+                marked.append((key, block))
+    return marked
+
+
+def _positions(
+    engine: FakeEngine, running: Running, marked: Sequence[tuple[tuple[int, int], int]]
+) -> list[tuple[tuple[int, int], int]]:
+    return [(key, running.tables[key[0]].index(block)) for key, block in marked if block in running.tables[key[0]]]
+
+
+def test_several_requests_in_one_step_do_not_mix(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
+    prompts = [prompt_of(seed) for seed in (3, 4, 5)]
+    pairs = [(prompt, nodes.grant(prompt)) for prompt in prompts]
+    parked = [receiving(decoder, *its) for its in pairs]
+    prefilling = [sending(prefiller, *its) for its in pairs]
+    for its in prefilling:
+        prefiller.await_answer(its)
+    while any(its.computed < NUM_TOKENS for its in prefilling):
+        prefiller.step([(its, min(40, NUM_TOKENS - its.computed)) for its in prefilling if its.computed < NUM_TOKENS])
+    for its in parked:
+        assert decoder.await_answer(its) == NUM_TOKENS
+        assert decoder.load(its, NUM_TOKENS)
+    assert [decoder.wrong_blocks(its, NUM_TOKENS) for its in parked] == [[], [], []]
+
+
+def test_what_both_agents_hold_is_neither_copied_nor_sent_again(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["recurrent"])
+    prompt = prompt_of(6)
+    _transfer(nodes, prefiller, decoder, prompt)
+    copied = prefiller.worker.tally.copied_bytes["send"]
+    again = _transfer(nodes, prefiller, decoder, prompt)
+    assert decoder.wrong_blocks(again, NUM_TOKENS) == []
+    assert prefiller.worker.tally.copied_bytes["send"] == copied
+    sent = get_json(f"{nodes.east.status_url}/transfers")[-1]
+    assert sent["held_bytes"] == sent["payload_bytes"] == 5 * 2 * 2048 + 5001
+
+
+def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: Sequence[int]) -> Running:
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    prefiller.finish(prefilling)
+    num_tokens = decoder.await_answer(parked)
+    assert decoder.load(parked, num_tokens)
+    return parked
+
+
+def test_a_slot_that_changes_hands_while_it_is_read_fails_the_load(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(7)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    num_tokens = decoder.await_answer(parked)
+    generations = decoder.worker._generations
+    generations[0] += 1  # slot 0 holds the first block
+    assert not decoder.load(parked, num_tokens)
+    assert decoder.outcomes() == {"receive overwritten": 1}
+    assert decoder.scheduler.num_external_tokens(parked.request_id, 0) == 0, "the engine computes it itself"
+
+
+Ending = Callable[[FakeEngine, Running], None]
+
+
+def _abort(engine: FakeEngine, running: Running) -> None:
+    engine.finish(running)
+
+
+def _preempt(engine: FakeEngine, running: Running) -> None:
+    engine.step([], preempted=[running.request_id])
+
+
+@pytest.mark.parametrize(("end", "word"), [(_abort, "aborted"), (_preempt, "preempted")])
+def test_a_prefill_that_stops_half_way_ends_the_transfer(nodes: Nodes, end: Ending, word: str) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["recurrent"])
+    prompt = prompt_of(8)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.step([(prefilling, 100)])
+    end(prefiller, prefilling)
+    assert decoder.await_answer(parked) == 0
+    assert prefiller.outcomes() == {f"send {word}": 1}
+    assert decoder.outcomes() == {"receive incomplete": 1}
+    nodes.assert_nothing_is_left()
+
+
+def test_a_prefill_that_never_starts_ends_the_transfer(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(9)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.finish(prefilling)
+    assert decoder.await_answer(parked) == 0
+    nodes.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("stage", ["claimed", "ready", "loading"])
+def test_a_decode_request_may_end_at_every_stage(nodes: Nodes, stage: str) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
+    prompt = prompt_of(10)
+    grant = nodes.grant(prompt)
+    parked = receiving(decoder, prompt, grant)
+    if stage != "claimed":
+        prefilling = sending(prefiller, prompt, grant)
+        prefiller.await_answer(prefilling)
+        prefiller.prefill(prefilling, chunk_tokens=100)
+        prefiller.finish(prefilling)
+        assert decoder.await_answer(parked) == NUM_TOKENS
+    if stage == "loading":
+        decoder._extend(parked, NUM_TOKENS)
+        decoder.scheduler.on_allocated(parked.request_id, NUM_TOKENS, lambda: parked.tables)
+        decoder.scheduler.on_finished(parked.request_id, lambda: None, lambda: parked.tables)
+        decoder.step([])
+    else:
+        decoder.finish(parked)
+    assert decoder.outcomes() == {"receive aborted": 1}
+    nodes.assert_nothing_is_left()
+
+
+def test_an_agent_that_dies_costs_a_local_recompute(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(11)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.step([(prefilling, 100)])
+    for agent in (nodes.east, nodes.west):
+        os.kill(agent.child.process.pid, signal.SIGKILL)
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    assert decoder.await_answer(parked) == 0
+    assert decoder.outcomes() == {"receive agent_lost": 1}
+    later = receiving(decoder, prompt_of(12), nodes.grant(prompt_of(12)))
+    assert decoder.await_answer(later) == 0
+    wait_until(lambda: prefiller.step([]) and prefiller.outcomes() == {"send agent_lost": 1})
+
+
+def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
+    prefiller = nodes.start(nodes.east, SHAPES["dense"], open_wait_seconds=0.02)
+    prompt = prompt_of(13)
+    os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        prefilling = sending(prefiller, prompt, nodes.grant(prompt))
+        assert prefiller.await_answer(prefilling) == 0
+        assert time.monotonic() - start < 0.2
+    finally:
+        os.kill(nodes.east.child.process.pid, signal.SIGCONT)
+    assert prefiller.outcomes() == {"send agent_slow": 1}
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    nodes.assert_nothing_is_left()
+
+
+def test_a_transfer_that_never_comes_is_given_up_in_time(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"], receive_timeout_seconds=0.3)
+    prompt = prompt_of(14)
+    parked = receiving(decoder, prompt, nodes.grant(prompt))
+    assert decoder.await_answer(parked) == 0
+    assert decoder.outcomes() == {"receive timeout": 1}
+    nodes.assert_nothing_is_left()
+
+
+def test_the_engines_own_cache_makes_a_transfer_needless(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"])
+    prompt = prompt_of(15)
+    parked = receiving(decoder, prompt, nodes.grant(prompt))
+    assert decoder.await_answer(parked, local_tokens=NUM_TOKENS) == 0
+    assert decoder.outcomes() == {"receive held": 1}
+    nodes.assert_nothing_is_left()
+
+
+def test_two_requests_with_one_transfer_take_it_once(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"])
+    prompt = prompt_of(16)
+    grant = nodes.grant(prompt)
+    receiving(decoder, prompt, grant)
+    second = decoder.submit("another", prompt, {"do_remote_prefill": True, "prfaas_grant": grant})
+    assert decoder.await_answer(second) == 0
+    assert decoder.outcomes() == {"receive in_use": 1}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "word"),
+    [
+        ({"do_remote_prefill": True}, "no_grant"),
+        ({"do_remote_prefill": True, "prfaas_grant": "?!"}, "no_grant"),
+        ({"do_remote_prefill": True, "prfaas_grant": "AAAA"}, "no_grant"),
+        ({"do_remote_prefill": True, "prfaas_grant": 5}, "no_grant"),
+    ],
+)
+def test_parameters_without_a_grant_are_no_transfer(nodes: Nodes, parameters: dict[str, Any], word: str) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"])
+    assert decoder.await_answer(decoder.submit("d", prompt_of(17), parameters)) == 0
+    assert decoder.outcomes() == {f"receive {word}": 1}
+
+
+def test_an_engine_that_only_prefills_receives_nothing(nodes: Nodes) -> None:
+    prefiller = nodes.start(nodes.west, SHAPES["dense"], directions=("send",))
+    prompt = prompt_of(18)
+    assert prefiller.await_answer(receiving(prefiller, prompt, nodes.grant(prompt))) == 0
+    assert prefiller.outcomes() == {"receive wrong_role": 1}
+
+
+def test_a_request_without_parameters_does_not_touch_the_agent(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"])
+    assert decoder.scheduler.num_external_tokens(decoder.submit("d", prompt_of(19), {}).request_id, 0) == 0
+    assert decoder.outcomes() == {}
+
+
+# Attention is taken up at block boundaries, a window at the one where its request ended, a state at its exact length.
+LEFT_AND_TAKEN_UP = [("dense", 301, 288), ("windowed", 320, 320), ("recurrent", 301, 301), ("checkpointed", 301, 301)]
+
+
+@pytest.mark.parametrize(("shape", "left", "taken_up"), LEFT_AND_TAKEN_UP)
+def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
+    nodes: Nodes, shape: str, left: int, taken_up: int
+) -> None:
+    first = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
+    turn = first.submit("turn 1", prompt_of(20, left), {})
+    assert first.await_answer(turn) == 0
+    first.prefill(turn, chunk_tokens=64)
+    first.finish(turn, leaves=True)
+    assert first.outcomes() == {"reuse no_prefix": 1, "store completed": 1}
+    first.close()
+    nodes.engines.remove(first)
+    restarted = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
+    again = restarted.submit("turn 2", prompt_of(20, left + 60), {})
+    assert restarted.await_answer(again) == taken_up
+    assert restarted.load(again, taken_up)
+    assert restarted.wrong_blocks(again, taken_up) == []
+    restarted.prefill(again, chunk_tokens=64)
+    restarted.finish(again)
+    nodes.assert_nothing_is_left()
+
+
+def test_many_requests_with_random_ends_leave_nothing_behind(nodes: Nodes) -> None:
+    """Invariants: no block, slot, lease or parked request is left, and every load that succeeds is right."""
+    source = random.Random(7)
+    prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
+    loaded = 0
+    for seed in range(100, 140):
+        prompt = prompt_of(seed, source.randrange(20, 500))
+        loaded += _one_random_life(nodes, prefiller, decoder, prompt, source)
+    assert loaded >= 10
+    assert prefiller.num_free_blocks == decoder.num_free_blocks == NUM_BLOCKS - 1
+    assert len(prefiller.scheduler._outgoing) == len(decoder.scheduler._incoming) == 0
+    nodes.assert_nothing_is_left()
+
+
+def _one_random_life(
+    nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: list[int], source: random.Random
+) -> bool:
+    num_tokens, grant = len(prompt) - 1, nodes.grant(prompt)
+    stop_prefill, stop_decode = source.random() < 0.3, source.choice([None, None, "parked", "ready"])
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    if stop_decode == "parked":
+        decoder.finish(parked)
+    prefiller.await_answer(prefilling)
+    while prefilling.computed < num_tokens and not (stop_prefill and prefilling.computed):
+        prefiller.step([(prefilling, min(source.randrange(1, 200), num_tokens - prefilling.computed))])
+    prefiller.finish(prefilling)
+    answer = 0 if stop_decode == "parked" else decoder.await_answer(parked)
+    if answer and stop_decode is None:
+        assert decoder.load(parked, answer)
+        assert decoder.wrong_blocks(parked, num_tokens) == []
+    if stop_decode != "parked":
+        decoder.finish(parked)
+    return answer > 0
