@@ -18,11 +18,12 @@ from prometheus_client import generate_latest
 from prfaas import logs, metrics
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Deciding, Plan
-from prfaas.router.fleet import Fleet
+from prfaas.router.fleet import Fleet, Instance
 from prfaas.router.legs import JSON_HEADERS, LegFailed, Legs, OpenAnswer, end, first_answer
 from prfaas.router.openai import BadRequest, Endpoint, ParsedRequest, error_body, parse
 from prfaas.scheduler.route import EXPLANATIONS, Decision, route
 from prfaas.scheduler.snapshot import RequestFacts
+from prfaas.types import InstanceId
 
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 MAX_REMEMBERED_DECISIONS = 1024
@@ -97,6 +98,8 @@ class Router:
             return _error(400, str(error), kind="invalid_request_error")
         except LegFailed as error:
             return _error(503, str(error), kind="service_unavailable")
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body is over {self._config.max_body_bytes} bytes", kind="invalid_request_error")
         record = self._remember(Record(request_id, plan))
         try:
             async with asyncio.timeout(self._config.request_timeout):
@@ -142,9 +145,9 @@ class Router:
     async def _local(
         self, request: web.Request, parsed: ParsedRequest, raw: bytes, record: Record
     ) -> web.StreamResponse:
-        assert record.decision.decode is not None
+        decode = self._instance(record.decision.decode)
         headers = _headers(record)
-        answer = await self._legs.decode(self._fleet[record.decision.decode], PATHS[parsed.endpoint], raw, headers)
+        answer = await self._legs.decode(decode, PATHS[parsed.endpoint], raw, headers)
         try:
             return await self._forward(request, answer, record)
         finally:
@@ -158,9 +161,7 @@ class Router:
         Raises:
             _FellBack: one of them failed before the first byte; the request is to be answered locally.
         """
-        decision = record.decision
-        assert decision.decode is not None and decision.prefill is not None
-        decode, prefill = self._fleet[decision.decode], self._fleet[decision.prefill]
+        decode, prefill = self._instance(record.decision.decode), self._instance(record.decision.prefill)
         grant = record.plan.grant
         headers = _headers(record)
         prefilling = asyncio.create_task(self._legs.prefill(prefill, parsed.prefill_body(token_ids, grant), headers))
@@ -180,6 +181,16 @@ class Router:
         finally:
             await end(prefilling)
 
+    def _instance(self, name: InstanceId | None) -> Instance:
+        """The instance that a decision names.
+
+        Raises:
+            LegFailed: it has left the fleet since.
+        """
+        if name is None or name not in self._fleet:
+            raise LegFailed("no_decode_instance", f"{name} has just left; try again")
+        return self._fleet[name]
+
     async def _forward(self, request: web.Request, answer: OpenAnswer, record: Record) -> web.StreamResponse:
         """Pass the answer on as it comes; after its first byte a failure can only break it off."""
         record.status = answer.response.status
@@ -196,7 +207,7 @@ class Router:
             _log.warning("request.broke_off", request_id=record.request_id, message=str(error))
             if request.transport is not None:
                 request.transport.abort()  # the client must not take half an answer for a whole one
-            raise web.HTTPInternalServerError from error
+            return response
         await response.write_eof()
         return response
 

@@ -31,7 +31,7 @@ async def serve(config: RouterConfig, secret: bytes) -> None:
     """
     async with _probed_router(config, secret) as router:
         app = make_app(router, max_body_bytes=config.max_body_bytes)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
         await runner.setup()
         host, port = split_address(config.listen)
         try:

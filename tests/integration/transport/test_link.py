@@ -96,11 +96,14 @@ class Near:
 
     def end(self, transfer_id: bytes, *, seconds: float = 15.0) -> SendEvent:
         """How a transfer ended, once its memory is free."""
-        mine = lambda: [e for e in self.events if e.transfer_id == transfer_id]  # noqa: E731
-        wait_until(lambda: any(isinstance(event, SendMemoryFree) for event in mine()), seconds=seconds)
-        ends = [event for event in mine() if isinstance(event, SendCompleted | SendFailed)]
-        assert len(ends) == 1 and isinstance(mine()[-1], SendMemoryFree)
+        wait_until(lambda: SendMemoryFree(transfer_id) in self.events, seconds=seconds)
+        mine = [event for event in self.events if event.transfer_id == transfer_id]
+        ends = [event for event in mine if isinstance(event, SendCompleted | SendFailed)]
+        assert len(ends) == 1 and mine[-1] == SendMemoryFree(transfer_id)
         return ends[0]
+
+    def acknowledged(self) -> list[int]:
+        return [event.acked_bytes for event in self.events if isinstance(event, SendProgress)]
 
 
 @pytest.fixture
@@ -163,8 +166,7 @@ def test_layers_leave_while_others_are_not_ready_yet(far: Far, near_to: Callable
     near, objects = near_to(far.address), _objects(200_000, 200_000)
     transfer_id = _send(near, objects, ready=False)
     near.link.ready(transfer_id, first_object=0, num_objects=2, offset_bytes=0, length_bytes=100_000)
-    progress = lambda: [e.acked_bytes for e in near.of(SendProgress) if isinstance(e, SendProgress)]  # noqa: E731
-    wait_until(lambda: 200_000 in progress())
+    wait_until(lambda: 200_000 in near.acknowledged())
     assert not near.of(SendCompleted)
     near.link.ready(transfer_id, first_object=0, num_objects=2, offset_bytes=100_000, length_bytes=100_000)
     assert isinstance(near.end(transfer_id), SendCompleted)
