@@ -24,9 +24,10 @@ def cores_of(side: Side, share: float, cores: list[int]) -> list[int]:
 
 
 class CpuSets:
-    """Moves all threads of this process to the cores of its share."""
+    """Moves all threads of this process to the cores of its share; computes on at most `max_threads` of them (0: all)."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, max_threads: int = 0) -> None:
+        self._max_threads = max_threads
         self._side, self._cores, self._share = side, sorted(os.sched_getaffinity(0)), 1.0
 
     def take(self, share: float) -> None:
@@ -35,7 +36,7 @@ class CpuSets:
             return
         self._share = share
         cores = cores_of(self._side, share, self._cores)
-        torch.set_num_threads(len(cores))
+        torch.set_num_threads(min(len(cores), self._max_threads or len(cores)))
         for thread in Path("/proc/self/task").iterdir():
             try:
                 os.sched_setaffinity(int(thread.name), cores)

@@ -51,7 +51,7 @@ def runner_on(
     """
     if model.cache.kv.device.type == "cpu":
         torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
-        sets = CpuSets(side) if partition == "affinity" else None
+        sets = CpuSets(side, num_threads) if partition == "affinity" else None
         return CpuRunner(model, max_rows=max_rows, max_blocks=max_blocks, sets=sets)
     streams = streams_of(partition, side)
     return CudaRunner(model, max_rows=max_rows, max_blocks=max_blocks, streams=streams)

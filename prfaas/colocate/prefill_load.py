@@ -71,7 +71,7 @@ def main() -> int:
     if load.device == "cpu":
         torch.set_num_threads(load.num_threads or torch.get_num_threads())
         if load.partition == "affinity":
-            CpuSets("prefill").take(load.share)
+            CpuSets("prefill", load.num_threads).take(load.share)
     else:
         stream = streams_of(load.partition, "prefill").of(load.share)
     first, part = prompt_parts(load)
