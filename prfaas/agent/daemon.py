@@ -137,6 +137,8 @@ class Agent:
     def _measure(self) -> None:
         for kind, count in self._pool.stats().slots_by_kind.items():
             metrics.POOL_SLOTS.labels(kind=kind).set(count)
+        metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._link_states()))
+        metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
 
     def _link_states(self) -> list[LinkState]:
         return [link.snapshot() for link in self._links.values()]

@@ -196,6 +196,9 @@ class Receiving:
         if inbound is None:  # a cancel that overtook its open
             self._ended.setdefault(transfer_id, time.monotonic() + REMEMBERED_SECONDS)
         elif inbound.grant.source == event.peer_name:
+            if inbound.record is not None:
+                inbound.record.wire_bytes = event.stats.wire_bytes
+                inbound.record.checksum_failures = event.stats.checksum_failures
             self._fail(transfer_id, event.reason, event.message)
 
     def _complete(self, inbound: Inbound, event: ReceiveCompleted) -> None:

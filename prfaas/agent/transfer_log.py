@@ -90,6 +90,11 @@ class TransferLog:
         record.outcome = outcome
         record.ended_ns = time.monotonic_ns()
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()
+        metrics.WIRE_BYTES.labels(direction=record.direction).inc(record.wire_bytes)
+        if record.direction == "in":
+            metrics.CHECKSUM_FAILURES.inc(record.checksum_failures)
+        elif record.acknowledged:
+            metrics.ACKNOWLEDGED_BYTES.inc(record.acknowledged[-1][1])
         _log.info(
             "transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict()
         )

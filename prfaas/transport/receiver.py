@@ -44,6 +44,9 @@ class TransferStats:
     checksum_failures: int
 
 
+NOTHING_RECEIVED = TransferStats(0, 0)
+
+
 @dataclass(frozen=True)
 class OpenRequest:
     """A peer wants to send objects of these sizes."""
@@ -83,6 +86,7 @@ class ReceiveFailed:
     peer_name: str
     reason: Any
     message: str
+    stats: TransferStats = NOTHING_RECEIVED
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,10 @@ class Receiver:
                     "Listen on a private address, or set insecure_plaintext: true"
                 )
 
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
     def cancel(self, transfer_id: bytes, reason: str, message: str) -> None:
         """End a transfer; ReceiveFailed does not follow, ReceiveMemoryFree does."""
         with self._lock:
@@ -219,7 +227,8 @@ class Receiver:
                 if reason is not None:
                     message = f"{incoming.request.peer_name} did not finish: {reason}"
                     peer = incoming.request.peer_name
-                    self._end(incoming, ReceiveFailed(incoming.request.transfer_id, peer, reason, message))
+                    failed = ReceiveFailed(incoming.request.transfer_id, peer, reason, message, incoming.stats)
+                    self._end(incoming, failed)
 
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:
@@ -318,7 +327,9 @@ class Receiver:
                 incoming.attempts[key] = incoming.attempts.get(key, 0) + 1
                 if incoming.attempts[key] >= MAX_ATTEMPTS_PER_CHUNK:
                     text = f"object {header.object} offset {header.offset} came changed {MAX_ATTEMPTS_PER_CHUNK} times"
-                    event = ReceiveFailed(header.transfer_id, incoming.request.peer_name, "checksum", text)
+                    event = ReceiveFailed(
+                        header.transfer_id, incoming.request.peer_name, "checksum", text, incoming.stats
+                    )
             complete = not incoming.missing_bytes and not incoming.ended
         if event is not None:
             self._say(
@@ -343,7 +354,8 @@ class Receiver:
         """The sender gave up, perhaps before its OPEN came (they may cross on two connections)."""
         with self._lock:
             incoming = self._incoming.get(transfer_id)
-        event = ReceiveFailed(transfer_id, peer, reason, message)
+        stats = incoming.stats if incoming else NOTHING_RECEIVED
+        event = ReceiveFailed(transfer_id, peer, reason, message, stats)
         if incoming is None:
             self._on_event(event)
         elif incoming.request.peer_name == peer:

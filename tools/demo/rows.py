@@ -41,6 +41,7 @@ class Case:
     max_prefilled_tokens: int | None = None  # the rest of the prompt is cached where it is prefilled
     some_is_held: bool = False  # the receiver has a part already, which must not travel
     alone: bool = True
+    earlier: list[int] | None = None  # the conversation's turn before, which the reference engine is asked first
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ def _second_turn(scene: Scene, long: Result) -> Result:
     """Prompt, answer and a new turn: west holds all but the turn."""
     _settle(scene)
     prompt = long.case.prompt + list(long.answer.token_ids) + _prompt(scene, TURN_TOKENS, seed=9)
-    return _send(scene, Case("second turn", prompt, "local", max_prefilled_tokens=TURN_TOKENS + BLOCK_TOKENS))
+    limit = TURN_TOKENS + BLOCK_TOKENS
+    return _send(scene, Case("second turn", prompt, "local", max_prefilled_tokens=limit, earlier=long.case.prompt))
 
 
 def _known_elsewhere(scene: Scene) -> Result:
@@ -110,7 +112,8 @@ def _known_elsewhere(scene: Scene) -> Result:
     _settle(scene)
     prompt = first + list(seen.token_ids) + _prompt(scene, LONG_TURN_TOKENS, seed=11)
     limit = LONG_TURN_TOKENS + BLOCK_TOKENS
-    return _send(scene, Case("prefix only in east", prompt, "remote", ("completed",), max_prefilled_tokens=limit))
+    case = Case("prefix only in east", prompt, "remote", ("completed",), max_prefilled_tokens=limit, earlier=first)
+    return _send(scene, case)
 
 
 def _over_cut_link(scene: Scene, *, num_bytes: int) -> Result:
@@ -211,8 +214,7 @@ def _transfer(scene: Scene, agent: str, answer: Answer) -> dict[str, Any]:
 
 def _row(scene: Scene, result: Result) -> Row:
     case, answer = result.case, result.answer
-    salted = _body(scene, case.prompt) | {"cache_salt": "reference"}  # shares no block with what was sent before
-    wanted = complete(scene.engine_urls["west"], salted).token_ids
+    wanted = _reference(scene, case)
     remote = "x-prfaas-transfer" in answer.headers
     sent = _transfer(scene, "east", answer) if remote else None
     received = _transfer(scene, "west", answer) if remote else None
@@ -230,6 +232,15 @@ def _row(scene: Scene, result: Result) -> Row:
         tokens_equal=answer.token_ids == wanted and len(wanted) == NUM_OUTPUT_TOKENS,
     )
     return replace(row, fault="; ".join(_faults(case, row, sent=sent, received=received)) or None)
+
+
+def _reference(scene: Scene, case: Case) -> tuple[int, ...]:
+    """The answer of west's engine alone. Its prompts are salted, so that they share no block with what was sent before."""
+    salt = {"cache_salt": case.name}
+    if case.earlier:
+        complete(scene.engine_urls["west"], _body(scene, case.earlier) | salt)
+        _settle(scene)
+    return complete(scene.engine_urls["west"], _body(scene, case.prompt) | salt).token_ids
 
 
 def _early_ratio(sent: dict[str, Any] | None) -> float | None:
@@ -250,6 +261,8 @@ def _faults(case: Case, row: Row, *, sent: dict[str, Any] | None, received: dict
     limit, computed = case.max_prefilled_tokens, row.num_prefilled_tokens
     if limit is not None and computed is not None and computed > limit:
         faults.append(f"{computed} tokens were prefilled; all but {limit} are cached")
+    if received and ended == "checksum" and not received["checksum_failures"]:
+        faults.append("no checksum failure was counted")
     if received and ended == "completed":
         faults += _byte_faults(case, received)
     if sent and ended == "completed" and case.alone and not case.max_prefilled_tokens and not case.some_is_held:
