@@ -1,0 +1,243 @@
+"""Our class against vLLM's: every method that it calls, the layouts of its cache specs, its extra hash keys, its registry."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from prfaas.connector import plugin
+from prfaas.connector.block_map import EngineGroup
+from prfaas.connector.engine_layout import Rank, block_map, describe
+from prfaas.connector.engine_stats import PrfaasStats, from_tally
+from prfaas.connector.outcomes import Tally
+from prfaas.connector.request_hashes import prompt_chain
+from prfaas.connector.steps import Load, Step
+from prfaas.connector.vllm import PrfaasConnector, StepMetadata
+from prfaas.errors import LayoutError
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import Shard
+
+pytestmark = pytest.mark.vllm
+NUM_BLOCKS = 8
+
+
+def attention(**changes: Any) -> FullAttentionSpec:
+    return FullAttentionSpec(
+        **{"block_size": 32, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16, **changes}
+    )
+
+
+def latent() -> MLAAttentionSpec:
+    return MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+
+
+def state(kind: MambaAttentionBackendEnum, *shapes: tuple[int, ...], **changes: Any) -> MambaSpec:
+    dtypes = (torch.bfloat16,) * (len(shapes) - 1) + (torch.float32,)
+    return MambaSpec(block_size=4096, shapes=shapes, dtypes=dtypes, mamba_type=kind, **changes)
+
+
+def config_of(*groups: tuple[list[str], KVCacheSpec]) -> KVCacheConfig:
+    return KVCacheConfig(NUM_BLOCKS, [], [KVCacheGroupSpec(names, spec) for names, spec in groups])
+
+
+def caches_of(config: KVCacheConfig) -> dict[str, torch.Tensor]:
+    """Tensors as vLLM registers them: attention [block, head, token, content], states [block, 1, 1, byte]."""
+    caches = {}
+    for group in config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+            if isinstance(spec, MambaSpec):
+                caches[name] = torch.zeros(NUM_BLOCKS, 1, 1, spec.state_content_size_bytes, dtype=torch.int8)
+            else:
+                content = spec.state_content_size_bytes // spec.dtype.itemsize
+                caches[name] = torch.zeros(NUM_BLOCKS, spec.num_heads, spec.num_states, content, dtype=spec.dtype)
+    return caches
+
+
+KDA = state(MambaAttentionBackendEnum.GDN_ATTN, (3, 96), (4, 32, 32))
+LIGHTNING = state(MambaAttentionBackendEnum.LINEAR, (4, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("linear", "count", "full"), [(KDA, 3, latent()), (LIGHTNING, 7, latent()), (KDA, 3, attention())]
+)
+def test_hybrids_that_no_cpu_runs_are_described_group_by_group(linear: MambaSpec, count: int, full: Any) -> None:
+    groups = [([f"linear.{index}"], linear) for index in range(count)]
+    config = config_of(*groups, (["full.0", "full.1"], full))
+    layout, layers = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
+    assert [its.kind for its in layout.groups] == ["linear_state"] * count + ["full_attention"]
+    assert layout.groups[0].block_bytes == linear.state_content_size_bytes
+    assert layout.groups[-1].block_bytes == 2 * full.unpadded_page_size_bytes
+    assert list(layers) == [*(f"linear.{index}" for index in range(count)), "full.0", "full.1"]
+    assert block_map(config).groups[0] == EngineGroup("linear_state", 4096)
+    assert type(layout).from_dict(layout.to_dict()) == layout
+
+
+def test_a_window_and_states_at_block_boundaries_are_told_apart() -> None:
+    window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)
+    checkpoints = state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), mamba_cache_mode="align")
+    groups = block_map(config_of((["w"], window), (["s"], checkpoints))).groups
+    assert groups == (EngineGroup("sliding_window", 32, 100), EngineGroup("linear_state", 4096, kept_states=True))
+
+
+def test_groups_that_are_not_for_transfer_are_left_out() -> None:
+    config = config_of((["a"], attention()), (["b"], attention()))
+    config.kv_cache_groups[0].enable_kv_transfer = False
+    layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
+    assert [layer.name for layer in layout.groups[0].layers] == ["b"]
+
+
+def test_layers_that_share_a_cache_travel_once() -> None:
+    config = config_of((["a", "b"], attention()))
+    caches = caches_of(config)
+    caches["b"] = caches["a"]
+    layout, layers = describe(config, caches, Rank("m", Shard(), 2), packing="p")
+    assert list(layers) == ["a"] and len(layout.groups[0].layers) == 1
+
+
+def test_a_group_of_unlike_page_sizes_is_described_layer_by_layer() -> None:
+    specs = {"narrow": attention(num_kv_heads=1), "wide": attention(num_kv_heads=4)}
+    config = config_of((list(specs), UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs)))
+    layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 4), packing="p")
+    narrow, wide = layout.groups[0].layers
+    assert wide.payload_bytes == 4 * narrow.payload_bytes and wide.offset_bytes == narrow.payload_bytes
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "total", "local", "heads"),
+    [(0, 1, 8, 8, (0, 8)), (1, 2, 8, 4, (4, 4)), (3, 4, 2, 1, (1, 1)), (1, 4, 2, 1, (0, 1)), (7, 8, 1, 1, (0, 1))],
+)
+def test_a_rank_says_which_heads_it_holds(rank: int, size: int, total: int, local: int, heads: tuple[int, int]) -> None:
+    config = config_of((["a"], attention(num_kv_heads=local)))
+    layout, _ = describe(config, caches_of(config), Rank("m", Shard(rank, size), total), packing="p")
+    assert (layout.groups[0].layers[0].first_head, layout.groups[0].layers[0].num_heads) == heads
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (
+            ChunkedLocalAttentionSpec(
+                block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, attention_chunk_size=64
+            ),
+            "ChunkedLocalAttentionSpec",
+        ),
+        (attention(attention_chunk_size=64), "chunked local attention"),
+        (state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), num_speculative_blocks=2), "speculative decoding"),
+        (attention(block_size=24), "blocks of 24 tokens"),
+    ],
+)
+def test_what_we_do_not_know_stops_the_start_by_its_name(spec: KVCacheSpec, name: str) -> None:
+    with pytest.raises(LayoutError, match=name):
+        block_map(config_of((["a"], attention()), (["b"], spec)))
+
+
+def test_a_layer_without_a_cache_is_named() -> None:
+    config = config_of((["a", "b"], attention()))
+    caches = caches_of(config)
+    del caches["b"]
+    with pytest.raises(LayoutError, match="layer b has no registered KV cache"):
+        describe(config, caches, Rank("m", Shard(), 2), packing="p")
+
+
+# The class
+
+
+def test_every_method_takes_what_vllm_passes() -> None:
+    for name, ours in inspect.getmembers(PrfaasConnector, inspect.isfunction):
+        theirs = getattr(KVConnectorBase_V1, name, None)
+        if name.startswith("_") or theirs is None:
+            continue
+        wanted = [its.name for its in inspect.signature(theirs).parameters.values() if its.kind is not its.VAR_KEYWORD]
+        got = [its.name for its in inspect.signature(ours).parameters.values() if its.kind is not its.VAR_KEYWORD]
+        assert got == wanted, name
+
+
+def test_the_class_is_whole_and_keeps_hybrid_memory_on() -> None:
+    assert not PrfaasConnector.__abstractmethods__
+    assert supports_hma(PrfaasConnector)
+    assert PrfaasConnector.requires_piecewise_for_cudagraph({})
+
+
+def test_the_plugin_may_be_loaded_again_and_again() -> None:
+    plugin.register()
+    plugin.register()
+    assert KVConnectorFactory.get_connector_class_by_name("PrfaasConnector") is PrfaasConnector
+
+
+def test_a_steps_copies_survive_the_way_to_the_workers() -> None:
+    metadata = StepMetadata(Step(loads=(Load("r", ()),), ends=(3,)))
+    assert pickle.loads(pickle.dumps(metadata)).step == metadata.step  # noqa: S301  as vLLM's executors do
+
+
+def test_counts_add_up_on_their_way_and_start_anew() -> None:
+    tally = Tally()
+    tally.transfers["receive", "completed"] += 2
+    tally.copied_bytes["send"] += 10
+    first, second = from_tally(tally), from_tally(tally)
+    assert first is not None and second is None
+    total = PrfaasStats().aggregate(first).aggregate(first)
+    assert total.reduce() == {"transfers receive completed": 4, "bytes send": 20}
+
+
+# Hashes
+
+
+def request(**changes: Any) -> Any:
+    fields: dict[str, Any] = {
+        "prompt_token_ids": list(range(100)),
+        "all_token_ids": list(range(100)),
+        "num_prompt_tokens": 100,
+        "lora_request": None,
+        "mm_features": [],
+        "cache_salt": None,
+        "prompt_embeds": None,
+    }
+    return SimpleNamespace(**fields | changes)
+
+
+def hash_of(its: Any, tenant: str = "") -> bytes | None:
+    chain = prompt_chain(its, model="m", tenant=tenant)
+    return chain.at(100) if chain is not None else None
+
+
+def test_a_plain_prompt_has_the_hash_that_the_router_computes() -> None:
+    assert hash_of(request()) == HashChain(root_hash("m", b""), range(100)).at(100)
+    assert hash_of(request(), "t") == HashChain(root_hash("m", b"t"), range(100)).at(100)
+
+
+def test_every_extra_changes_the_hash() -> None:
+    lora = SimpleNamespace(lora_name="l", lora_path="/l")
+    image = SimpleNamespace(identifier="abc", mm_position=SimpleNamespace(offset=40, length=20))
+    moved = SimpleNamespace(identifier="abc", mm_position=SimpleNamespace(offset=41, length=20))
+    variants = [
+        request(),
+        request(cache_salt="s"),
+        request(lora_request=lora),
+        request(mm_features=[image]),
+        request(mm_features=[moved]),
+    ]
+    assert len({hash_of(its) for its in variants}) == len(variants)
+
+
+def test_a_prompt_without_token_ids_makes_no_claim() -> None:
+    assert hash_of(request(prompt_token_ids=None)) is None

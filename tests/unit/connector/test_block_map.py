@@ -1,0 +1,97 @@
+"""Which blocks a transfer consists of and when each is final, against a token-by-token model."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.connector.block_map import NULL_BLOCK, BlockMap, BlockSpan, EngineGroup
+from prfaas.hashing import HashChain, root_hash
+
+ROOT = root_hash("m")
+BLOCK = 16
+FULL = EngineGroup("full_attention", BLOCK)
+WINDOW = EngineGroup("sliding_window", BLOCK, window_tokens=40)
+STATE = EngineGroup("linear_state", 1 << 20)
+CHECKPOINTS = EngineGroup("linear_state", BLOCK, kept_states=True)
+
+
+def chain(num_tokens: int) -> HashChain:
+    return HashChain(ROOT, range(num_tokens))
+
+
+def table(num_tokens: int) -> list[int]:
+    return [100 + position for position in range(-(-num_tokens // BLOCK))]
+
+
+@given(st.integers(1, 300))
+def test_a_window_begins_with_the_block_that_the_next_token_still_reads(num_tokens: int) -> None:
+    assert WINDOW.window_tokens is not None
+    read = range(max(0, num_tokens - WINDOW.window_tokens + 1), num_tokens + 1)
+    assert WINDOW.first_block(num_tokens) == read[0] // BLOCK
+
+
+@given(st.integers(1, 300))
+def test_a_transfer_lists_every_block_once_and_ends_with_the_partial_one(num_tokens: int) -> None:
+    full, window, state = BlockMap((FULL, WINDOW, STATE)).transfer_groups(chain(num_tokens), num_tokens)
+    blocks = -(-num_tokens // BLOCK)
+    assert (full.first_block, full.num_blocks) == (0, blocks)
+    assert window.first_block + window.num_blocks == blocks
+    assert full.hashes[window.first_block :] == window.hashes
+    assert state.hashes == (chain(num_tokens).at(num_tokens),)
+    assert window.parent == chain(num_tokens).at(window.first_block * BLOCK)
+
+
+@given(st.integers(1, 300), st.lists(st.integers(1, 300), max_size=8))
+def test_over_all_steps_each_block_is_copied_once_and_not_before_it_is_final(num_tokens: int, cuts: list[int]) -> None:
+    block_map = BlockMap((FULL, WINDOW, STATE))
+    ends = sorted({cut for cut in cuts if cut < num_tokens} | {num_tokens})
+    copied: dict[tuple[int, int], int] = {}
+    saved = 0
+    for end in ends:
+        tables = [table(end), table(end), [7]]
+        for span in block_map.filled(tables, num_tokens, saved_tokens=saved, computed_tokens=end):
+            for offset in range(len(span.block_ids)):
+                key = span.group, span.first + offset
+                assert key not in copied
+                copied[key] = end
+        saved = end
+    groups = block_map.transfer_groups(chain(num_tokens), num_tokens)
+    assert set(copied) == {(g, j) for g, its in enumerate(groups) for j in range(its.num_blocks)}
+    for (group, offset), end in copied.items():
+        final = num_tokens if group == 2 else min(num_tokens, (groups[group].first_block + offset + 1) * BLOCK)
+        assert end >= final
+
+
+def test_blocks_that_the_engine_had_are_copied_at_the_first_step() -> None:
+    (span,) = BlockMap((FULL,)).filled([table(70)], 100, saved_tokens=0, computed_tokens=70)
+    assert span == BlockSpan(0, 0, (100, 101, 102, 103))
+
+
+def test_null_blocks_are_left_out() -> None:
+    tables = [[NULL_BLOCK, 5, NULL_BLOCK, 6, 7]]
+    spans = BlockMap((FULL,)).filled(tables, 80, saved_tokens=0, computed_tokens=80)
+    assert spans == (BlockSpan(0, 1, (5,)), BlockSpan(0, 3, (6, 7)))
+
+
+def test_a_state_is_where_the_engine_keeps_it() -> None:
+    assert [STATE.state_entry(its) for its in (1, 100, 1000)] == [0, 0, 0]
+    assert [CHECKPOINTS.state_entry(its) for its in (1, 16, 17, 32)] == [0, 0, 1, 1]
+    (span,) = BlockMap((CHECKPOINTS,)).filled([[NULL_BLOCK, 9]], 20, saved_tokens=16, computed_tokens=20)
+    assert span == BlockSpan(0, 0, (9,))
+
+
+@given(st.integers(1, 300), st.integers(0, 18))
+def test_only_what_the_engine_lacks_is_loaded_but_the_state_always(num_tokens: int, held_blocks: int) -> None:
+    local = held_blocks * BLOCK
+    spans = BlockMap((FULL, STATE)).missing([table(num_tokens), [7]], num_tokens, local_tokens=local)
+    loaded = [block for span in spans if span.group == 0 for block in span.block_ids]
+    assert loaded == table(num_tokens)[held_blocks:]
+    assert spans[-1] == BlockSpan(1, 0, (7,))
+
+
+def test_a_partial_last_block_is_named_where_states_make_it_of_use() -> None:
+    with_state = BlockMap((FULL, STATE)).transfer_groups(chain(20), 20)
+    without = BlockMap((FULL, WINDOW)).transfer_groups(chain(20), 20)
+    assert with_state[0].hashes[-1] == chain(20).at(20)
+    assert not any(without[0].hashes[-1])

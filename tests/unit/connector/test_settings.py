@@ -1,0 +1,37 @@
+"""The connector's keys: what is accepted, and what a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prfaas.connector.settings import read
+from prfaas.errors import ConfigError
+
+
+def test_only_the_socket_is_required() -> None:
+    settings = read({"agent_socket": "/run/a.sock"})
+    assert settings.agent_socket == Path("/run/a.sock")
+    assert settings.model == ""
+
+
+def test_numbers_may_be_written_as_numbers_or_with_units() -> None:
+    assert read({"agent_socket": "a", "receive_timeout_seconds": 3}).receive_timeout_seconds == 3
+    assert read({"agent_socket": "a", "receive_timeout_seconds": "250ms"}).receive_timeout_seconds == 0.25
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"agnet_socket": "a"}, ["agnet_socket", "unknown key", "agent_socket"]),
+        ({}, ["agent_socket", "missing"]),
+        ({"agent_socket": "a", "receive_timeout_seconds": "soon"}, ["receive_timeout_seconds", "'soon'", "write"]),
+        ({"agent_socket": "a", "idle_wait_seconds": "1s"}, ["idle_wait_seconds", "too large"]),
+        ({"agent_socket": "a", "reuse": "perhaps"}, ["reuse", "perhaps"]),
+    ],
+)
+def test_a_mistake_names_the_key_and_what_is_accepted(given: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(given)
+    assert [word for word in ["kv_connector_extra_config", *words] if word not in str(error.value)] == []

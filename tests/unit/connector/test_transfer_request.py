@@ -1,0 +1,40 @@
+"""What a request's parameters ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prfaas import grants
+from prfaas.connector.transfer_request import Asked, EngineRequest, direction_of, read_parameters
+from prfaas.grants import Grant
+from prfaas.types import AgentName, BlockHash, TransferId
+
+GRANT = Grant(
+    TransferId(bytes(16)), AgentName("a"), AgentName("b"), "h:1", BlockHash(bytes(16)), 100, 1 << 20, "t", 2e9
+)
+TEXT = grants.to_text(grants.sign(GRANT, b"key"))
+
+
+def request(num_tokens: int, **parameters: Any) -> EngineRequest:
+    return EngineRequest("r", num_tokens, parameters, lambda tenant: None)
+
+
+def test_the_flags_are_those_of_vllms_proxies() -> None:
+    assert direction_of({"do_remote_decode": True}) == "send"
+    assert direction_of({"do_remote_prefill": True}) == "receive"
+    assert direction_of({"do_remote_prefill": "yes", "prfaas_grant": TEXT}) is None
+    assert direction_of({}) is None
+
+
+def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() -> None:
+    for direction, length in (("send", 100), ("receive", 101)):
+        asked = read_parameters(request(length, prfaas_grant=TEXT), direction)  # type: ignore[arg-type]
+        assert isinstance(asked, Asked) and asked.grant == GRANT
+        assert read_parameters(request(length + 1, prfaas_grant=TEXT), direction) == "wrong_length"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [None, 7, "", "?", "AAAA", TEXT[:-60], "A" * 5000])
+def test_a_grant_that_cannot_be_read_is_none(text: object) -> None:
+    assert read_parameters(request(100, prfaas_grant=text), "send") == "no_grant"
