@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvloop
-
 from prfaas import config, logs
-from prfaas.cli import extras
+from prfaas.cli import extras, serving
 from prfaas.colocate.config import ColocateConfig
 from prfaas.errors import ConfigError, MissingExtraError
 
@@ -32,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "profile":
             return _profile(settings)
         server = extras.load("prfaas.colocate.server", extra="colocate")
-        uvloop.run(_serve(server.serve(settings)))
+        serving.serve(lambda: server.serve(settings))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-colocate: {error}\n")
         return 2
@@ -45,14 +40,6 @@ def _profile(settings: ColocateConfig) -> int:
     measure = extras.load("prfaas.colocate.measure", extra="colocate")
     measure.write_profile(settings, Path(settings.profile))
     return 0
-
-
-async def _serve(server: object) -> None:
-    serving = asyncio.ensure_future(server)  # type: ignore[call-overload]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
 
 
 if __name__ == "__main__":

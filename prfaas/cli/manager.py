@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-import uvloop
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras
+from prfaas.cli import extras, serving
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
 
@@ -25,19 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         daemon = extras.load("prfaas.manager.daemon", extra="manager")
         secret = grants.read_secret(settings.secret_file)
-        uvloop.run(_serve(daemon.Manager, settings, secret))
+        serving.serve(lambda: daemon.Manager(settings, secret).run())
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-manager: {error}\n")
         return 2
     return 0
-
-
-async def _serve(manager: Any, settings: ManagerConfig, secret: bytes) -> None:
-    serving = asyncio.ensure_future(manager(settings, secret).run())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
 
 
 if __name__ == "__main__":

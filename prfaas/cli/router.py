@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvloop
-
 from prfaas import config, grants, logs
-from prfaas.cli import extras
+from prfaas.cli import extras, serving
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.router.config import RouterConfig
 
@@ -25,19 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         server = extras.load("prfaas.router.server", extra="router")
         secret = grants.read_secret(Path(settings.secret_file))
-        uvloop.run(_serve(server.serve(settings, secret)))
+        serving.serve(lambda: server.serve(settings, secret))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-router: {error}\n")
         return 2
     return 0
-
-
-async def _serve(server: object) -> None:
-    serving = asyncio.ensure_future(server)  # type: ignore[call-overload]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ BLOCK_TOKENS = 256  # no engine here has larger blocks: so much of a cached pref
 NUM_OUTPUT_TOKENS = 24
 FRAMING_RATIO = 0.005
 SETTLE_SECONDS = 20.0
+REST_SECONDS = 0.6  # an engine's counters follow its answers by a step
 FIGURES_SECONDS = 1.5  # agents report their links' figures each second
 
 
@@ -163,26 +164,20 @@ def _body(scene: Scene, prompt: list[int]) -> dict[str, Any]:
 
 def _send(scene: Scene, case: Case) -> Result:
     scene.say(f"{case.name}: {len(case.prompt)} tokens through the router")
-    before = _prefilled(scene)
+    before = _prefilled(scene) if case.alone else 0
     answer = complete(scene.router_url, _body(scene, case.prompt))
-    return Result(case, answer, _settled_prefill(scene, before) if case.alone else None)
+    return Result(case, answer, _prefilled(scene) - before if case.alone else None)
 
 
 def _prefilled(scene: Scene) -> int:
-    return sum(prefilled_tokens(url) for url in scene.engine_urls.values())
-
-
-def _settled_prefill(scene: Scene, before: int) -> int:
-    """Tokens prefilled since `before`, once two looks at the engines' counters agree."""
-    last = -1
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < deadline:
-        now = _prefilled(scene)
-        if now == last and now > before:
-            break
-        last = now
-        threading.Event().wait(0.3)
-    return last - before
+    """Prompt tokens that both engines have computed, once their counters have come to rest."""
+    last, since = -1, time.monotonic()
+    while time.monotonic() - since < REST_SECONDS:
+        now = sum(prefilled_tokens(url) for url in scene.engine_urls.values())
+        if now != last:
+            last, since = now, time.monotonic()
+        threading.Event().wait(0.05)
+    return last
 
 
 def _settle(scene: Scene) -> None:
