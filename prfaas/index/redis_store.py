@@ -67,14 +67,19 @@ class RedisStore:
             RecordUnreachable: it does not answer.
             ConfigError: it is too old, or may evict keys when its memory is full.
         """
-        async with _translated():
-            info = await self._client.info()
+        info = await self.info()
         version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
         if version < MIN_VERSION:
             raise ConfigError(f"Redis {info['redis_version']}: at least {MIN_VERSION[0]}.{MIN_VERSION[1]} is needed")
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise ConfigError(f"Redis maxmemory-policy {policy}: noeviction is needed, an evicted key is a lost record")
+
+    async def info(self) -> dict[str, Any]:
+        """What Redis says of itself (INFO)."""
+        async with _translated():
+            info: dict[str, Any] = await self._client.info()
+        return info
 
     async def close(self) -> None:
         await self._client.aclose()

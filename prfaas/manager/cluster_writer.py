@@ -18,6 +18,7 @@ from prfaas import logs, metrics
 from prfaas.errors import Fenced, RecordUnreachable
 from prfaas.index.redis_store import Entry, Lease, RedisStore
 from prfaas.manager.world import World, forgotten_record
+from prfaas.rpc.tasks import end
 from prfaas.types import ClusterName
 
 RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
@@ -82,8 +83,7 @@ class ClusterWriter:
     async def close(self) -> None:
         """Write what is queued, give the lease back."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end((self._task,))
         try:
             if self._lease is not None and not self.lost.is_set():
                 while self._queue and not self._behind:
@@ -118,7 +118,8 @@ class ClusterWriter:
     async def _wait(self) -> None:
         self._wake.clear()
         try:
-            await asyncio.wait_for(self._wake.wait(), min(_FIGURES_SECONDS, self._lease_seconds / 3))
+            async with asyncio.timeout(min(_FIGURES_SECONDS, self._lease_seconds / 3)):
+                await self._wake.wait()
         except TimeoutError:
             pass
 

@@ -20,6 +20,7 @@ from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.tasks import end
 
 _TICK_SECONDS = 0.25
 _LOAD_SECONDS = 60.0  # after so long without the record the manager serves what its agents tell it
@@ -114,7 +115,8 @@ class Manager:
 
     async def _wait_for_record(self) -> None:
         try:
-            await asyncio.wait_for(self._replication.has_loaded.wait(), _LOAD_SECONDS)
+            async with asyncio.timeout(_LOAD_SECONDS):
+                await self._replication.has_loaded.wait()
         except TimeoutError:
             log.warning("record.not_loaded", seconds=_LOAD_SECONDS)
 
@@ -130,9 +132,7 @@ class Manager:
         """NOT_SERVING, drain, give the leases back, stop Redis when it is ours."""
         self.is_ready = False
         await self._grpc.close()
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await end(self._background)
         await self._replication.close()
         await self._http.close()
         await self.store.close()

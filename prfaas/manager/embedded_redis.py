@@ -15,6 +15,7 @@ from pathlib import Path
 
 from prfaas import logs
 from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.rpc.tasks import end
 
 # Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
 # step of its own between fork and exec would do the same, but runs the fork hooks of gRPC's threads.
@@ -114,12 +115,12 @@ class EmbeddedRedis:
     async def close(self) -> None:
         """Stop the server; remove its directory when it was a temporary one."""
         if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+            await end((self._supervisor,))
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

@@ -10,6 +10,7 @@ from prfaas.errors import IndexRefusal, RecordUnreachable
 from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.world import World
+from prfaas.rpc.tasks import end
 from prfaas.types import ClusterName
 
 _DISCOVER_SECONDS = 1.0
@@ -40,10 +41,7 @@ class Replication:
 
     async def close(self) -> None:
         """Write what is queued and give every lease back."""
-        tasks = [task for task in (self._follower, *self._watchers) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(task for task in (self._follower, *self._watchers) if task is not None)
         await asyncio.gather(*(writer.close() for writer in self._writers.values()))
         self._writers.clear()
 

@@ -21,6 +21,7 @@ from prfaas.index.membership import Engine, Figures, Node
 from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.tasks import end
 from prfaas.rpc.translate import link_message, load_message, node_message
 
 _CALL_SECONDS = 3.0
@@ -211,7 +212,8 @@ class Reporter:
     async def _wait_fresh(self, seconds: float) -> None:
         """Wait for something to send, at most so long."""
         try:
-            await asyncio.wait_for(self._fresh.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._fresh.wait()
             await asyncio.sleep(_GATHER_SECONDS)
         except TimeoutError:
             pass
@@ -227,9 +229,7 @@ async def _until_one_fails(*coroutines: Coroutine[None, None, None]) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, Exception)]
+        await end(tasks)
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception())]
     if errors:
         raise next((error for error in errors if isinstance(error, Fenced)), errors[0])

@@ -1,9 +1,14 @@
 -- Take or renew the right to write one cluster's record.
 -- KEYS: lease, epoch. ARGV: owner, milliseconds.
 -- Returns {1, epoch, epoch before} when the owner has it, {0, epoch, other owner} when another has.
+-- An owner is "<address> <random>". Whoever listens at the address of the present owner is that owner, started anew.
+local function address(owner) return string.match(owner, '^[^ ]*') end
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if owner and owner ~= ARGV[1] then
-  return {0, redis.call('HGET', KEYS[1], 'epoch'), owner}
+  if address(owner) ~= address(ARGV[1]) then
+    return {0, redis.call('HGET', KEYS[1], 'epoch'), owner}
+  end
+  owner = false
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 if owner then

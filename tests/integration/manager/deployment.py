@@ -20,6 +20,7 @@ from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
+from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, Shard
 from tests.free_ports import free_address
 from tests.waiting import POLL_SECONDS
@@ -152,8 +153,7 @@ class Deployment:
 
     @staticmethod
     async def end(task: asyncio.Task[None]) -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end((task,))
 
 
 def kill(pid: int | None) -> None:

@@ -146,3 +146,16 @@ async def test_a_manager_that_lost_its_lease_gives_way_and_follows(deployment: D
     await until_usable(deployment.client(first), chain_of(640), {"n1": 320})
     assert await usable(deployment.client(second), chain_of(640)) == {"n1": 320}
     assert second.num_clusters_written == 1
+
+
+async def test_a_manager_started_anew_at_its_address_need_not_wait_for_its_former_lease(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    store = RedisStore(redis.url)
+    killed = await store.acquire(EAST, owner="a:1 x", seconds=60)
+    anew = await store.acquire(EAST, owner="a:1 y", seconds=60)
+    assert anew.epoch > killed.epoch
+    with pytest.raises(Fenced):
+        await store.append(killed, [Entry(f"{killed.epoch}-1", START_ID, b"late")])
+    with pytest.raises(Fenced):
+        await store.acquire(EAST, owner="a:10 y", seconds=60)
+    await store.close()

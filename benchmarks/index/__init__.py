@@ -1,0 +1,1 @@
+"""What a look-up, an announcement and a decision cost."""

@@ -1,0 +1,157 @@
+"""A manager process with its embedded Redis, asked over gRPC from this one; then restarted and read anew."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.index.deployment import BLOCKS_PER_PROMPT, MODEL, announcements, layout, node, prompt
+from benchmarks.index.in_process import percentiles
+from prfaas.errors import ManagerUnreachable
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.rpc.channel import Channel, translated_errors
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import batch_message, node_message
+
+CALLS = 2000
+START_SECONDS = 60.0
+
+
+class Managed:
+    """One manager process on one Redis."""
+
+    def __init__(self, directory: Path, redis_url: str, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
+        self._secret_file = directory / "secret"
+        self._secret_file.touch(mode=0o600)
+        self.secret = secrets.token_bytes(32)
+        self._secret_file.write_bytes(self.secret)
+        self._log = directory / "manager.log"
+        self._redis_url = redis_url
+        self.start()
+
+    def start(self) -> None:
+        flags = ["--listen", self.address, "--http-listen", "127.0.0.1:0", "--secret-file", str(self._secret_file)]
+        command = [sys.executable, "-m", "prfaas.cli.manager", *flags, "--redis-url", self._redis_url]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([*command, "--expiry-seconds", "600s"], stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def channel(self, name: str) -> Channel:
+        return Channel(self.address, name=name, secret=self.secret)
+
+
+async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
+    """Announce `num_blocks` blocks through one stream, ask, kill -9, ask again."""
+    with TemporaryDirectory(prefix="prfaas-bench-") as path:
+        redis = EmbeddedRedis(Path(path) / "redis")
+        await redis.start()
+        managed = Managed(Path(path), redis.url, port)
+        store = RedisStore(redis.url)
+        try:
+            return await _measure(managed, store, num_blocks)
+        finally:
+            managed.kill()
+            await store.close()
+            await redis.close()
+
+
+async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict[str, Any]:
+    its = layout(hybrid=True)
+    agent, router = managed.channel("n0"), managed.channel("router")
+    await _register(agent, its)
+    empty_bytes = await _redis_bytes(store)
+    prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]
+    seconds = await _announce(agent, prompts, its)
+    stream_bytes = await _redis_bytes(store) - empty_bytes
+    results = {
+        "announced_blocks_per_second_to_redis": round(len(prompts) * BLOCKS_PER_PROMPT / seconds),
+        "redis_stream_bytes_per_block": round(stream_bytes / (len(prompts) * BLOCKS_PER_PROMPT), 1),
+        "match_2000_blocks": await _call(router, "Match", [_match(its) for its in prompts[:50]]),
+        "route_2000_blocks": await _call(router, "Route", [_route(its) for its in prompts[:50]]),
+        "route_64_blocks": await _call(router, "Route", [_route(its[: 64 * 16]) for its in prompts[:50]]),
+    }
+    managed.kill()
+    started = time.perf_counter()
+    managed.start()
+    await agent.close()
+    again = managed.channel("n0")
+    await _register(again, its)
+    await _until_matched(router, prompts[-1])
+    results["kill_to_the_same_answer_seconds"] = round(time.perf_counter() - started, 2)
+    await again.close()
+    await router.close()
+    return results
+
+
+async def _redis_bytes(store: RedisStore) -> int:
+    return int((await store.info())["used_memory"])
+
+
+async def _register(agent: Channel, its: Any) -> None:
+    deadline = time.perf_counter() + START_SECONDS
+    while True:
+        try:
+            await agent.call("Register", pb.RegisterRequest(node=node_message(node(0, its))), timeout_seconds=5.0)
+            return
+        except ManagerUnreachable:
+            if time.perf_counter() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+async def _announce(agent: Channel, prompts: list[bytes], its: Any) -> float:
+    """Seconds until the last batch is acknowledged, which is when it is in Redis."""
+    batches = [
+        batch_message(number + 1, announcements(its_, BLOCKS_PER_PROMPT, its)) for number, its_ in enumerate(prompts)
+    ]
+    started = time.perf_counter()
+
+    async def requests() -> Any:
+        yield pb.ReportEventsRequest(hello=pb.Hello(node="n0", epoch=1))
+        for batch in batches:
+            yield pb.ReportEventsRequest(batch=batch)
+
+    with translated_errors(agent.address):
+        async for response in agent.stream("ReportEvents", requests()):
+            if response.acknowledged == len(batches):
+                break
+    return time.perf_counter() - started
+
+
+def _match(hashes: bytes) -> pb.MatchRequest:
+    return pb.MatchRequest(model=MODEL, units=hashes, limit_tokens=len(hashes) - 1)
+
+
+def _route(hashes: bytes) -> pb.RouteRequest:
+    return pb.RouteRequest(model=MODEL, units=hashes, num_prompt_tokens=len(hashes), prompt_hash=bytes(16))
+
+
+async def _call(router: Channel, method: str, requests: list[Any]) -> dict[str, float]:
+    seconds = []
+    for number in range(CALLS + 100):
+        started = time.perf_counter()
+        await router.call(method, requests[number % len(requests)], timeout_seconds=5.0)
+        seconds.append(time.perf_counter() - started)
+    return percentiles(seconds[100:])
+
+
+async def _until_matched(router: Channel, hashes: bytes) -> None:
+    while True:
+        try:
+            response = await router.call("Match", _match(hashes), timeout_seconds=5.0)
+            if response.nodes and response.nodes[0].attention_tokens == len(hashes) - 1:
+                return
+        except ManagerUnreachable:
+            pass
+        await asyncio.sleep(0.05)
