@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+from collections.abc import Iterable, Iterator
 
 from prfaas.cachepool.layout import Layout
 
@@ -23,10 +24,14 @@ def stride_of(layout: Layout) -> int:
 
 
 class Arena:
-    """A sealed memfd: a table of one u64 generation per slot, then the slots. Memory is touched when it is used."""
+    """A sealed memfd: a table of one u64 generation per slot, then the slots. Memory is touched when it is used.
+
+    `pinned` says that a device may reach the memory by its physical address: its pages must stay where they are.
+    """
 
     def __init__(self, layout: Layout, num_slots: int) -> None:
         self.layout = layout
+        self.pinned = False
         self.num_slots = num_slots
         self.stride_bytes = stride_of(layout)
         self.header_bytes = -(-num_slots * _GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
@@ -46,9 +51,26 @@ class Arena:
     def generation(self, slot: int) -> int:
         return self._generations[slot]
 
-    def bump(self, slot: int) -> None:
-        """Say to every reader that the slot is another block's from here on."""
-        self._generations[slot] += 1
+    def bump(self, slots: Iterable[int]) -> None:
+        """Say to every reader that these slots are other blocks' from here on."""
+        generations = self._generations
+        for slot in slots:
+            generations[slot] += 1
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Return the memory of slots that nobody uses to the system; what they held is lost.
+
+        Pages that a slot shares with its neighbours stay until the neighbours go in the same call.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        assert not self.pinned, "a device would go on writing to the pages that leave"
+        for first, end in _runs(slots):
+            start = -(-(self.header_bytes + first * self.stride_bytes) // PAGE_BYTES) * PAGE_BYTES
+            stop = (self.header_bytes + end * self.stride_bytes) // PAGE_BYTES * PAGE_BYTES
+            if start < stop:
+                _punch_hole(self.fd, start, stop - start)
 
     def close(self) -> None:
         """Give the memory back once no engine maps it; views of slots keep their mapping alive until they go."""
@@ -62,3 +84,22 @@ class Arena:
 
     def __repr__(self) -> str:
         return f"<Arena {self.layout.model} rank={self.layout.shard.rank} slots={self.num_slots}x{self.stride_bytes}>"
+
+
+def _runs(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring slots together, as (first, end)."""
+    first = end = -1
+    for slot in sorted(slots):
+        if slot != end:
+            if first >= 0:
+                yield first, end
+            first = slot
+        end = slot + 1
+    if first >= 0:
+        yield first, end
+
+
+def _punch_hole(fd: int, offset: int, length: int) -> None:
+    if _libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(length)):
+        code = ctypes.get_errno()
+        raise OSError(code, f"giving memory of an arena back: {os.strerror(code)}")

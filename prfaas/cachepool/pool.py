@@ -2,74 +2,35 @@
 
 A slot is free, a *transfer block* (what one transfer needs) or a *prefix block* (full, hashed, reusable). Transfer
 blocks and prefix blocks have budgets of their own, so that transfers can never push prefix blocks out. Every use stands under
-a lease of an owner; a slot in use is neither evicted nor given away. Runs on one thread.
+a lease of an owner; a slot in use is neither evicted nor given away. A prefix block leaves only when none hangs on it, so
+that chains are evicted from the tail. Runs on one thread.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NewType
+from dataclasses import dataclass
 
 from prfaas.cachepool.arena import Arena, stride_of
+from prfaas.cachepool.eviction import POLICIES, BlockFacts, Candidates, EvictionPolicy
 from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.leases import LeaseId, Leases
+from prfaas.cachepool.slots import ChainKey, PrefixBlock, Slots
 from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import BlockHash
 
-LeaseId = NewType("LeaseId", int)
-_Key = tuple[int, BlockHash]  # group, block hash
-
-
-@dataclass
-class _Lease:
-    owner: str
-    slots: list[tuple[_ArenaSlots, int]] = field(default_factory=list)
-    quarantined: bool = False
-
-
-@dataclass(frozen=True)
-class _Prefix:
-    """What a prefix block is."""
-
-    key: _Key
-    parent: _Key
-    num_tokens: int
-
-
-class _ArenaSlots:
-    """The slots of one arena."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self.never_used = 0  # slots from here on were never given out
-        self.free: list[int] = []
-        self.references: dict[int, int] = {}  # slot → leases that use it
-        self.prefixes: dict[int, _Prefix] = {}
-        self.by_key: dict[_Key, int] = {}
-        self.num_children: Counter[_Key] = Counter()
-        self.states: dict[
-            _Key, dict[BlockHash, int]
-        ] = {}  # (group, last full unit) → states after it and their lengths
-        self.idle_leaves: OrderedDict[int, None] = OrderedDict()  # evictable, oldest first
-
-    def take(self) -> int | None:
-        if self.free:
-            slot = self.free.pop()
-        elif self.never_used < self.arena.num_slots:
-            slot, self.never_used = self.never_used, self.never_used + 1
-        else:
-            return None
-        self.arena.bump(slot)
-        return slot
+__all__ = ["LeaseId", "Pool", "PoolStats"]
 
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Number of slots by kind, over all arenas."""
+    """Number of slots by kind, over all arenas: prefix, transfer, quarantined and free are apart from each other."""
 
     slots_by_kind: dict[str, int]
+    prefix_bytes: int
+    transfer_bytes: int
+    num_leases: int
+    num_evicted: int
 
 
 class Pool:
@@ -80,157 +41,246 @@ class Pool:
         budget_bytes: int,
         *,
         transfer_ratio: float = 0.5,
-        on_event: Callable[[PoolEvent], None] = lambda event: None,
+        eviction: EvictionPolicy = "lru",
+        on_event: Callable[[PoolEvent], None] | None = None,
     ) -> None:
         self._transfer_budget = int(budget_bytes * transfer_ratio)
         self._prefix_budget = budget_bytes - self._transfer_budget
         self._budget_bytes = budget_bytes
+        self._sort_key = POLICIES[eviction]
         self._on_event = on_event
-        self._slots: dict[bytes, _ArenaSlots] = {}
-        self._leases: dict[LeaseId, _Lease] = {}
-        self._ids = itertools.count(1)
+        self._slots: dict[bytes, Slots] = {}
+        self._numbered: list[Slots] = []
+        self._leases = Leases()
+        self._candidates = Candidates()
+        self._floor = 0.0  # sort key of the last block that left: what the ageing policies count from
+        self._tick = 0
         self._transfer_bytes = 0
         self._prefix_bytes = 0
+        self._num_evicted = 0
 
     @property
     def arenas(self) -> list[Arena]:
-        return [slots.arena for slots in self._slots.values()]
+        return [slots.arena for slots in self._numbered]
 
     def arena(self, layout: Layout) -> Arena:
         """The arena of a layout, made at its first use; it may grow to the whole budget but touches nothing yet."""
         slots = self._slots.get(layout.fingerprint)
         if slots is None:
             arena = Arena(layout, max(1, self._budget_bytes // stride_of(layout)))
-            slots = self._slots[layout.fingerprint] = _ArenaSlots(arena)
+            slots = self._slots[layout.fingerprint] = Slots(len(self._numbered), arena)
+            self._numbered.append(slots)
         return slots.arena
+
+    def _of(self, arena: Arena) -> Slots:
+        return self._slots[arena.layout.fingerprint]
 
     # Leases
 
     def open_lease(self, owner: str) -> LeaseId:
-        lease = LeaseId(next(self._ids))
-        self._leases[lease] = _Lease(owner)
-        return lease
+        return self._leases.open(owner)
 
     def end_lease(self, lease: LeaseId) -> None:
         """Every use under this lease ends; ending it twice does nothing."""
-        ended = self._leases.pop(lease, None)
-        for slots, slot in ended.slots if ended else ():
-            self._unreference(slots, slot)
+        for slots, used in self._leases.end(lease):
+            idle, unneeded = slots.release(used)
+            for slot in idle:
+                self._settle(slots, slot)
+            slots.free += reversed(unneeded)  # the first of them are the first to be used again
+            self._transfer_bytes -= len(unneeded) * slots.arena.stride_bytes
 
     def end_owner(self, owner: str) -> None:
         """The owner is dead: all its leases end, but for quarantined ones."""
-        for lease, entry in list(self._leases.items()):
-            if entry.owner == owner and not entry.quarantined:
-                self.end_lease(lease)
+        for lease in self._leases.of_owner(owner):
+            self.end_lease(lease)
 
     def quarantine(self, lease: LeaseId) -> None:
         """Somebody may still write to these slots: they stay taken until `end_lease`, whatever happens to the owner."""
-        self._leases[lease].quarantined = True
+        self._leases.quarantine(lease)
 
-    def _unreference(self, slots: _ArenaSlots, slot: int) -> None:
-        slots.references[slot] -= 1
-        if slots.references[slot]:
-            return
-        del slots.references[slot]
-        if slot in slots.prefixes:
-            self._settle(slots, slot)
-        else:
-            self._transfer_bytes -= slots.arena.stride_bytes
-            slots.free.append(slot)
-
-    def _settle(self, slots: _ArenaSlots, slot: int) -> None:
-        """An unused prefix block becomes evictable once no block of its chain hangs on it."""
-        if slot not in slots.references and not slots.num_children[slots.prefixes[slot].key]:
-            slots.idle_leaves[slot] = None
-
-    # Blocks
+    # Transfer blocks
 
     def allocate(self, arena: Arena, num_slots: int, lease: LeaseId) -> list[int] | None:
         """Transfer blocks under `lease`, or None when the transfer budget does not hold that many."""
-        stride = arena.stride_bytes
-        if self._transfer_bytes + num_slots * stride > self._transfer_budget:
+        slots, num_bytes = self._of(arena), num_slots * arena.stride_bytes
+        if self._transfer_bytes + num_bytes > self._transfer_budget:
             return None
-        slots = self._slots[arena.layout.fingerprint]
-        taken = [slot for slot in (slots.take() for _ in range(num_slots)) if slot is not None]
-        if len(taken) < num_slots:
-            slots.free += taken
-            return None
-        self._transfer_bytes += num_slots * stride
-        slots.references.update(dict.fromkeys(taken, 1))
-        self._leases[lease].slots += [(slots, slot) for slot in taken]
+        assert self._leases.is_open(lease), "blocks are allocated under a lease that has not ended"
+        self._find_pages(slots, num_slots)
+        taken = slots.take(num_slots)
+        if taken is not None:
+            self._transfer_bytes += num_bytes
+            self._leases.add(lease, slots, taken)
         return taken
+
+    def _find_pages(self, slots: Slots, num_slots: int) -> None:
+        """Where memory would exceed the budget, free slots of other arenas give theirs back."""
+        backed_bytes = sum(other.num_backed * other.arena.stride_bytes for other in self._numbered)
+        excess = backed_bytes + slots.num_fresh(num_slots) * slots.arena.stride_bytes - self._budget_bytes
+        for other in self._numbered:
+            if excess <= 0:
+                return
+            if other is not slots and other.free and not other.arena.pinned:
+                num_returned = min(len(other.free), -(-excess // other.arena.stride_bytes))
+                other.give_back(num_returned)
+                excess -= num_returned * other.arena.stride_bytes
+
+    # Prefix blocks
 
     def find(self, arena: Arena, group: int, block_hash: BlockHash) -> int | None:
         """The slot of a prefix block."""
-        return self._slots[arena.layout.fingerprint].by_key.get((group, block_hash))
+        return self._of(arena).by_hash[group].get(block_hash)
+
+    def find_all(self, arena: Arena, group: int, hashes: Iterable[BlockHash]) -> list[int | None]:
+        """The slots of prefix blocks, in the order of their hashes."""
+        return list(map(self._of(arena).by_hash[group].get, hashes))
 
     def states_after(self, arena: Arena, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Linear states, with their lengths, that end within the 16 tokens after `unit` (the root, or a full unit's hash)."""
-        return self._slots[arena.layout.fingerprint].states.get((group, unit), {})
+        return self._of(arena).states[group].get(unit, {})
 
     def pin(self, arena: Arena, pinned: Iterable[int], lease: LeaseId) -> None:
         """Use prefix blocks under `lease`; they are not evicted meanwhile."""
-        slots = self._slots[arena.layout.fingerprint]
+        slots, used = self._of(arena), list(pinned)
+        self._leases.add(lease, slots, used)
+        self._tick += 1
+        slots.use(used, self._tick)
+        if len(self._candidates):
+            for slot in used:
+                self._candidates.discard((slots.number, slot))
+
+    def soft_pin(self, arena: Arena, pinned: Iterable[int], *, keep: bool) -> None:
+        """Prefix blocks that leave only when no other block can (or, with keep=False, like any other again)."""
+        slots = self._of(arena)
         for slot in pinned:
-            slots.references[slot] = slots.references.get(slot, 0) + 1
-            slots.idle_leaves.pop(slot, None)
-            self._leases[lease].slots.append((slots, slot))
+            if keep and slot in slots.blocks:
+                slots.soft_pinned.add(slot)
+            else:
+                slots.soft_pinned.discard(slot)
+            self._settle(slots, slot)
 
     def publish(
-        self, arena: Arena, slot: int, *, group: int, block_hash: BlockHash, parent: BlockHash, num_tokens: int
-    ) -> None:
-        """A transfer block that is whole becomes a prefix block; an older block of the same hash stays instead."""
-        slots = self._slots[arena.layout.fingerprint]
-        key = (group, block_hash)
-        if key in slots.by_key or not self._make_room(arena.stride_bytes):
-            return
-        prefix = _Prefix(key, (group, parent), num_tokens)
-        slots.prefixes[slot] = prefix
-        slots.by_key[key] = slot
-        slots.num_children[prefix.parent] += 1
-        if arena.layout.groups[group].kind == "linear_state":
-            slots.states.setdefault(prefix.parent, {})[block_hash] = num_tokens
-        parent_slot = slots.by_key.get(prefix.parent)
-        if parent_slot is not None:
-            slots.idle_leaves.pop(parent_slot, None)
+        self,
+        arena: Arena,
+        slot: int,
+        *,
+        group: int,
+        block_hash: BlockHash,
+        parent: BlockHash,
+        num_tokens: int,
+        before: BlockHash | None = None,
+    ) -> bool:
+        """A transfer block that is whole becomes a prefix block; whether it did.
+
+        `parent` is as `BlockStored` has it; `before` is the hash one block earlier, where that is another one. A block of the
+        same hash that is there already stays instead. Where no room can be made the block stays a transfer block.
+        """
+        slots = self._of(arena)
+        assert slots.references[slot], "only a block in use can be published"
+        if block_hash in slots.by_hash[group] or slot in slots.blocks:
+            return False
+        above = slots.chain_parent(group, block_hash, parent if before is None else before)
+        self._hang(slots, above)
+        if not self._make_room(arena.stride_bytes):
+            slots.unhang(above)
+            self._settle_key(slots, above)
+            return False
+        self._tick += 1
+        slots.store(slot, PrefixBlock(group, block_hash, parent, num_tokens, above), self._tick)
         self._transfer_bytes -= arena.stride_bytes
         self._prefix_bytes += arena.stride_bytes
-        self._on_event(BlockStored(arena.layout.fingerprint, group, block_hash, parent, num_tokens))
+        if self._on_event is not None:
+            self._on_event(BlockStored(arena.layout.fingerprint, group, block_hash, parent, num_tokens))
+        return True
+
+    def _hang(self, slots: Slots, above: ChainKey | None) -> None:
+        """A block comes to hang on `above`, which therefore may not be what makes room for it."""
+        slots.hang(above)
+        parent_slot = slots.slot_of(above)
+        if parent_slot is not None:
+            self._candidates.discard((slots.number, parent_slot))
+
+    # Eviction
+
+    def _settle(self, slots: Slots, slot: int) -> None:
+        """Put a block among the evictable ones when it is."""
+        if slots.is_idle_leaf(slot):
+            key = self._sort_key(self._facts(slots, slot), self._floor)
+            self._candidates.add((slots.number, slot), key, soft=slot in slots.soft_pinned)
+
+    def _settle_key(self, slots: Slots, key: ChainKey | None) -> None:
+        slot = slots.slot_of(key)
+        if slot is not None:
+            self._settle(slots, slot)
+
+    def _facts(self, slots: Slots, slot: int) -> BlockFacts:
+        block = slots.blocks[slot]
+        group = slots.arena.layout.groups[block.group]
+        return BlockFacts(
+            kind=group.kind,
+            block_tokens=group.block_tokens,
+            num_tokens=block.num_tokens,
+            num_bytes=slots.arena.stride_bytes,
+            last_used=slots.last_used[slot],
+            num_uses=slots.num_uses[slot],
+        )
 
     def _make_room(self, num_bytes: int) -> bool:
         """Evict until that many bytes fit the prefix budget; False when too much is in use."""
         while self._prefix_bytes + num_bytes > self._prefix_budget:
-            victim = next((slots for slots in self._slots.values() if slots.idle_leaves), None)
+            victim = self._candidates.pop()
             if victim is None:
                 return False
-            self._evict(victim, next(iter(victim.idle_leaves)))
+            number, slot, self._floor = victim
+            self._evict(self._numbered[number], slot)
         return True
 
-    def _evict(self, slots: _ArenaSlots, slot: int) -> None:
-        del slots.idle_leaves[slot]
-        prefix = slots.prefixes.pop(slot)
-        del slots.by_key[prefix.key]
-        slots.num_children[prefix.parent] -= 1
-        states = slots.states.get(prefix.parent)
-        if states is not None:
-            states.pop(prefix.key[1], None)
-            if not states:
-                del slots.states[prefix.parent]
-        parent_slot = slots.by_key.get(prefix.parent)
-        if parent_slot is not None:
-            self._settle(slots, parent_slot)
+    def _evict(self, slots: Slots, slot: int) -> None:
+        block = slots.remove(slot)
+        self._settle_key(slots, block.chain_parent)
         slots.free.append(slot)
         self._prefix_bytes -= slots.arena.stride_bytes
-        self._on_event(BlockRemoved(slots.arena.layout.fingerprint, *prefix.key))
+        self._num_evicted += 1
+        if self._on_event is not None:
+            self._on_event(BlockRemoved(slots.arena.layout.fingerprint, block.group, block.block_hash))
 
     # Facts
 
     def stats(self) -> PoolStats:
-        prefix = sum(len(slots.prefixes) for slots in self._slots.values())
-        used = sum(1 for slots in self._slots.values() for slot in slots.references if slot not in slots.prefixes)
-        free = sum(len(slots.free) for slots in self._slots.values())
-        return PoolStats({"prefix": prefix, "transfer": used, "free": free})
+        free = sum(len(slots.free) + len(slots.given_back) for slots in self._numbered)
+        prefix = sum(len(slots.blocks) for slots in self._numbered)
+        quarantined = self._num_quarantined()
+        transfer = sum(slots.never_used for slots in self._numbered) - free - prefix - quarantined
+        kinds = {"prefix": prefix, "transfer": transfer, "quarantined": quarantined, "free": free}
+        return PoolStats(kinds, self._prefix_bytes, self._transfer_bytes, len(self._leases), self._num_evicted)
+
+    def _num_quarantined(self) -> int:
+        uses = self._leases.quarantined_uses()
+        return len({(slots.number, slot) for slots, used in uses for slot in used if slot not in slots.blocks})
+
+    def check_integrity(self) -> None:
+        """Compare all bookkeeping with what it is derived from. O(slots): for tests and diagnosis.
+
+        Raises:
+            AssertionError: something leaks, is counted twice or is evictable though it is needed.
+        """
+        uses = [[0] * slots.never_used for slots in self._numbered]
+        for slots, used in self._leases.all_uses():
+            for slot in used:
+                uses[slots.number][slot] += 1
+        prefix_bytes = transfer_bytes = num_leaves = 0
+        for slots, counts in zip(self._numbered, uses, strict=True):
+            slots.check_integrity(counts)
+            stride = slots.arena.stride_bytes
+            prefix_bytes += len(slots.blocks) * stride
+            transfer_bytes += sum(1 for slot, n in enumerate(counts) if n and slot not in slots.blocks) * stride
+            leaves = [slot for slot in slots.blocks if slots.is_idle_leaf(slot)]
+            assert all((slots.number, slot) in self._candidates for slot in leaves), "an idle leaf cannot be evicted"
+            num_leaves += len(leaves)
+        assert num_leaves == len(self._candidates), "a block is evictable though it is needed"
+        assert (prefix_bytes, transfer_bytes) == (self._prefix_bytes, self._transfer_bytes), "the byte counts are wrong"
+        assert prefix_bytes <= self._prefix_budget and transfer_bytes <= self._transfer_budget, "a budget is exceeded"
 
     def close(self) -> None:
-        for slots in self._slots.values():
+        for slots in self._numbered:
             slots.arena.close()

@@ -1,0 +1,94 @@
+"""Which prefix blocks leave first: sort keys over plain data, and the evictable blocks kept in that order (pure)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from prfaas.types import GroupKind
+
+EvictionPolicy = Literal["lru", "lfu", "cost"]
+
+# Length at which attention doubles the prefill cost of a token, order of magnitude over public hybrids. It only ranks blocks.
+_DOUBLE_COST_TOKENS = 32_768
+
+
+class BlockFacts(NamedTuple):
+    """What a policy may know of one prefix block. `last_used` is a count of uses of the whole pool, not a time."""
+
+    kind: GroupKind
+    block_tokens: int
+    num_tokens: int  # length of the chain up to the block's end
+    num_bytes: int
+    last_used: int
+    num_uses: int
+
+
+SortKey = Callable[[BlockFacts, float], float]
+
+
+def lru(facts: BlockFacts, _floor: float) -> float:
+    """The block used longest ago leaves first."""
+    return facts.last_used
+
+
+def lfu(facts: BlockFacts, floor: float) -> float:
+    """The block used least often leaves first, where `floor` lets old fame fade (LFU with dynamic ageing)."""
+    return floor + facts.num_uses
+
+
+def cost(facts: BlockFacts, floor: float) -> float:
+    """The block that saves least prefill per byte and use leaves first (GreedyDual-Size-Frequency).
+
+    A linear state saves the prefill of its whole prefix, an attention block that of its own tokens.
+    """
+    saved = facts.num_tokens if facts.kind == "linear_state" else facts.block_tokens
+    return floor + facts.num_uses * saved * (1 + facts.num_tokens / _DOUBLE_COST_TOKENS) / facts.num_bytes
+
+
+POLICIES: dict[EvictionPolicy, SortKey] = {"lru": lru, "lfu": lfu, "cost": cost}
+
+
+class Candidates:
+    """Evictable blocks, each (arena number, slot), least valuable first; soft-pinned ones after all others.
+
+    A heap with stale entries: to discard is to forget the entry's serial number, the heap drops it when it comes up.
+    Every operation costs O(log n).
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[bool, float, int, int, int]] = []  # soft, key, serial, arena, slot
+        self._live: dict[tuple[int, int], int] = {}
+        self._next_serial = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, block: tuple[int, int]) -> bool:
+        return block in self._live
+
+    def add(self, block: tuple[int, int], key: float, *, soft: bool = False) -> None:
+        """The block may leave; a second time, with another key."""
+        self._next_serial += 1
+        self._live[block] = self._next_serial
+        heapq.heappush(self._heap, (soft, key, self._next_serial, *block))
+        if len(self._heap) > 2 * len(self._live) + 64:
+            self._compact()
+
+    def discard(self, block: tuple[int, int]) -> None:
+        """The block may not leave (for now)."""
+        self._live.pop(block, None)
+
+    def pop(self) -> tuple[int, int, float] | None:
+        """Take out the block to evict, with its key; None when nothing may leave."""
+        while self._heap:
+            _, key, serial, arena, slot = heapq.heappop(self._heap)
+            if self._live.get((arena, slot)) == serial:
+                del self._live[arena, slot]
+                return arena, slot, key
+        return None
+
+    def _compact(self) -> None:
+        self._heap = [entry for entry in self._heap if self._live.get((entry[3], entry[4])) == entry[2]]
+        heapq.heapify(self._heap)

@@ -1,0 +1,195 @@
+"""The slots of one arena: which are free, how often each is used, and the prefix blocks that some of them hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from prfaas.cachepool.arena import Arena
+from prfaas.types import BlockHash
+
+
+class ChainKey(NamedTuple):
+    """Names a prefix block within one arena."""
+
+    group: int
+    block_hash: BlockHash
+
+
+class PrefixBlock(NamedTuple):
+    """What a slot holds. `chain_parent` is the block that must not leave before this one, None at the start of a chain."""
+
+    group: int
+    block_hash: BlockHash
+    parent: BlockHash  # as `BlockStored` has it
+    num_tokens: int
+    chain_parent: ChainKey | None
+
+
+class Slots:
+    """Bookkeeping of one arena's slots; keeps no budget and decides nothing."""
+
+    def __init__(self, number: int, arena: Arena) -> None:
+        groups = arena.layout.groups
+        self.number = number
+        self.arena = arena
+        self.never_used = 0  # slots from here on were never given out
+        self.free: list[int] = []  # their pages are there
+        self.given_back: list[int] = []  # free, their pages went back to the system
+        self.references: list[int] = []  # slot → uses under leases
+        self.num_uses: list[int] = []  # slot → how often its prefix block was asked for
+        self.last_used: list[int] = []
+        self.blocks: dict[int, PrefixBlock] = {}
+        self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
+        self.num_children: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
+        self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
+        self.soft_pinned: set[int] = set()
+        self._first_attention = next((i for i, group in enumerate(groups) if group.kind == "full_attention"), None)
+
+    @property
+    def num_backed(self) -> int:
+        """Slots whose pages are, or may be, in memory."""
+        return self.never_used - len(self.given_back)
+
+    def num_fresh(self, num_slots: int) -> int:
+        """How many of the next `num_slots` slots would need new pages."""
+        return max(0, num_slots - len(self.free))
+
+    def take(self, num_slots: int) -> list[int] | None:
+        """Free slots, each used once and of a new generation; None when there are not that many."""
+        if num_slots > len(self.free) + len(self.given_back) + self.arena.num_slots - self.never_used:
+            return None
+        taken = _pop(self.free, num_slots)
+        taken += _pop(self.given_back, num_slots - len(taken))
+        taken += self._first_time(num_slots - len(taken))
+        references = self.references
+        for slot in taken:
+            references[slot] = 1
+        self.arena.bump(taken)
+        return taken
+
+    def _first_time(self, num_slots: int) -> list[int]:
+        start, self.never_used = self.never_used, self.never_used + num_slots
+        for column in (self.references, self.num_uses, self.last_used):
+            column += [0] * num_slots
+        return list(range(start, self.never_used))
+
+    def give_back(self, num_slots: int) -> None:
+        """Return the pages of that many free slots to the system."""
+        returned = _pop(self.free, num_slots)
+        self.arena.give_back(returned)
+        self.given_back += returned
+
+    def release(self, used: Iterable[int]) -> tuple[list[int], list[int]]:
+        """One use of each slot ends; those that nobody uses any more, as (prefix blocks, others)."""
+        references, blocks = self.references, self.blocks
+        idle: list[int] = []
+        unneeded: list[int] = []
+        for slot in used:
+            left = references[slot] = references[slot] - 1
+            if not left:
+                (idle if slot in blocks else unneeded).append(slot)
+        return idle, unneeded
+
+    def use(self, used: Iterable[int], tick: int) -> None:
+        """Use prefix blocks once more."""
+        references, num_uses, last_used = self.references, self.num_uses, self.last_used
+        for slot in used:
+            references[slot] += 1
+            num_uses[slot] += 1
+            last_used[slot] = tick
+
+    # Prefix blocks
+
+    def chain_parent(self, group: int, block_hash: BlockHash, before: BlockHash) -> ChainKey | None:
+        """The block that this one hangs on: the one before it, for a linear state the attention block that ends with it."""
+        if self.arena.layout.groups[group].kind != "linear_state":
+            return ChainKey(group, before) if before != block_hash else None
+        return None if self._first_attention is None else ChainKey(self._first_attention, block_hash)
+
+    def slot_of(self, key: ChainKey | None) -> int | None:
+        return None if key is None else self.by_hash[key.group].get(key.block_hash)
+
+    def is_idle_leaf(self, slot: int) -> bool:
+        """Whether nobody uses this prefix block and no other hangs on it."""
+        block = self.blocks.get(slot)
+        return (
+            block is not None and not self.references[slot] and block.block_hash not in self.num_children[block.group]
+        )
+
+    def hang(self, key: ChainKey | None) -> None:
+        """Count one more block that hangs on `key`, whether that is stored or not."""
+        if key is not None:
+            children = self.num_children[key.group]
+            children[key.block_hash] = children.get(key.block_hash, 0) + 1
+
+    def unhang(self, key: ChainKey | None) -> None:
+        """Count one less."""
+        if key is not None:
+            children = self.num_children[key.group]
+            if children[key.block_hash] == 1:
+                del children[key.block_hash]
+            else:
+                children[key.block_hash] -= 1
+
+    def store(self, slot: int, block: PrefixBlock, tick: int) -> None:
+        """The slot holds this prefix block from here on; the caller has hung it on its chain."""
+        self.blocks[slot] = block
+        self.by_hash[block.group][block.block_hash] = slot
+        self.num_uses[slot], self.last_used[slot] = 1, tick
+        if self.arena.layout.groups[block.group].kind == "linear_state":
+            self.states[block.group].setdefault(block.parent, {})[block.block_hash] = block.num_tokens
+
+    def remove(self, slot: int) -> PrefixBlock:
+        """The slot is no prefix block any more."""
+        block = self.blocks.pop(slot)
+        del self.by_hash[block.group][block.block_hash]
+        self.soft_pinned.discard(slot)
+        self.unhang(block.chain_parent)
+        states = self.states[block.group]
+        if block.parent in states:
+            states[block.parent].pop(block.block_hash, None)
+            if not states[block.parent]:
+                del states[block.parent]
+        return block
+
+    # Our own bookkeeping, checked
+
+    def check_integrity(self, uses: Sequence[int]) -> None:
+        """Compare every table with what it is derived from; `uses[slot]` counts the leases' uses. O(slots).
+
+        Raises:
+            AssertionError: two tables disagree.
+        """
+        absent = self.free + self.given_back
+        assert list(uses) == self.references, "references differ from the leases' uses"
+        assert len(set(absent)) == len(absent), "a slot is free twice"
+        assert not any(self.references[slot] or slot in self.blocks for slot in absent), "a free slot is in use"
+        taken = {slot for slot, count in enumerate(uses) if count} | self.blocks.keys()
+        assert len(taken) + len(absent) == self.never_used, "a slot is neither free nor in use"
+        stored = {(block.group, block.block_hash): slot for slot, block in self.blocks.items()}
+        found = {(group, key): slot for group, table in enumerate(self.by_hash) for key, slot in table.items()}
+        assert stored == found, "blocks are not found under their hashes"
+        self._check_chains()
+
+    def _check_chains(self) -> None:
+        counted: dict[tuple[int, BlockHash], int] = {}
+        for block in self.blocks.values():
+            if block.chain_parent is not None:
+                counted[block.chain_parent] = counted.get(block.chain_parent, 0) + 1
+        kept = {(group, key): num for group, table in enumerate(self.num_children) for key, num in table.items()}
+        assert counted == kept, "counts of children differ from the chains"
+        kinds = [group.kind for group in self.arena.layout.groups]
+        states = {(b.group, b.parent, b.block_hash) for b in self.blocks.values() if kinds[b.group] == "linear_state"}
+        listed = {(g, unit, key) for g, table in enumerate(self.states) for unit, keys in table.items() for key in keys}
+        assert states == listed, "states are not found under their last unit"
+        assert self.soft_pinned <= self.blocks.keys(), "a soft pin on something that is no prefix block"
+
+
+def _pop(stack: list[int], num_slots: int) -> list[int]:
+    """Up to `num_slots` from the end of a list."""
+    if num_slots <= 0:
+        return []
+    popped = stack[-num_slots:]
+    del stack[-num_slots:]
+    return popped

@@ -1,0 +1,208 @@
+"""Random histories with random deaths of owners: nothing leaks, nothing in use is lost, chains leave from the tail."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
+from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.events import BlockStored, PoolEvent
+from prfaas.types import BlockHash
+from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+
+NUM_TRANSFER, NUM_PREFIX = 12, 16
+ATTENTION, STATE = 0, 1
+Key = tuple[bytes, int, BlockHash]  # layout, group, hash
+Where = tuple[bytes, int]  # layout, slot
+
+
+@dataclass
+class Lease:
+    """A lease as the model sees it."""
+
+    id: LeaseId
+    owner: str
+    written: list[tuple[Arena, int]] = field(default_factory=list)  # slots of its own
+    pinned: list[tuple[Arena, int]] = field(default_factory=list)
+    quarantined: bool = False
+
+
+class History:
+    """One random history of a pool beside a model that is slow and plain."""
+
+    def __init__(self, eviction: EvictionPolicy, rng: random.Random) -> None:
+        self.rng = rng
+        self.pool = Pool(
+            (NUM_TRANSFER + NUM_PREFIX) * SLOT_BYTES,
+            transfer_ratio=NUM_TRANSFER / (NUM_TRANSFER + NUM_PREFIX),
+            eviction=eviction,
+            on_event=self._on_event,
+        )
+        self.arenas = [self.pool.arena(hybrid("one")), self.pool.arena(hybrid("two"))]
+        self.leases: list[Lease] = []
+        self.stored: dict[Key, BlockHash | None] = {}  # what the events say: block → the block before it
+        self.slots: dict[Key, int] = {}
+        self.publishing: tuple[Arena, int, int, BlockHash, BlockHash] | None = None
+        self.contents: dict[Where, tuple[Key, int]] = {}  # content of pinned slots → (block, generation)
+
+    def _on_event(self, event: PoolEvent) -> None:
+        key = (event.layout, event.group, event.block_hash)
+        if isinstance(event, BlockStored):
+            assert key not in self.stored, "stored twice"
+            self.stored[key] = event.parent if event.group == ATTENTION else None
+            return
+        assert key in self.stored, "removed without being stored"
+        assert self.publishing is not None, "only a publication evicts"
+        parents = {(layout, 0, parent) for (layout, group, _), parent in self.stored.items() if group == ATTENTION}
+        states = {(layout, ATTENTION, block) for (layout, group, block) in self.stored if group == STATE}
+        assert key not in parents | states, "a chain breaks in the middle"
+        assert self.slots[key] not in self._in_use(event.layout), "a block in use leaves"
+        del self.stored[key]
+
+    def _in_use(self, layout: bytes) -> set[int]:
+        uses = [use for lease in self.leases for use in (*lease.written, *lease.pinned)]
+        return {slot for arena, slot in uses if arena.layout.fingerprint == layout}
+
+    def step(self) -> None:
+        moves = [self.open, self.allocate, self.allocate, self.publish, self.publish, self.publish, self.pin, self.pin]
+        self.rng.choice([*moves, self.end, self.kill_owner, self.quarantine, self.soften])()
+        self.check()
+
+    def open(self) -> None:
+        if len(self.leases) < 8:
+            owner = self.rng.choice("abc")
+            self.leases.append(Lease(self.pool.open_lease(owner), owner))
+
+    def allocate(self) -> None:
+        if not self.leases:
+            return
+        lease, arena = self.rng.choice(self.leases), self.rng.choice(self.arenas)
+        num_slots = self.rng.randrange(5)
+        fits = self._num_transfer() + num_slots <= NUM_TRANSFER
+        taken = self.pool.allocate(arena, num_slots, lease.id)
+        assert (taken is not None) == fits, "the transfer budget alone decides"
+        if taken is None:
+            return
+        assert not set(taken) & self._in_use(arena.layout.fingerprint), "a slot is given out twice"
+        held = {slot for (layout, *_), slot in self._live_slots() if layout == arena.layout.fingerprint}
+        assert not set(taken) & held, "a prefix block is given out"
+        lease.written += [(arena, slot) for slot in taken]
+
+    def _num_transfer(self) -> int:
+        used = {(arena.layout.fingerprint, slot) for lease in self.leases for arena, slot in lease.written}
+        return len(used - {(layout, slot) for (layout, *_), slot in self._live_slots()})
+
+    def _live_slots(self) -> list[tuple[Key, int]]:
+        return [(key, self.slots[key]) for key in self.stored]
+
+    def publish(self) -> None:
+        writing = [lease for lease in self.leases if lease.written]
+        if not writing:
+            return
+        arena, slot = self.rng.choice(self.rng.choice(writing).written)
+        number = self.rng.randrange(1, 40)
+        group = self.rng.choice([ATTENTION, ATTENTION, STATE])
+        layout, block = arena.layout.fingerprint, name(number)
+        parent = ROOT if number < 4 else name(number // 2)  # a tree of hashes
+        key = (layout, group, block)
+        occupied = key in self.stored or (layout, slot) in {(its[0], where) for its, where in self._live_slots()}
+        self.publishing = (arena, slot, group, block, parent)
+        stored = self.pool.publish(arena, slot, group=group, block_hash=block, parent=parent, num_tokens=32 * number)
+        self.publishing = None
+        assert not (stored and occupied), "a duplicate replaced an older block"
+        if stored:
+            self.slots[key] = slot
+
+    def pin(self) -> None:
+        if not self.leases or not self.stored:
+            return
+        layout, group, block = self.rng.choice(sorted(self.stored))
+        arena = next(arena for arena in self.arenas if arena.layout.fingerprint == layout)
+        slot = self.pool.find(arena, group, block)
+        assert slot is not None
+        lease = self.rng.choice(self.leases)
+        self.pool.pin(arena, [slot], lease.id)
+        lease.pinned.append((arena, slot))
+        self.contents[layout, slot] = ((layout, group, block), arena.generation(slot))
+
+    def end(self) -> None:
+        if self.leases:
+            lease = self.leases.pop(self.rng.randrange(len(self.leases)))
+            self.pool.end_lease(lease.id)
+
+    def kill_owner(self) -> None:
+        owner = self.rng.choice("abc")
+        self.pool.end_owner(owner)
+        self.leases = [lease for lease in self.leases if lease.owner != owner or lease.quarantined]
+
+    def quarantine(self) -> None:
+        if self.leases:
+            lease = self.rng.choice(self.leases)
+            self.pool.quarantine(lease.id)
+            lease.quarantined = True
+
+    def soften(self) -> None:
+        if self.stored:
+            layout, group, block = self.rng.choice(sorted(self.stored))
+            arena = next(arena for arena in self.arenas if arena.layout.fingerprint == layout)
+            self.pool.soft_pin(arena, [self.slots[layout, group, block]], keep=self.rng.random() < 0.5)
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        for arena in self.arenas:
+            for group in (ATTENTION, STATE):
+                found = {number for number in range(1, 40) if self.pool.find(arena, group, name(number)) is not None}
+                announced = {
+                    number for number in range(1, 40) if (arena.layout.fingerprint, group, name(number)) in self.stored
+                }
+                assert found == announced, "the events tell another story than the pool"
+        self._check_pinned()
+        assert len(self.stored) <= NUM_PREFIX
+        kinds = self.pool.stats().slots_by_kind
+        assert kinds["prefix"] == len(self.stored)
+        assert kinds["transfer"] + kinds["quarantined"] == self._num_transfer()
+
+    def _check_pinned(self) -> None:
+        pinned = {(arena.layout.fingerprint, slot) for lease in self.leases for arena, slot in lease.pinned}
+        self.contents = {where: its for where, its in self.contents.items() if where in pinned}
+        by_layout = {arena.layout.fingerprint: arena for arena in self.arenas}
+        for (layout, slot), (key, generation) in self.contents.items():
+            assert self.slots[key] == slot and key in self.stored, "a pinned block left"
+            assert by_layout[layout].generation(slot) == generation, "a pinned slot was given to another block"
+
+    def end_everything(self) -> None:
+        while self.leases:
+            self.end()
+        self.check()
+        assert self._num_transfer() == 0
+
+
+@pytest.mark.parametrize("eviction", sorted(POLICIES))
+@given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150))
+def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
+    eviction: EvictionPolicy, seed: int, num_steps: int
+) -> None:
+    history = History(eviction, random.Random(seed))
+    try:
+        for _ in range(num_steps):
+            history.step()
+        history.end_everything()
+    finally:
+        history.pool.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("eviction", sorted(POLICIES))
+def test_three_million_operations_leak_nothing(eviction: EvictionPolicy) -> None:
+    history = History(eviction, random.Random(7))
+    for _ in range(3_000_000):
+        history.step()
+    history.end_everything()
+    history.pool.close()

@@ -1,0 +1,34 @@
+"""Small layouts for the tests of the pool."""
+
+from __future__ import annotations
+
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.types import BlockHash, Shard
+
+SLOT_BYTES = 1024
+
+
+def hybrid(model: str = "hybrid", *, slot_bytes: int = SLOT_BYTES) -> Layout:
+    """Full attention in blocks of 32 tokens (group 0), linear state (1), a sliding window of 64 tokens (2)."""
+    return Layout(
+        model=model,
+        packing="",
+        shard=Shard(),
+        groups=(
+            KVGroup("full_attention", 32, (_layer("attention", slot_bytes),)),
+            KVGroup("linear_state", 32, (_layer("state", slot_bytes),)),
+            KVGroup("sliding_window", 32, (_layer("window", slot_bytes),), window_tokens=64),
+        ),
+    )
+
+
+def _layer(name: str, payload_bytes: int) -> LayerSlice:
+    return LayerSlice(name, 0, payload_bytes, "bfloat16", "head,token,kv_dim")
+
+
+def name(number: int) -> BlockHash:
+    """The hash of a block that a test calls by a number."""
+    return BlockHash(number.to_bytes(16, "big"))
+
+
+ROOT = name(1 << 100)

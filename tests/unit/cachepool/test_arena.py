@@ -1,0 +1,79 @@
+"""The arena is sealed, sparse, and says by generations which slots were given to other blocks."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from prfaas.cachepool.arena import PAGE_BYTES, Arena
+from tests.unit.cachepool.layouts import hybrid
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(hybrid(slot_bytes=PAGE_BYTES + 1), 8)
+    yield arena
+    arena.close()
+
+
+def _used_bytes(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+def test_slots_are_apart_by_a_multiple_of_a_cache_line_and_begin_after_the_generations(arena: Arena) -> None:
+    assert arena.stride_bytes == PAGE_BYTES + 64
+    assert arena.header_bytes == PAGE_BYTES
+    assert os.fstat(arena.fd).st_size == PAGE_BYTES + 8 * arena.stride_bytes
+
+
+def test_no_one_can_change_the_size_of_a_sealed_arena(arena: Arena) -> None:
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_another_mapping_sees_what_is_written_to_a_slot_and_its_generation(arena: Arena) -> None:
+    arena.slot_view(3)[:5] = b"block"
+    arena.bump([3, 3, 5])
+    with mmap.mmap(arena.fd, os.fstat(arena.fd).st_size) as other:
+        start = arena.header_bytes + 3 * arena.stride_bytes
+        assert other[start : start + 5] == b"block"
+        assert [int.from_bytes(other[slot * 8 : slot * 8 + 8], "little") for slot in (3, 4, 5)] == [2, 0, 1]
+    assert [arena.generation(slot) for slot in (3, 4, 5)] == [2, 0, 1]
+
+
+def test_64_gib_start_in_well_under_two_seconds_and_touch_no_memory() -> None:
+    started = time.perf_counter()
+    arena = Arena(hybrid(slot_bytes=64 << 10), 1 << 20)
+    try:
+        assert time.perf_counter() - started < 1.0
+        assert _used_bytes(arena) == 0
+        arena.bump([0, (1 << 20) - 1])
+        assert _used_bytes(arena) <= 2 * PAGE_BYTES
+    finally:
+        arena.close()
+
+
+def test_given_back_slots_lose_their_memory_and_their_neighbours_keep_theirs(arena: Arena) -> None:
+    for slot in range(8):
+        arena.slot_view(slot)[:] = bytes([slot + 1]) * arena.stride_bytes
+    before = _used_bytes(arena)
+    arena.give_back([4, 2, 3])
+    assert before - _used_bytes(arena) >= 2 * PAGE_BYTES
+    for slot in (0, 1, 5, 6, 7):
+        assert bytes(arena.slot_view(slot)) == bytes([slot + 1]) * arena.stride_bytes
+    arena.slot_view(3)[:5] = b"again"
+    assert bytes(arena.slot_view(3)[:5]) == b"again"
+
+
+def test_a_pinned_arena_never_gives_memory_back(arena: Arena) -> None:
+    arena.pinned = True
+    with pytest.raises(AssertionError):
+        arena.give_back([1])

@@ -1,0 +1,243 @@
+"""What the pool promises: budgets apart, leases that end, chains that leave from the tail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from prfaas.cachepool.arena import PAGE_BYTES, Arena
+from prfaas.cachepool.eviction import EvictionPolicy
+from prfaas.cachepool.pool import Pool
+from prfaas.events import BlockRemoved, BlockStored, PoolEvent
+from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+
+ATTENTION, STATE = 0, 1
+
+
+class Node:
+    """A pool of 8 transfer and `num_prefix` prefix slots, and what it announced."""
+
+    def __init__(self, num_prefix: int = 8, *, num_transfer: int = 8, eviction: EvictionPolicy = "lru") -> None:
+        num_slots = num_prefix + num_transfer
+        self.events: list[PoolEvent] = []
+        self.pool = Pool(
+            num_slots * SLOT_BYTES,
+            transfer_ratio=num_transfer / num_slots,
+            eviction=eviction,
+            on_event=self.events.append,
+        )
+        self.arena: Arena = self.pool.arena(hybrid())
+
+    def keep(self, *numbers: int, parent: int | None = None, group: int = ATTENTION) -> None:
+        """Publish a chain of idle blocks."""
+        lease = self.pool.open_lease("test")
+        before = ROOT if parent is None else name(parent)
+        for depth, number in enumerate(numbers):
+            slots = self.pool.allocate(self.arena, 1, lease)
+            assert slots is not None
+            tokens = 32 * (depth + 1)
+            stored = self.pool.publish(
+                self.arena, slots[0], group=group, block_hash=name(number), parent=before, num_tokens=tokens
+            )
+            assert stored
+            before = name(number)
+        self.pool.end_lease(lease)
+        self.pool.check_integrity()
+
+    def holds(self, *numbers: int, group: int = ATTENTION) -> list[int]:
+        return [number for number in numbers if self.pool.find(self.arena, group, name(number)) is not None]
+
+    def slot(self, number: int) -> int:
+        slot = self.pool.find(self.arena, ATTENTION, name(number))
+        assert slot is not None
+        return slot
+
+    def use(self, *numbers: int) -> None:
+        lease = self.pool.open_lease("reader")
+        self.pool.pin(self.arena, [self.slot(number) for number in numbers], lease)
+        self.pool.end_lease(lease)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.pool.check_integrity()
+    node.pool.close()
+
+
+def test_transfers_take_no_more_than_their_share_and_evict_nothing(node: Node) -> None:
+    node.keep(1, 2, 3, 4)
+    lease = node.pool.open_lease("transfer")
+    assert node.pool.allocate(node.arena, 9, lease) is None
+    taken = node.pool.allocate(node.arena, 8, lease)
+    assert taken is not None and len(set(taken)) == 8
+    assert node.pool.allocate(node.arena, 1, lease) is None
+    assert node.holds(1, 2, 3, 4) == [1, 2, 3, 4]
+
+
+def test_a_slot_gets_a_new_generation_whenever_it_is_given_out(node: Node) -> None:
+    lease = node.pool.open_lease("first")
+    first = node.pool.allocate(node.arena, 1, lease)
+    assert first is not None
+    generation = node.arena.generation(first[0])
+    node.pool.end_lease(lease)
+    again = node.pool.allocate(node.arena, 1, node.pool.open_lease("second"))
+    assert again == first
+    assert node.arena.generation(first[0]) > generation
+
+
+def test_a_dead_owner_leaves_nothing_but_its_quarantine(node: Node) -> None:
+    writing, reading = node.pool.open_lease("engine"), node.pool.open_lease("engine")
+    node.pool.allocate(node.arena, 3, writing)
+    node.pool.allocate(node.arena, 2, reading)
+    other = node.pool.open_lease("other")
+    node.pool.allocate(node.arena, 1, other)
+    node.pool.quarantine(writing)
+    node.pool.end_owner("engine")
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 3, "free": 2}
+    node.pool.end_lease(writing)
+    node.pool.end_lease(writing)
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 0, "free": 5}
+
+
+def test_the_older_of_two_equal_blocks_stays(node: Node) -> None:
+    node.keep(1)
+    older = node.slot(1)
+    lease = node.pool.open_lease("second")
+    slots = node.pool.allocate(node.arena, 1, lease)
+    assert slots is not None
+    assert not node.pool.publish(node.arena, slots[0], group=ATTENTION, block_hash=name(1), parent=ROOT, num_tokens=32)
+    node.pool.end_lease(lease)
+    assert node.slot(1) == older
+    assert node.pool.stats().slots_by_kind["transfer"] == 0
+    assert len(node.events) == 1
+
+
+def test_chains_leave_from_the_tail_and_the_longest_unused_chain_first(node: Node) -> None:
+    node.keep(1, 2, 3, 4)
+    node.keep(11, 12, 13, 14)
+    node.use(1, 2, 3, 4)
+    node.keep(21, 22, 23, 24, 25)
+    removed = [event.block_hash for event in node.events if isinstance(event, BlockRemoved)]
+    assert removed == [name(14), name(13), name(12), name(11), name(4)]
+    assert node.holds(1, 2, 3) == [1, 2, 3]
+
+
+def test_a_block_never_makes_room_for_its_own_child() -> None:
+    node = Node(num_prefix=1)
+    node.keep(1)
+    lease = node.pool.open_lease("second")
+    slots = node.pool.allocate(node.arena, 1, lease)
+    assert slots is not None
+    assert not node.pool.publish(
+        node.arena, slots[0], group=ATTENTION, block_hash=name(2), parent=name(1), num_tokens=64
+    )
+    node.pool.end_lease(lease)
+    assert node.holds(1, 2) == [1]
+    node.keep(3)
+    assert node.holds(1, 3) == [3]
+
+
+def test_pinned_blocks_stay_and_soft_pinned_ones_leave_last() -> None:
+    node = Node(num_prefix=3)
+    for number in (1, 2, 3):
+        node.keep(number)
+    lease = node.pool.open_lease("reader")
+    node.pool.pin(node.arena, [node.slot(1)], lease)
+    node.pool.soft_pin(node.arena, [node.slot(2)], keep=True)
+    node.keep(4)
+    assert node.holds(1, 2, 3, 4) == [1, 2, 4]
+    node.keep(5)
+    assert node.holds(1, 2, 4, 5) == [1, 2, 5]
+    node.pool.soft_pin(node.arena, [node.slot(2)], keep=False)
+    node.keep(6)
+    assert node.holds(1, 2, 5, 6) == [1, 5, 6]
+    node.pool.end_lease(lease)
+    node.pool.check_integrity()
+
+
+def test_a_state_leaves_before_the_attention_block_that_ends_with_it() -> None:
+    node = Node(num_prefix=2)
+    node.keep(1)
+    node.keep(1, parent=1, group=STATE)
+    node.keep(2)
+    assert node.holds(1, group=ATTENTION) == [1]
+    assert node.holds(1, group=STATE) == []
+
+
+def test_a_state_at_a_multiple_of_16_tokens_whose_last_unit_is_its_own_hash_can_leave() -> None:
+    node = Node(num_prefix=1)
+    node.keep(1, parent=1, group=STATE)
+    node.keep(2, parent=2, group=STATE)
+    assert node.holds(1, 2, group=STATE) == [2]
+    assert node.pool.states_after(node.arena, STATE, name(1)) == {}
+    assert node.pool.states_after(node.arena, STATE, name(2)) == {name(2): 32}
+
+
+def test_a_block_that_calls_itself_its_parent_can_leave() -> None:
+    node = Node(num_prefix=1)
+    node.keep(1, parent=1)
+    node.keep(2)
+    assert node.holds(1, 2) == [2]
+
+
+def test_a_partial_tail_keeps_the_block_before_it() -> None:
+    node = Node(num_prefix=2)
+    node.keep(1)
+    lease = node.pool.open_lease("tail")
+    slots = node.pool.allocate(node.arena, 1, lease)
+    assert slots is not None
+    unit = name(999)
+    node.pool.publish(
+        node.arena, slots[0], group=ATTENTION, block_hash=name(2), parent=unit, num_tokens=50, before=name(1)
+    )
+    node.pool.end_lease(lease)
+    assert node.events[-1] == BlockStored(node.arena.layout.fingerprint, ATTENTION, name(2), unit, 50)
+    node.keep(3)
+    assert node.holds(1, 2, 3) == [1, 3]
+
+
+def test_least_often_used_blocks_leave_first_under_lfu() -> None:
+    node = Node(num_prefix=2, eviction="lfu")
+    node.keep(1)
+    node.use(1)
+    node.use(1)
+    node.keep(2)
+    node.keep(3)
+    assert node.holds(1, 2, 3) == [1, 3]
+
+
+def test_a_state_that_saves_a_long_prefill_outlives_attention_blocks_under_cost() -> None:
+    node = Node(num_prefix=3, eviction="cost")
+    lease = node.pool.open_lease("state")
+    slots = node.pool.allocate(node.arena, 1, lease)
+    assert slots is not None
+    node.pool.publish(node.arena, slots[0], group=STATE, block_hash=name(9), parent=name(9), num_tokens=32_000)
+    node.pool.end_lease(lease)
+    for number in range(10, 20):
+        node.keep(number)
+    assert node.holds(9, group=STATE) == [9]
+
+
+def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
+    slot_bytes = 64 * PAGE_BYTES
+    pool = Pool(8 * slot_bytes, transfer_ratio=1.0)
+    first, second = (pool.arena(hybrid(model, slot_bytes=slot_bytes)) for model in ("first", "second"))
+    for arena in (first, second, first):
+        lease = pool.open_lease("test")
+        taken = pool.allocate(arena, 8, lease)
+        assert taken is not None
+        for slot in taken:
+            arena.slot_view(slot)[:] = b"x" * slot_bytes
+        pool.end_lease(lease)
+        pool.check_integrity()
+        used = sum(_used_bytes(each) for each in (first, second))
+        assert used <= 8 * slot_bytes + 4 * PAGE_BYTES
+    pool.close()
+
+
+def _used_bytes(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512
