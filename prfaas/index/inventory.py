@@ -65,6 +65,12 @@ class Inventory:
         """Per holding with anything in it; what the index must arrive at."""
         return {holding: digest for holding, digest in self._digests.items() if digest != Digest()}
 
+    def check(self, event: PoolEvent) -> None:
+        """Raises:
+        IndexRefusal: the event's layout or group is unknown.
+        """
+        self._block_tokens(Holding(event.layout, event.group, event.tier))
+
     def apply(self, events: Iterable[PoolEvent]) -> list[Announcement]:
         """Take changes of the pool in order; returns what to announce of them.
 

@@ -26,6 +26,7 @@ class EventLog:
         self.sequence = 0  # of the last batch that was made
         self.acknowledged = 0
         self.num_full_announcements = 0
+        self._events: list[PoolEvent] = []
         self._fresh: list[Announcement] = []
         self._kept: deque[pb.Batch] = deque(maxlen=MAX_UNACKNOWLEDGED)
         self._outbox: deque[pb.Batch] = deque()
@@ -36,8 +37,15 @@ class EventLog:
         Raises:
             IndexRefusal: an event's layout is unknown.
         """
-        self._fresh += self.inventory.apply(events)
-        return bool(self._fresh)
+        for event in events:
+            self.inventory.check(event)
+            self._events.append(event)
+        return bool(self._events)
+
+    def _gather(self) -> None:
+        """Apply what was published: blocks that came one by one are announced by the cell."""
+        self._fresh += self.inventory.apply(self._events)
+        self._events.clear()
 
     def resume(self, after: int) -> None:
         """The manager knows batches up to `after`: send the rest again, or everything when the rest is not at hand."""
@@ -51,6 +59,7 @@ class EventLog:
     def announce_everything(self) -> None:
         """Replace whatever is waiting by the whole inventory, the first batch with a reset."""
         self.num_full_announcements += 1
+        self._gather()
         self._fresh, self._kept = [], deque(maxlen=MAX_UNACKNOWLEDGED)
         self._outbox.clear()
         everything = self.inventory.everything()
@@ -66,6 +75,7 @@ class EventLog:
 
     def take(self) -> list[pb.ReportEventsRequest]:
         """The messages that are due, in order."""
+        self._gather()
         for start in range(0, len(self._fresh), ANNOUNCEMENTS_PER_BATCH):
             self._batch(self._fresh[start : start + ANNOUNCEMENTS_PER_BATCH])
         self._fresh = []
@@ -75,7 +85,7 @@ class EventLog:
 
     def digests(self) -> pb.ReportEventsRequest:
         """What the node holds after all that `take` has returned; only to be sent when nothing fresh is waiting."""
-        assert not self._fresh, "digests describe what has been announced"
+        assert not self._fresh and not self._events, "digests describe what has been announced"
         return pb.ReportEventsRequest(digests=pb.Digests(holdings=digest_messages(self.inventory.digests())))
 
     def acknowledge(self, sequence: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from prfaas.errors import IndexRefusal
 from prfaas.events import BlockStored
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Inventory
@@ -9,7 +12,7 @@ from prfaas.manager.world import World
 from prfaas.rpc import event_log
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
-from tests.unit.index.test_index import DENSE, NODE, blocks
+from tests.unit.index.test_index import DENSE, LONG, NODE, blocks
 from tests.unit.manager.test_world import node_with
 
 
@@ -96,3 +99,17 @@ def test_a_large_pool_is_announced_in_several_batches_of_which_the_first_resets(
     assert [message.batch.reset for message in messages] == [True, False]
     assert manager.take(messages) == ["applied", "applied"]
     assert manager.num_blocks == count // 16
+
+
+def test_blocks_that_came_one_by_one_are_announced_by_the_cell() -> None:
+    log = new_log()
+    for event in blocks(DENSE, range(130 * 16)):
+        log.publish([event])
+    (message,) = log.take()
+    assert len(message.batch.changes) == 3
+    assert message.ByteSize() < 130 * 10
+
+
+def test_an_event_of_an_unknown_layout_is_refused_when_it_is_published() -> None:
+    with pytest.raises(IndexRefusal):
+        new_log().publish([BlockStored(bytes(16), 0, LONG.at(16), LONG.root, 16)])
