@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,21 @@ def measure(*, num_blocks: int, num_nodes: int, hybrid: bool) -> dict[str, Any]:
         "residencies": residencies,
         "announced_blocks_per_second": round(residencies / seconds),
         "bytes_per_block": round(grown / (num_prompts * BLOCKS_PER_PROMPT), 1),
-        "match_2000_blocks": _ask(index, kept),
+        "match_2000_blocks": _ask(index, kept, time.perf_counter),
+        "match_2000_blocks_processor_time": _ask(index, kept, time.thread_time),
     }
 
 
-def _ask(index: Index, prompts: list[bytes]) -> dict[str, float]:
+def _ask(index: Index, prompts: list[bytes], clock: Callable[[], float]) -> dict[str, float]:
+    """Look-ups on one of two clocks: that of the wall, and this thread's own, which others on the machine do not disturb."""
     gc.collect()
     gc.freeze()
     seconds = []
     for number in range(QUERIES + 100):
         asked = query(prompts[number % len(prompts)])
-        started = time.perf_counter()
+        started = clock()
         answer = index.match(asked)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
         assert answer.nodes, "every prompt is known"
     gc.unfreeze()
     return percentiles(seconds[100:])

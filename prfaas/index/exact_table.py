@@ -8,12 +8,15 @@ along its units such checkpoints stand, so that the asker, who has the tokens, c
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.segments import short_hash
 from prfaas.types import BlockHash
+
+_LOOK_EACH_UP = 12  # one look-up by position costs as much as this many in bulk
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class ExactTable:
     def __init__(self) -> None:
         self._entries: dict[int, ExactEntry] = {}
         self._odd: dict[int, tuple[int, ...]] = {}  # short anchor → lengths of the checkpoints that hang on it
+        self._ends: Counter[int] = Counter()  # unit → entries that end with it
+        self._anchors: Counter[int] = Counter()  # unit → odd entries that hang on it
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -42,6 +47,7 @@ class ExactTable:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = ExactEntry(block_hash, anchor, num_tokens, array("I"))
+            self._count(num_tokens, 1)
             if num_tokens % HASH_UNIT_TOKENS:
                 at = short_hash(anchor)
                 self._odd[at] = tuple(sorted({*self._odd.get(at, ()), num_tokens}))
@@ -60,7 +66,15 @@ class ExactTable:
             self._drop(entry)
         return True
 
+    def _count(self, num_tokens: int, change: int) -> None:
+        unit, tail = divmod(num_tokens, HASH_UNIT_TOKENS)
+        counter = self._anchors if tail else self._ends
+        counter[unit] += change
+        if not counter[unit]:
+            del counter[unit]
+
     def _drop(self, entry: ExactEntry) -> None:
+        self._count(entry.num_tokens, -1)
         del self._entries[short_hash(entry.block_hash)]
         at = short_hash(entry.anchor)
         rest = tuple(length for length in self._odd.get(at, ()) if length != entry.num_tokens)
@@ -73,13 +87,15 @@ class ExactTable:
         entry = self._entries.get(short_hash(block_hash))
         return entry if entry and entry.block_hash == block_hash and entry.num_tokens == num_tokens else None
 
-    def at_units(self, units: bytes, shorts: Iterable[int]) -> list[ExactEntry]:
-        """The entries that end where one of the units ends; `shorts` are the short hashes of `units` (16 B each)."""
+    def at_units(self, units: bytes, num_units: int) -> list[ExactEntry]:
+        """The entries that end where one of the first `num_units` units ends; `units` are their hashes, joined."""
+        shorts = _shorts(units, num_units, self._ends)
         found = [self._entries[key] for key in self._entries.keys() & shorts]
         return [entry for entry in found if _unit_at(units, entry.num_tokens) == entry.block_hash]
 
-    def odd_lengths(self, shorts: Iterable[int]) -> list[int]:
+    def odd_lengths(self, units: bytes, num_units: int) -> list[int]:
         """Lengths, ascending, of checkpoints hanging on one of these units; their hash alone tells whether they fit."""
+        shorts = _shorts(units, num_units, self._anchors)
         return sorted({length for key in self._odd.keys() & shorts for length in self._odd[key]})
 
     def sweep(self, is_alive: Callable[[int], bool]) -> int:
@@ -96,6 +112,14 @@ class ExactTable:
 
     def __iter__(self) -> Iterator[ExactEntry]:
         return iter(list(self._entries.values()))
+
+
+def _shorts(units: bytes, num_units: int, wanted: Collection[int]) -> list[int]:
+    """Short hashes of the wanted units among the first `num_units`: of all of them where that is quicker."""
+    num_units = min(num_units, len(units) // HASH_BYTES)
+    if len(wanted) * _LOOK_EACH_UP > num_units:
+        return array("Q", units[: num_units * HASH_BYTES])[::2].tolist()
+    return [short_hash(units[(unit - 1) * HASH_BYTES : unit * HASH_BYTES]) for unit in wanted if 0 < unit <= num_units]
 
 
 def _unit_at(units: bytes, num_tokens: int) -> bytes:

@@ -229,13 +229,17 @@ class Index:
         if not len(table):
             return []
         sizes = [size for model, size in self._runs if model == query.model and size]
-        shorts = query.short_hashes(reach_tokens + max(sizes) if sizes else query.limit_tokens)
+        num_units = (reach_tokens + max(sizes) if sizes else query.limit_tokens) // HASH_UNIT_TOKENS
         stated = [table.get(block_hash, length) for length, block_hash in query.checkpoints]
-        for entry in [*table.at_units(query.units, shorts), *stated]:
+        for entry in [*table.at_units(query.units, num_units), *stated]:
             if entry and entry.num_tokens <= query.limit_tokens:
                 self._add_exact(entry, evidence, tiers)
         known = {length for length, _ in query.checkpoints}
-        return [length for length in table.odd_lengths(shorts) if length not in known and length <= query.limit_tokens]
+        return [
+            length
+            for length in table.odd_lengths(query.units, num_units)
+            if length not in known and length <= query.limit_tokens
+        ]
 
     def _add_exact(self, entry: ExactEntry, evidence: Evidence, tiers: frozenset[Tier]) -> None:
         for number in entry.holders:

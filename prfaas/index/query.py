@@ -52,10 +52,6 @@ class Query:
             hashes = b"".join([self.units[end - HASH_BYTES : end] for end in ends])
         return Chain(hashes, array("Q", hashes)[::2].tobytes())
 
-    def short_hashes(self, num_tokens: int) -> list[int]:
-        """The first 8 bytes of each unit hash up to `num_tokens`, as numbers."""
-        return array("Q", self.units[: num_tokens // HASH_UNIT_TOKENS * HASH_BYTES])[::2].tolist()
-
 
 @dataclass(frozen=True)
 class NodeMatch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas.index import run as runs
 from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tails
@@ -18,8 +19,7 @@ from prfaas.types import BlockHash
 _HASH_BYTES = 16
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """`num_blocks` consecutive blocks from `first_block`, whose holders are the same in every cell of 64."""
 
     first_block: int
@@ -92,16 +92,23 @@ class RunTable:
         """Who holds what of the chain, cells of which nobody knows anything left out."""
         found: list[Piece] = []
         whole = CELL_BLOCKS * TAIL_BYTES
+        first = num_blocks = 0  # the piece that grows as long as whole cells have the same holders
+        holders = b""
         for start in range(0, len(chain.tails), whole):
-            first = start // TAIL_BYTES
-            head = chain.hashes[first * _HASH_BYTES : (first + 1) * _HASH_BYTES]
+            block = start // TAIL_BYTES
+            head = chain.hashes[block * _HASH_BYTES : (block + 1) * _HASH_BYTES]
             tails = chain.tails[start : start + whole]
-            first_run = self._runs.get(head)
-            if first_run is not None and len(tails) == whole and first_run.endswith(tails):
-                _join(found, first, first_run[2:-whole])
+            run = self._runs.get(head)
+            if run is None:
                 continue
-            for _, offset, holders, _, common in self._walk(head, tails):
-                found.append(Piece(first + offset, common, holders))
+            if len(tails) != whole or not run.endswith(tails):
+                found += [Piece(block + offset, common, its) for _, offset, its, _, common in self._walk(head, tails)]
+            elif num_blocks and run[2:-whole] == holders and first + num_blocks == block:
+                num_blocks += CELL_BLOCKS
+            else:
+                found.append(Piece(first, num_blocks, holders))
+                first, num_blocks, holders = block, CELL_BLOCKS, run[2:-whole]
+        found.append(Piece(first, num_blocks, holders))
         return found
 
     def sweep(self, head: BlockHash, is_alive: Callable[[int], bool]) -> int:
@@ -155,15 +162,6 @@ def _key(head: bytes, offset: int, tails: bytes) -> bytes:
 
 def _offset(key: bytes) -> int:
     return key[_HASH_BYTES] if len(key) > _HASH_BYTES else 0
-
-
-def _join(pieces: list[Piece], first_block: int, holders: bytes) -> None:
-    """Append a whole cell, or let the last piece grow by it when it has the same holders."""
-    last = pieces[-1] if pieces else None
-    if last and last.holders == holders and last.num_blocks % CELL_BLOCKS == 0 and last.first_block % CELL_BLOCKS == 0:
-        pieces[-1] = Piece(last.first_block, last.num_blocks + CELL_BLOCKS, holders)
-    else:
-        pieces.append(Piece(first_block, CELL_BLOCKS, holders))
 
 
 def bitmaps(pieces: list[Piece]) -> dict[int, int]:
