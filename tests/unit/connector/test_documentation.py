@@ -1,0 +1,36 @@
+"""docs/vllm.md names every key and every outcome, and none that does not exist."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+from prfaas.config import settings
+from prfaas.connector.outcomes import Outcome
+from prfaas.connector.settings import ConnectorSettings
+
+PAGE = (Path(__file__).parents[3] / "docs/vllm.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}")[1].split("\n## ")[0]
+
+
+def first_cells(text: str) -> set[str]:
+    rows = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def words_of(kind: object) -> set[str]:
+    """The words of a Literal, or of a union of several."""
+    return {word for its in typing.get_args(kind) for word in (words_of(its) if typing.get_args(its) else {its})}
+
+
+def test_the_keys_are_those_of_the_code() -> None:
+    assert first_cells(section("Keys of")) == {name for name, _ in settings(ConnectorSettings)}
+
+
+def test_the_outcomes_are_those_of_the_code() -> None:
+    documented = first_cells(section("Log lines").split("| outcome |")[1])
+    assert documented | {"completed"} == words_of(Outcome)
