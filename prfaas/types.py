@@ -17,6 +17,23 @@ GroupKind = Literal["full_attention", "sliding_window", "linear_state"]
 InstanceRole = Literal["prefill", "decode", "both"]
 ClusterKind = Literal["prfaas", "pd"]
 
+# Why a transfer ended without its data: on the wire, to the engine, in logs, as a metric's label.
+FailureReason = Literal[
+    "grant_refused",  # forged, expired, or not for this agent
+    "no_layout",  # no worker of this instance has registered
+    "no_memory",  # no slots left for transfer blocks
+    "unreachable",  # the other agent does not answer
+    "layout_mismatch",  # the two sides lay their KV out differently
+    "evicted",  # a block that was to be held is gone
+    "prompt_mismatch",  # the receiver's prompt is not the one that was granted
+    "incomplete",  # the sender's request ended before all its layers came
+    "cancelled",  # either side gave up
+    "deadline",  # it did not end in time
+    "checksum",  # a chunk arrived changed, again and again
+    "protocol",  # the other agent broke the protocol
+    "shutdown",  # an agent stopped
+]
+
 
 @dataclass(frozen=True)
 class Shard:

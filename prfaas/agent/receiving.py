@@ -18,7 +18,7 @@ from prfaas import grants, logs, metrics
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, make_plan
-from prfaas.agent.protocol import FailureReason, Receive, ReceiveReady, TransferFailed
+from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference
@@ -35,7 +35,7 @@ from prfaas.transport.receiver import (
     Receiver,
     Rejected,
 )
-from prfaas.types import AgentName, TransferId
+from prfaas.types import AgentName, FailureReason, TransferId
 
 MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 100 bytes each
 REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here

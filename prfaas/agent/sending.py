@@ -11,7 +11,7 @@ from prfaas.agent.engines import EngineConnection
 from prfaas.agent.filling import Filling
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
-from prfaas.agent.protocol import HELD, FailureReason, Send, SendOpened, TransferDone, TransferFailed
+from prfaas.agent.protocol import HELD, Send, SendOpened, TransferDone, TransferFailed
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.pool import Pool
@@ -27,7 +27,7 @@ from prfaas.transport.sender import (
     SendMemoryFree,
     SendProgress,
 )
-from prfaas.types import AgentName, TransferId
+from prfaas.types import AgentName, FailureReason, TransferId
 
 _log = logs.get("agent.sending")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prfaas.agent.protocol import FailureReason
+from prfaas.types import FailureReason
 
 Direction = Literal["send", "receive"]
 Source = Literal["receive", "reuse"]  # where loaded KV comes from: another agent, or blocks that this node's pool holds
