@@ -1,0 +1,145 @@
+"""The servers of one manager process: health, reflection, pages, an orderly end, an end that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from prfaas.errors import ConfigError
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.methods import SERVICE_NAME
+from tests.free_ports import free_address
+from tests.integration.manager.deployment import SECRET, Deployment, chain_of, hybrid_layout, stored
+from tests.waiting import until
+
+LAYOUT = hybrid_layout()
+
+
+async def test_health_says_serving_and_reflection_lists_the_service(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    async with grpc.aio.insecure_channel(manager.address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=5)
+        names = [its.name async for answer in reflected for its in answer.list_services_response.service]
+    assert SERVICE_NAME in names
+
+
+async def test_the_pages_show_readiness_metrics_and_state(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(320), 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    async with aiohttp.ClientSession(f"http://{manager.http_address}") as session:
+        pages = {}
+        for path in ("/healthz", "/readyz", "/metrics", "/state"):
+            async with session.get(path) as response:
+                assert response.status == 200, path
+                pages[path] = await response.text()
+    assert 'prfaas_manager_nodes{cluster="east"} 1.0' in pages["/metrics"]
+    assert "prfaas_manager_index_blocks 21.0" in pages["/metrics"]
+    assert '"n1-engine"' in pages["/state"]
+
+
+def command(deployment: Deployment, *flags: str) -> list[str]:
+    secret = ["--secret-file", str(deployment.secret_file), "--http-listen", "127.0.0.1:0"]
+    return [sys.executable, "-m", "prfaas.cli.manager", *secret, *flags]
+
+
+async def test_sigterm_ends_it_in_order_and_gives_the_lease_back(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    address = free_address()
+    flags = ["--listen", address, "--redis-url", redis.url, "--lease-seconds", "60s"]
+    process = await asyncio.create_subprocess_exec(*command(deployment, *flags), stderr=subprocess.DEVNULL)
+    reporter = deployment.reporter("n1", addresses=(address,))
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until(lambda: reporter.status.acknowledged >= 1, seconds=20)
+    store = RedisStore(redis.url)
+    (east,) = await store.clusters()
+    assert await store.writer(east) == address
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await store.writer(east) is None
+    await store.close()
+    late = await deployment.start_manager()
+    deployment.run(moved := deployment.reporter("n2", late))
+    await until(lambda: moved.status.manager == late.address)
+    assert late.world.index.num_blocks() == 21, "what the first manager recorded"
+
+
+async def test_an_embedded_redis_dies_with_its_manager_however_that_dies(deployment: Deployment) -> None:
+    address = free_address()
+    process = await asyncio.create_subprocess_exec(
+        *command(deployment, "--listen", address),
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(deployment.directory)},
+    )
+    await until(lambda: children(process.pid), what="the embedded Redis")
+    (redis,) = children(process.pid)
+    await until(lambda: "redis-server" in state(redis), what="its becoming redis-server")
+    process.kill()
+    await process.wait()
+    await until(lambda: state(redis) == "" or ") Z " in state(redis), what="its end")
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in listed.read_text().split()] if listed.exists() else []
+
+
+def state(pid: int) -> str:
+    """The beginning of /proc/<pid>/stat, "" when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()[:80]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+async def test_beyond_loopback_it_wants_tls_or_to_be_told(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    manager = Manager(deployment.config(listen="0.0.0.0:0"), SECRET)
+    with pytest.raises(ConfigError, match="insecure_plaintext"):
+        await manager.start()
+    await manager.close()
+    told = Manager(deployment.config(listen="0.0.0.0:0", insecure_plaintext=True), SECRET)
+    await told.start()
+    await told.close()
+
+
+async def test_a_redis_that_may_evict_keys_is_refused(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    store = RedisStore(redis.url)
+    await store._client.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ConfigError, match="noeviction"):
+        await store.check()
+    await store.close()
+
+
+async def test_an_address_that_is_taken_is_named(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    other = Manager(replace(deployment.config(), listen=manager.address), SECRET)
+    with pytest.raises(ConfigError, match=manager.address.replace(".", r"\.")):
+        await other.start()
+    await other.close()
+
+
+def test_the_control_path_needs_neither_torch_nor_vllm() -> None:
+    code = "import prfaas.cli.manager, prfaas.rpc.reporter, prfaas.rpc.client, sys; print({'torch', 'vllm'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert found.stdout == "set()\n"
