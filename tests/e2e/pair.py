@@ -21,7 +21,7 @@ from prfaas.types import AgentName, TransferId
 from tools.demo.client import complete, prompt_tokens, transfers
 from tools.processes import Children
 from tools.stack import AgentProcess, EngineProcess, Stack, engine_flags
-from tools.tiny_models import FAMILIES, VOCABULARY, make_model
+from tools.tiny_models import VOCABULARY, make_model
 
 PAIRS = ("llama", "gemma3", "qwen3_next", "granite4h")  # dense, sliding window, gated delta net, Mamba2
 CHUNK_TOKENS = 256
@@ -123,11 +123,11 @@ def random_prompt(length: int, *, seed: int) -> list[int]:
 
 
 def flags(family: str) -> tuple[str, ...]:
-    """vLLM's flags for a family: exact arithmetic where its kernels have it, prefill in chunks."""
+    """vLLM's flags for a family."""
     chosen = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=2048)
     if family in CACHES_PREFIXES:
         chosen = tuple("--enable-prefix-caching" if flag == "--no-enable-prefix-caching" else flag for flag in chosen)
-    return (*chosen, "--dtype", FAMILIES[family].dtype)
+    return chosen
 
 
 @contextmanager
