@@ -32,9 +32,16 @@ class AgentClient:
     """One connection to the agent. After `close` or a lost connection `connected` is False and `post` does nothing."""
 
     def __init__(
-        self, path: str, *, instance: str, role: AttachRole, rank: int = 0, layout: Layout | None = None
+        self,
+        path: str,
+        *,
+        instance: str,
+        role: AttachRole,
+        rank: int = 0,
+        layout: Layout | None = None,
+        pins_arena: bool = False,
     ) -> None:
-        """Connect and attach; a worker brings its layout and gets the arena and the ring.
+        """Connect and attach; a worker brings its layout and gets the arena (which a GPU's pins) and the ring.
 
         Raises:
             AgentUnreachable: nobody answers at `path`.
@@ -47,7 +54,7 @@ class AgentClient:
         self._inbox: deque[Message] = deque()
         self._outbox = bytearray()
         self._socket = _connect(path)
-        attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None)
+        attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None, pins_arena)
         try:
             self._socket.sendall(encode(attach))
             self.attached = self._receive_answer(expects_fds=role == "worker")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from prfaas.cachepool.eviction import policy_of
 from prfaas.config import records, setting
 
 
@@ -62,6 +63,7 @@ class AgentConfig:
     )
 
     def __post_init__(self) -> None:
+        policy_of(self.eviction)
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         if self.managers and not self.cluster:

@@ -21,6 +21,7 @@ from prfaas.agent.receiving import Receiving, Reply
 from prfaas.agent.sending import Sending
 from prfaas.agent.status import StatusServer
 from prfaas.agent.transfer_log import TransferLog
+from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference
 from prfaas.cachepool.pool import Pool
@@ -58,7 +59,12 @@ class Agent:
         self._reporting: Reporting | None = None
         self._name = AgentName(config.name)
         self._wire_key = grants.derive_key(secret, "wire")
-        self._pool = Pool(config.pool_bytes, transfer_ratio=config.transfer_ratio, on_event=self._on_pool_event)
+        self._pool = Pool(
+            config.pool_bytes,
+            transfer_ratio=config.transfer_ratio,
+            eviction=eviction.policy_of(config.eviction),
+            on_event=self._on_pool_event,
+        )
         self._links: dict[tuple[str, AgentName], Link] = {}
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()
@@ -155,6 +161,7 @@ class Agent:
         self._check_against_engines(attach, layout)
         await self._check_against_peers(layout)
         arena = self._pool.arena(layout)
+        arena.pinned |= attach.pins_arena
         if self._reporting is not None:
             self._reporting.add_layout(layout)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes), arena

@@ -57,6 +57,7 @@ class Placement:
                 block_hash=identity.block_hash,
                 parent=identity.parent,
                 num_tokens=identity.num_tokens,
+                before=identity.before,
             )
 
     def release(self) -> None:

@@ -32,12 +32,13 @@ class Run:
 
 @dataclass(frozen=True)
 class BlockIdentity:
-    """What `BlockStored` says of one block."""
+    """What `BlockStored` says of one block, and the hash one block earlier."""
 
     group: int
     block_hash: BlockHash
     parent: BlockHash
     num_tokens: int
+    before: BlockHash
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class TransferPlan:
         for index, block_hash in enumerate(run.blocks.hashes):
             end = (run.blocks.first_block + index + 1) * run.group.block_tokens
             if run.group.kind == "linear_state" or end > self.num_tokens:
-                yield BlockIdentity(run.blocks.group, block_hash, self._last_unit or parent, self.num_tokens)
+                yield BlockIdentity(run.blocks.group, block_hash, self._last_unit or parent, self.num_tokens, parent)
             else:
-                yield BlockIdentity(run.blocks.group, block_hash, parent, end)
+                yield BlockIdentity(run.blocks.group, block_hash, parent, end, parent)
             parent = block_hash
 
     @cached_property

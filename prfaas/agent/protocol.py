@@ -33,7 +33,7 @@ from typing import Any, Literal
 import msgpack
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.types import BlockHash, GroupBlocks, TransferId
+from prfaas.types import BlockHash, FailureReason, GroupBlocks, TransferId
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 16 << 20  # 1M tokens in units of 16 are 1 MiB of hashes a group
@@ -41,32 +41,21 @@ LENGTH_BYTES = 4
 HELD = -1  # in a slot list: the agent holds this block already, do not copy it
 
 AttachRole = Literal["scheduler", "worker"]
-FailureReason = Literal[
-    "grant_refused",  # forged, expired, or not for this agent
-    "no_layout",  # no worker of this instance has registered
-    "no_memory",  # no slots left for transfer blocks
-    "unreachable",  # the other agent does not answer
-    "layout_mismatch",  # the two sides lay their KV out differently
-    "evicted",  # a block that was to be held is gone
-    "prompt_mismatch",  # the receiver's prompt is not the one that was granted
-    "incomplete",  # the sender's request ended before all its layers came
-    "cancelled",  # either side gave up
-    "deadline",  # it did not end in time
-    "checksum",  # a chunk arrived changed, again and again
-    "protocol",  # the other agent broke the protocol
-    "shutdown",  # an agent stopped
-]
 
 
 @dataclass(frozen=True)
 class Attach:
-    """The first message of every connection. `layout` is `Layout.to_dict()` from a worker, None from a scheduler."""
+    """The first message of every connection. `layout` is `Layout.to_dict()` from a worker, None from a scheduler.
+
+    `pins_arena` says that a device will reach the arena by physical address, so that its pages must stay where they are.
+    """
 
     version: int
     instance: str
     role: AttachRole
     rank: int
     layout: dict[str, Any] | None
+    pins_arena: bool = False
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,18 @@ def cost(facts: BlockFacts, floor: float) -> float:
 POLICIES: dict[EvictionPolicy, SortKey] = {"lru": lru, "lfu": lfu, "cost": cost}
 
 
+def policy_of(text: str) -> EvictionPolicy:
+    """The policy of that name.
+
+    Raises:
+        ValueError: there is none; the message names those that there are.
+    """
+    for name in POLICIES:
+        if name == text:
+            return name
+    raise ValueError(f"eviction: {text!r}; write one of {', '.join(POLICIES)}")
+
+
 class Candidates:
     """Evictable blocks, each (arena number, slot), least valuable first; soft-pinned ones after all others.
 

@@ -192,6 +192,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             role="worker",
             rank=layout.shard.rank,
             layout=layout,
+            pins_arena=device.type == "cuda",
         )
         self._worker = WorkerSide(client, layers, layout, copier=_copier(client, device))
         if self._vllm_config.model_config.enforce_eager:

@@ -50,6 +50,7 @@ def test_identities_carry_the_length_that_each_block_covers_and_its_parent() -> 
     assert full[3].block_hash == NO_HASH
     assert [(i.num_tokens, i.block_hash) for i in window[:2]] == [(80, CHAIN.at(80)), (96, CHAIN.at(96))]
     assert window[0].parent == CHAIN.at(64)
+    assert (full[3].parent, full[3].before) == (CHAIN.at(96), CHAIN.at(96))
     assert (state[0].num_tokens, state[0].block_hash, state[0].parent) == (100, CHAIN.at(100), CHAIN.at(96))
 
 
