@@ -102,6 +102,11 @@ TTFT_SECONDS = _histogram(
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )
+LEG_FAILURES = _counter(
+    "prfaas_router_leg_failures",
+    "Legs that failed before the first byte of an answer; the request then went on without the transfer or elsewhere.",
+    ("reason",),
+)
 
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
 MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, once per holder.")

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
 from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.tokens import Prompt
 from prfaas.scheduler.route import Decision, route
-from prfaas.scheduler.snapshot import RequestFacts
-from prfaas.types import TransferId
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from prfaas.types import AgentName, TransferId
+
+MAX_SESSIONS = 100_000  # about 20 MB; the longest unused goes first
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request as decisions see it: `prompt` None when its tokens do not matter."""
+
+    facts: RequestFacts
+    model: str | None
+    prompt: Prompt | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,7 @@ class Ruling:
 class Manager(Protocol):
     """Who knows what is cached where (`manager_link.py`)."""
 
-    async def route(self, model: str, chain: HashChain, *, num_prompt_tokens: int, session: str) -> Ruling | None:
+    async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
         """The manager's ruling, or None when there is none in time."""
 
 
@@ -39,9 +53,35 @@ class Plan:
 
     decision: Decision
     facts: RequestFacts
-    decided_by: str  # manager or router
+    snapshot: Snapshot
+    decided_by: str = "router"  # or manager
     transfer_id: TransferId | None = None
     grant: str = ""
+    fell_back: bool = False
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether both legs are to be sent."""
+        return self.decision.route == "remote" and not self.fell_back
+
+    def fallen_back(self) -> Plan:
+        """The same decode instance without the prefill leg."""
+        return replace(self, fell_back=True)
+
+    def summary(self) -> dict[str, Any]:
+        """The fields of a log line."""
+        return {
+            "route": self.decision.route,
+            "reason": self.decision.reason,
+            "decode": self.decision.decode,
+            "prefill": self.decision.prefill,
+            "decided_by": self.decided_by,
+            "num_prompt_tokens": self.facts.num_prompt_tokens,
+            "num_cached_tokens": self.facts.num_cached_tokens,
+            "counted": self.facts.counted,
+            "obstacle": self.facts.obstacle,
+            "transfer_id": self.transfer_id.hex() if self.transfer_id else None,
+        }
 
 
 class Deciding:
@@ -52,26 +92,46 @@ class Deciding:
         self._grant_key = grants.derive_key(secret, "grant")
         self._fleet = fleet
         self._manager = manager
+        self._sessions: OrderedDict[str, AgentName] = OrderedDict()
 
-    async def plan(self, facts: RequestFacts, token_ids: list[int] | None, *, session: str) -> Plan:
+    async def plan(self, ask: Ask) -> Plan:
         """The plan for one request; prompts that were not worth tokenising never reach the manager."""
-        own = route(self._fleet.snapshot(), facts)
-        if token_ids is None or own.decode is None or not facts.transferable:
-            return Plan(own, facts, "router")
-        num_tokens = len(token_ids) - 1
-        model = self._fleet[own.decode].identity
-        chain = HashChain(root_hash(model, self._config.tenant.encode()), token_ids[:num_tokens])
+        plan = await self._plan(replace(ask, facts=self._with_session(ask)))
+        if ask.session and plan.decision.decode is not None:
+            self._remember(ask.session, self._fleet[plan.decision.decode].address.agent)
+        return plan
+
+    async def _plan(self, ask: Ask) -> Plan:
+        snapshot = self._fleet.snapshot(ask.model)
+        own = route(snapshot, ask.facts)
+        if ask.prompt is None or own.decode is None or ask.facts.obstacle is not None:
+            return Plan(own, ask.facts, snapshot)
+        chain = self._chain(self._fleet[own.decode].identity, ask.prompt)
         if self._manager is not None:
-            ruling = await self._manager.route(model, chain, num_prompt_tokens=len(token_ids), session=session)
+            ruling = await self._manager.route(self._fleet[own.decode].identity, chain, ask)
             if ruling is not None:
+                known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
-                known = replace(facts, num_cached_tokens=ruling.cached_tokens)
-                return Plan(ruling.decision, known, "manager", ruling.transfer_id, grant)
+                return Plan(ruling.decision, known, snapshot, "manager", ruling.transfer_id, grant)
         if own.route != "remote" or own.prefill is None:
-            return Plan(own, facts, "router")
+            return Plan(own, ask.facts, snapshot)
         transfer_id = TransferId(secrets.token_bytes(16))
         grant = self._grant(transfer_id, chain, prefill=self._fleet[own.prefill], decode=self._fleet[own.decode])
-        return Plan(own, facts, "router", transfer_id, grant)
+        return Plan(own, ask.facts, snapshot, transfer_id=transfer_id, grant=grant)
+
+    def _chain(self, model: str, prompt: Prompt) -> HashChain:
+        """The hashes of what is transferred: all tokens but the last."""
+        return HashChain(root_hash(model, self._config.tenant.encode()), prompt.token_ids[:-1])
+
+    def _with_session(self, ask: Ask) -> RequestFacts:
+        agent = self._sessions.get(ask.session) if ask.session else None
+        return replace(ask.facts, session_agent=agent) if agent is not None else ask.facts
+
+    def _remember(self, session: str, agent: AgentName) -> None:
+        self._sessions[session] = agent
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
 
     def _grant(self, transfer_id: TransferId, chain: HashChain, *, prefill: Instance, decode: Instance) -> str:
         grant = grants.Grant(

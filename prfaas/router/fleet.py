@@ -11,7 +11,8 @@ import aiohttp
 
 from prfaas import logs
 from prfaas.router.config import ClusterConfig, RouterConfig
-from prfaas.scheduler.snapshot import InstanceState, Snapshot
+from prfaas.scheduler.placement import choose
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 PROBE_SECONDS = 5.0  # an engine in the middle of a long step answers late
@@ -38,8 +39,10 @@ class Instance:
     address: InstanceAddress
     healthy: bool = False
     num_requests: int = 0
-    base_models: frozenset[str] = field(default_factory=frozenset)  # served names, adapters left out
+    models: frozenset[str] = field(default_factory=frozenset)  # every served name, adapters too
+    base_models: frozenset[str] = field(default_factory=frozenset)  # without the adapters
     identity: str = ""  # the first served name, by which connectors name the weights
+    renders: bool = True  # as far as known, it turns chats into token ids just as it would answer them
 
     @property
     def url(self) -> str:
@@ -102,16 +105,24 @@ class Fleet:
             self._instances[its.name] = before if before and before.address == its else Instance(its)
         self._changed.set()
 
-    def snapshot(self) -> Snapshot:
-        """What decisions are made from; decode instances are those of this router's own cluster, if it has one."""
+    def snapshot(self, model: str | None = None) -> Snapshot:
+        """What decisions are made from: the instances that serve `model`, or all when none does, so that an engine says
+        so; decode instances are those of this router's own cluster, if it has one.
+        """
         own = self._config.cluster
-        states = (instance.state() for instance in self._instances.values())
+        serving = [its for its in self._instances.values() if model in its.models] or self._instances.values()
+        states = (instance.state() for instance in serving)
         seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")
         return Snapshot(threshold_tokens=self.threshold_tokens, instances=seen)
 
-    def decodes(self) -> bool:
-        """Whether anybody can answer."""
-        return any(instance.state().decodes for instance in self)
+    def is_base_model(self, model: str | None) -> bool:
+        """Whether it is no adapter and no unknown name; without one an engine takes its base model."""
+        return model is None or any(model in instance.base_models for instance in self._instances.values())
+
+    def any_decode(self, model: str | None = None) -> Instance | None:
+        """A decode instance for a request whose tokens do not matter; None when nobody is ready."""
+        chosen = choose((state for state in self.snapshot(model).instances if state.decodes), RequestFacts(0))
+        return self._instances[chosen.instance] if chosen else None
 
     async def probe_forever(self) -> None:
         """Ask every engine for its health, and for its models when it comes up."""
@@ -127,9 +138,9 @@ class Fleet:
             async with asyncio.timeout(PROBE_SECONDS):
                 async with self._session.get(f"{instance.url}/health") as response:
                     healthy = response.status == 200
-                if healthy and not (instance.healthy and instance.base_models):
+                if healthy and not (instance.healthy and instance.models):
                     await self._learn_models(instance)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError) as error:
             instance.failed(repr(error))
             return
         if healthy and not instance.healthy:
@@ -140,6 +151,7 @@ class Fleet:
         async with self._session.get(f"{instance.url}/v1/models") as response:
             models = (await response.json())["data"]
         base = [model["id"] for model in models if not model.get("parent")]
+        instance.models = frozenset(model["id"] for model in models)
         instance.base_models, instance.identity = frozenset(base), base[0]
 
 

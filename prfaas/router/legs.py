@@ -4,57 +4,88 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import aiohttp
 
 from prfaas.router.fleet import Instance
 
-JSON_HEADERS = {"Content-Type": "application/json"}
+Leg = Literal["prefill", "decode"]
+LegReason = Literal[
+    "prefill_unreachable",
+    "prefill_broke_off",
+    "prefill_error",
+    "prefill_late",
+    "decode_unreachable",
+    "decode_broke_off",
+    "decode_error",
+]
+UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
+_BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
+COMPLETIONS_PATH = "/v1/completions"
+_MESSAGE_BYTES = 500  # of an engine's error text that go into ours
+
+
+@dataclass(frozen=True)
+class EngineError:
+    """An engine's own error answer, for a client that nobody else can serve."""
+
+    status: int
+    content_type: str
+    body: bytes
 
 
 class LegFailed(Exception):
-    """An engine could not be reached, answered with a server error, or broke off; `reason` is a closed word."""
+    """A leg failed before its first byte, or broke off after it."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, leg: Leg, reason: LegReason, message: str, *, answer: EngineError | None = None) -> None:
         super().__init__(message)
+        self.leg = leg
         self.reason = reason
+        self.answer = answer
 
 
 @dataclass
 class OpenAnswer:
-    """An engine's answer whose first bytes have come; `close` ends it, also within the engine."""
+    """An engine's answer whose first bytes have come; `close` ends it, also within the engines."""
 
     instance: Instance
     response: aiohttp.ClientResponse
     first: bytes = b""
+    prefilling: asyncio.Task[None] | None = None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body, in the pieces in which it comes.
+    @property
+    def is_whole(self) -> bool:
+        """Whether `first` is all of it."""
+        return self.response.content.at_eof()
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """What follows `first`, in the pieces in which it comes.
 
         Raises:
             LegFailed: the engine broke off.
         """
-        yield self.first
         try:
             async for chunk in self.response.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
-            raise LegFailed("decode_broke_off", repr(error)) from error
+            raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.response.close()
         self.instance.num_requests -= 1
+        if self.prefilling is not None:
+            await end(self.prefilling)
 
 
 class Legs:
-    """Sends requests to engines."""
+    """Sends requests to engines. `prefill_seconds`: when a prefill leg that has not ended has failed."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, prefill_seconds: float) -> None:
         self._session = session
+        self._prefill_seconds = prefill_seconds
 
     async def decode(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> OpenAnswer:
         """The decode leg, once its first bytes are there; the caller closes it.
@@ -63,22 +94,19 @@ class Legs:
             LegFailed: the engine could not be reached, broke off, or answered 500 or more.
         """
         instance.num_requests += 1
-        answer: OpenAnswer | None = None
+        response: aiohttp.ClientResponse | None = None
         try:
             response = await self._session.post(f"{instance.url}{path}", data=body, headers=headers)
-            answer = OpenAnswer(instance, response)
-            answer.first = await response.content.readany()
             if response.status >= 500:
-                raise LegFailed("decode_error", f"{response.status}: {answer.first[:500].decode(errors='replace')}")
-            return answer
+                raise await _engine_error("decode", response)
+            return OpenAnswer(instance, response, await response.content.readany())
         except BaseException as error:
-            if answer is not None:
-                answer.close()
-            else:
-                instance.num_requests -= 1
+            if response is not None:
+                response.close()
+            instance.num_requests -= 1
             raise _translated("decode", instance, error) from error
 
-    async def prefill(self, instance: Instance, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    async def prefill(self, instance: Instance, body: bytes, headers: Mapping[str, str]) -> None:
         """The prefill leg: returns when the engine has computed it.
 
         Raises:
@@ -86,57 +114,60 @@ class Legs:
         """
         with instance.busy():
             try:
-                url = f"{instance.url}/v1/completions"
-                async with self._session.post(url, data=json.dumps(body), headers=headers) as response:
-                    text = await response.text()
-                    if response.status != 200:
-                        raise LegFailed("prefill_error", f"{response.status}: {text[:500]}")
+                async with asyncio.timeout(self._prefill_seconds):
+                    url = f"{instance.url}{COMPLETIONS_PATH}"
+                    async with self._session.post(url, data=body, headers=headers) as response:
+                        if response.status != 200:
+                            raise await _engine_error("prefill", response)
+                        await response.read()
+            except TimeoutError as error:
+                message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
+                raise LegFailed("prefill", "prefill_late", message) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise _translated("prefill", instance, error) from error
 
-    async def tokenize(self, instance: Instance, body: dict[str, Any]) -> list[int]:
-        """The prompt as the engine's own tokenizer has it.
+    async def both(self, prefill: asyncio.Task[None], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
+        """The decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
 
         Raises:
-            LegFailed: the engine does not say.
+            LegFailed: one of them failed.
         """
         try:
-            async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
-                if response.status != 200:
-                    raise LegFailed("tokenize_error", f"{response.status}: {(await response.text())[:500]}")
-                tokens: list[int] = (await response.json())["tokens"]
-                return tokens
-        except (aiohttp.ClientError, OSError, KeyError) as error:
-            raise LegFailed("tokenize_error", repr(error)) from error
+            await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+            if not decode.done():
+                prefill.result()
+            answer = await decode
+        except BaseException:
+            await _close_when_open(decode)
+            await end(prefill)
+            raise
+        answer.prefilling = prefill
+        return answer
 
 
-def _translated(leg: Literal["prefill", "decode"], instance: Instance, error: BaseException) -> BaseException:
+async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
+    body = await response.read()
+    message = f"{response.status}: {body[:_MESSAGE_BYTES].decode(errors='replace')}"
+    content_type = response.headers.get("Content-Type", "application/json")
+    answer = EngineError(response.status, content_type, body)
+    return LegFailed(leg, "prefill_error" if leg == "prefill" else "decode_error", message, answer=answer)
+
+
+def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseException:
     """What went wrong on a leg, in our words; a refused connection also takes the instance out of the choice."""
     if isinstance(error, aiohttp.ClientConnectorError):
         instance.failed(repr(error))
-        return LegFailed(f"{leg}_unreachable", repr(error))
-    if isinstance(error, aiohttp.ClientError | OSError):
-        return LegFailed(f"{leg}_broke_off", repr(error))
+        return LegFailed(leg, UNREACHABLE[leg], repr(error))
+    if isinstance(error, aiohttp.ClientError | OSError) and not isinstance(error, TimeoutError):
+        return LegFailed(leg, _BROKE_OFF[leg], repr(error))
     return error
 
 
-async def first_answer(prefill: asyncio.Task[None], decode: Coroutine[Any, Any, OpenAnswer]) -> OpenAnswer:
-    """The decode leg's answer, unless the prefill leg fails before its first byte.
-
-    Raises:
-        LegFailed: either leg failed; the decode leg is closed then.
-    """
-    opened = asyncio.ensure_future(decode)
-    try:
-        await asyncio.wait((prefill, opened), return_when=asyncio.FIRST_COMPLETED)
-        if prefill.done() and not opened.done():
-            prefill.result()
-        return await opened
-    except BaseException:
-        opened.cancel()
-        with contextlib.suppress(asyncio.CancelledError, LegFailed):
-            (await opened).close()
-        raise
+async def _close_when_open(decode: asyncio.Task[OpenAnswer]) -> None:
+    """Cancel a decode leg; close its answer when it came all the same."""
+    decode.cancel()
+    with contextlib.suppress(asyncio.CancelledError, LegFailed):
+        await (await decode).close()
 
 
 async def end(task: asyncio.Task[None]) -> None:

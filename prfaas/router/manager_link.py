@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from prfaas import logs
-from prfaas.errors import IndexRefusal, ManagerUnreachable
+from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HashChain
 from prfaas.router.config import RouterConfig
-from prfaas.router.deciding import Ruling
+from prfaas.router.deciding import Ask, Ruling
 from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
 
+REFUSED_SECONDS = 2.0  # before a manager that refuses us is asked again
 MAX_ROUNDS = 2  # a second question states the hashes that the first answer asked for
 _log = logs.get("router.manager")
 
@@ -31,24 +33,34 @@ class ManagerLink:
 
     async def watch_forever(self) -> None:
         """Keep the fleet what the managers say; while none answers it stays as it was."""
-        async for state in self._client.watch_state(self._config.cluster):
-            self._fleet.threshold_tokens = state.threshold_tokens
-            addresses = list(_addresses(state))
-            if addresses != [instance.address for instance in self._fleet]:
-                self._fleet.update(addresses)
-                _log.info("fleet.changed", manager=state.manager, instances=[its.name for its in addresses])
+        while True:
+            try:
+                async for state in self._client.watch_state(self._config.cluster):
+                    self._take(state)
+            except PrfaasError as error:
+                _log.error("manager.refuses", error=str(error))
+            await asyncio.sleep(REFUSED_SECONDS)
 
-    async def route(self, model: str, chain: HashChain, *, num_prompt_tokens: int, session: str) -> Ruling | None:
+    def _take(self, state: pb.StateSnapshot) -> None:
+        self._fleet.threshold_tokens = state.threshold_tokens
+        addresses = list(_addresses(state))
+        if addresses != [instance.address for instance in self._fleet]:
+            self._fleet.update(addresses)
+            _log.info("fleet.changed", manager=state.manager, instances=[its.name for its in addresses])
+
+    async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
         """Where a request runs; None when no manager answers in time or knows the model: the router decides itself."""
         request = pb.RouteRequest(
             model=model,
             units=b"".join(chain.units),
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=ask.facts.num_prompt_tokens,
             prompt_hash=chain.at(chain.num_tokens),
             tenant=self._config.tenant,
-            session=session,
+            session=ask.session,
             cluster=self._config.cluster,
-            excluded_instances=[its.address.name for its in self._fleet if not its.healthy],
+            max_output_tokens=ask.facts.max_output_tokens,
+            turn=ask.facts.turn,
+            excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.healthy)],
         )
         try:
             answer = await self._client.route(request)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
+from prfaas.scheduler.snapshot import Obstacle
+
 Endpoint = Literal["completions", "chat"]
+PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 GRANT_PARAM = "prfaas_grant"
 REFUSED_FIELDS = ("kv_transfer_params", "cache_salt")  # they name other people's KV; only the router writes them
-# Fields by which /tokenize renders a chat just as /v1/chat/completions does.
-_RENDER_FIELDS = (
-    "messages",
-    "tools",
-    "chat_template",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-)
-# What the prefill leg needs to run the same adapter and nothing else.
-_PREFILL_FIELDS = ("model", "priority")
+# Fields that stand alike in /tokenize and in the request itself.
+_TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
+    "completions": ("model", "prompt", "add_special_tokens"),
+    "chat": (
+        "model",
+        "messages",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "add_special_tokens",
+    ),
+}
+_PREFILL_FIELDS = ("model", "priority")  # what the prefill leg takes over from the client's request
+_MAX_TOKEN_ID = (1 << 31) - 1
 
 
 class BadRequest(Exception):
@@ -28,68 +36,94 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request body, parsed once."""
+    """A request's bytes, parsed once."""
 
     endpoint: Endpoint
     body: dict[str, Any]
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.get("stream"))
+    raw: bytes
 
     @property
     def model(self) -> str | None:
         model = self.body.get("model")
         return model if isinstance(model, str) else None
 
-    @property
+    @cached_property
     def token_ids(self) -> list[int] | None:
         """The prompt, when the client gave it as token ids."""
         prompt = self.body.get("prompt")
-        if self.endpoint == "completions" and isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            return prompt
-        return None
+        if self.endpoint != "completions" or not isinstance(prompt, list) or not prompt:
+            return None
+        return prompt if all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt) else None
 
+    @property
     def max_prompt_tokens(self) -> int:
-        """An upper bound of the prompt's length that costs no tokenising: a token stands for at least one byte."""
-        if self.token_ids is not None:
-            return len(self.token_ids)
-        if self.endpoint == "completions":
-            prompt = self.body.get("prompt")
-            return len(prompt.encode()) if isinstance(prompt, str) else 0
-        return len(json.dumps([self.body.get(name) for name in _RENDER_FIELDS[:2]], ensure_ascii=False).encode())
+        """An upper bound of the prompt's length that costs no tokenising: a token stands for at least one byte of it.
 
-    def transferable(self) -> bool:
-        """Whether its KV is that of one list of text tokens that one answer continues."""
+        What a chat template or the tokenizer adds by itself is not in it: such a prompt may be longer by that.
+        """
+        return len(self.token_ids) if self.token_ids is not None else len(self.raw)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The answer's limit in tokens; 0 when the client names none."""
+        for name in ("max_completion_tokens", "max_tokens"):
+            limit = self.body.get(name)
+            if type(limit) is int and limit > 0:
+                return limit
+        return 0
+
+    @property
+    def turn(self) -> int:
+        """Which turn of its conversation a chat is: one more than the answers in it. 0 for a completion."""
+        messages = self.body.get("messages")
+        if self.endpoint != "chat" or not isinstance(messages, list):
+            return 0
+        return 1 + sum(1 for message in messages if isinstance(message, dict) and message.get("role") == "assistant")
+
+    def obstacle(self) -> Obstacle | None:
+        """Why its KV is not that of one list of text tokens which one answer continues; None when it is."""
         body = self.body
         if (body.get("n") or 1) != 1 or (body.get("best_of") or 1) != 1 or body.get("use_beam_search"):
-            return False
-        if body.get("prompt_logprobs") is not None or body.get("echo") or body.get("prompt_embeds"):
-            return False
-        if self.endpoint == "completions":
-            return isinstance(body.get("prompt"), str) or self.token_ids is not None
-        return all(_is_text(message) for message in body.get("messages") or [None])
+            return "several_answers"
+        if body.get("prompt_logprobs") is not None or body.get("echo"):
+            return "prompt_output"
+        if self.endpoint == "chat":
+            messages = body.get("messages")
+            return None if isinstance(messages, list) and all(map(_is_text, messages)) else "media"
+        if body.get("prompt_embeds"):
+            return "media"
+        return None if isinstance(body.get("prompt"), str) or self.token_ids is not None else "several_prompts"
 
-    def tokenize_body(self) -> dict[str, Any]:
-        """What `/tokenize` is asked."""
-        if self.endpoint == "completions":
-            fields: tuple[str, ...] = ("model", "prompt", "add_special_tokens")
-        else:
-            fields = ("model", "add_special_tokens", *_RENDER_FIELDS)
-        return {name: self.body[name] for name in fields if name in self.body}
+    def tokenize_body(self) -> dict[str, Any] | None:
+        """What `/tokenize` is asked; None where it cannot be told everything that shapes the prompt."""
+        body = self.body
+        if body.get("truncate_prompt_tokens") is not None:
+            return None
+        fields = {name: body[name] for name in _TOKENIZE_FIELDS[self.endpoint] if body.get(name) is not None}
+        if self.endpoint == "chat":
+            fields["chat_template_kwargs"] = _template_kwargs(body)
+        return fields
 
-    def prefill_body(self, token_ids: list[int], grant: str) -> dict[str, Any]:
+    def prefill_body(self, token_ids: list[int], grant: str) -> bytes:
         """The prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
         kept = {name: self.body[name] for name in _PREFILL_FIELDS if name in self.body}
         params = {"do_remote_decode": True, GRANT_PARAM: grant}
-        return kept | {"prompt": token_ids[:-1], "max_tokens": 1, "temperature": 0, "kv_transfer_params": params}
+        sampling = {"max_tokens": 1, "temperature": 0}
+        return _dumps(kept | sampling | {"prompt": token_ids[:-1], "kv_transfer_params": params})
 
-    def decode_body(self, token_ids: list[int], grant: str) -> dict[str, Any]:
-        """The decode leg: the client's request over the very token ids that the prefill leg computes."""
+    def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool) -> bytes:
+        """The decode leg: the client's request with the grant, over the token ids that the prefill leg computes.
+
+        A chat carries them only when `rendered`: the engine's own rendering of this very request. From `/tokenize` they
+        might differ from it by what only the engine adds; then the engine renders by itself, and a difference costs a
+        recompute, never a wrong prompt.
+        """
         params: dict[str, Any] = {"do_remote_prefill": True, GRANT_PARAM: grant}
-        if self.endpoint == "completions":
-            return self.body | {"prompt": token_ids, "kv_transfer_params": params}
-        return self.body | {"kv_transfer_params": params | {"prompt_token_ids": token_ids}}
+        if self.endpoint == "chat" and rendered:
+            params["prompt_token_ids"] = token_ids
+        if self.endpoint == "chat" or self.token_ids is not None:
+            return _spliced(self.raw, params)
+        return _dumps(self.body | {"prompt": token_ids, "kv_transfer_params": params})
 
 
 def parse(endpoint: Endpoint, raw: bytes) -> ParsedRequest:
@@ -98,24 +132,55 @@ def parse(endpoint: Endpoint, raw: bytes) -> ParsedRequest:
     Raises:
         BadRequest: it is no JSON object, lacks its prompt, or carries a field that only the router may write.
     """
+    body = parse_object(raw)
+    needed = "prompt" if endpoint == "completions" else "messages"
+    if needed not in body and "prompt_embeds" not in body:
+        raise BadRequest(f"{needed}: missing")
+    return ParsedRequest(endpoint, body, raw)
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`.
+
+    Raises:
+        BadRequest: it is none, or carries a field that only the router may write.
+    """
     try:
-        body = json.loads(raw)
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        body = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON in UTF-8: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
-    needed = "prompt" if endpoint == "completions" else "messages"
-    if needed not in body:
-        raise BadRequest(f"{needed}: missing")
     for name in REFUSED_FIELDS:
         if body.get(name) is not None:
             raise BadRequest(f"{name}: clients may not set this field")
-    return ParsedRequest(endpoint, body)
+    return body
 
 
 def error_body(message: str, *, kind: str, code: int) -> bytes:
     """An error as OpenAI clients expect it."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+
+
+def _spliced(raw: bytes, params: dict[str, Any]) -> bytes:
+    """`raw` with kv_transfer_params as its last field, which counts should the client have sent a null one."""
+    return raw.rstrip()[:-1] + b',"kv_transfer_params":' + _dumps(params) + b"}"
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
+    """What a chat template is given beside the messages, merged as vLLM's ChatCompletionRequest.build_chat_params does;
+    `/tokenize` has no fields of its own for documents and reasoning_effort.
+    """
+    given = body.get("chat_template_kwargs")
+    own = {name: body[name] for name in ("documents", "reasoning_effort") if body.get(name) not in (None, "auto")}
+    kwargs = (given if isinstance(given, dict) else {}) | own
+    if body.get("reasoning_effort") is not None:
+        kwargs.setdefault("enable_thinking", body["reasoning_effort"] != "none")
+    return kwargs
 
 
 def _is_text(message: Any) -> bool:

@@ -11,11 +11,15 @@ from aiohttp import web
 
 from prfaas import logs
 from prfaas.errors import ConfigError
+from prfaas.router.answering import Answering
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Deciding
 from prfaas.router.fleet import Fleet
+from prfaas.router.legs import Legs
 from prfaas.router.manager_link import ManagerLink
+from prfaas.router.passing import Passing
+from prfaas.router.tokens import Tokenizer
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
@@ -29,24 +33,44 @@ async def serve(config: RouterConfig, secret: bytes) -> None:
     Raises:
         ConfigError: the address cannot be bound.
     """
-    async with _probed_router(config, secret) as router:
-        app = make_app(router, max_body_bytes=config.max_body_bytes)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
-        await runner.setup()
-        host, port = split_address(config.listen)
+    async with open_door(config, secret) as address:
+        _log.info("router.started", listen=address, threshold_tokens=config.threshold_tokens)
         try:
-            await web.TCPSite(runner, host, port).start()
-            _log.info("router.started", listen=config.listen, threshold_tokens=config.threshold_tokens)
             await asyncio.Event().wait()
-        except OSError as error:
-            raise ConfigError(f"listen: {config.listen} cannot be bound ({error.strerror})") from error
         finally:
-            await runner.cleanup()
-            _log.info("router.stopped")
+            _log.info("router.stopping")
 
 
 @contextlib.asynccontextmanager
-async def _probed_router(config: RouterConfig, secret: bytes) -> AsyncIterator[Router]:
+async def open_door(config: RouterConfig, secret: bytes) -> AsyncIterator[str]:
+    """The host:port where the front door answers as long as the block runs.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    async with _running_router(config, secret) as router:
+        app = make_app(router, max_body_bytes=config.max_body_bytes)
+        # A client that leaves ends its legs, and so its work in the engines.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS, handler_cancellation=True)
+        await runner.setup()
+        try:
+            yield await _listen(runner, config.listen)
+        finally:
+            await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, listen: str) -> str:
+    host, port = split_address(listen)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise ConfigError(f"listen: {listen} cannot be bound ({error.strerror})") from error
+    bound: int = runner.addresses[0][1]
+    return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+
+@contextlib.asynccontextmanager
+async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[Router]:
     """A router whose fleet is kept up to date as long as the block runs."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -55,8 +79,14 @@ async def _probed_router(config: RouterConfig, secret: bytes) -> AsyncIterator[R
         watches = [asyncio.create_task(fleet.probe_forever())]
         if manager is not None:
             watches.append(asyncio.create_task(manager.watch_forever()))
+        answering = Answering(
+            fleet=fleet,
+            deciding=Deciding(config, secret, fleet, manager),
+            legs=Legs(session, prefill_seconds=config.transfer_deadline),
+            tokenizer=Tokenizer(session),
+        )
         try:
-            yield Router(config, fleet=fleet, deciding=Deciding(config, secret, fleet, manager), session=session)
+            yield Router(config, fleet=fleet, answering=answering, passing=Passing(fleet, session))
         finally:
             for watch in watches:
                 watch.cancel()

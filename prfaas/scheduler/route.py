@@ -1,4 +1,9 @@
-"""The route of one request: `Snapshot + RequestFacts → Decision(reason)`, pure."""
+"""The route of one request: `Snapshot + RequestFacts → Decision(reason)`, pure.
+
+The policies meet in one order: (1) the decode instance, by usable prefix, conversation and load; (2) more uncached
+tokens than t, and the remote path pays: a PrfaaS cluster prefills; (3) what stays is prefilled within the PD cluster as
+its policy says (`within.py`): by the decode instance, by a PD-P instance, or by PPD's table.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +11,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prfaas.scheduler.placement import choose
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.scheduler.threshold import prefill_site
+from prfaas.scheduler.within import WithinReason, within
 from prfaas.types import InstanceId
 
 Route = Literal["local", "remote", "refused"]
-Reason = Literal[
-    "short",  # its uncached tokens do not exceed the threshold
-    "long",  # they do, and another cluster prefills it
-    "not_transferable",  # images, several prompts or answers, prompt log-probabilities, an adapter
-    "no_prefill_instance",  # long, but no healthy instance of a PrfaaS cluster is there
-    "link_down",  # long, but no link to the decode cluster is up
-    "no_decode_instance",  # nobody can answer
-]
+PrfaasReason = Literal["long", "cached_elsewhere"]
+StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
+Reason = PrfaasReason | StayReason | WithinReason | Literal["not_transferable", "no_decode_instance"]
 EXPLANATIONS: dict[Reason, str] = {
-    "short": "its uncached tokens do not exceed the threshold, so the decode cluster prefills it",
+    "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
     "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and its KV is streamed here",
+    "cached_elsewhere": "a PrfaaS cluster holds a prefix that this cluster lacks and the link has room, so the short rest "
+    "is computed there and all of it is streamed here",
     "not_transferable": "its KV cannot be named by one list of token ids, so it stays where it is decoded",
     "no_prefill_instance": "it is long, but no healthy instance of a PrfaaS cluster is there",
     "link_down": "it is long, but no link from a PrfaaS cluster to the decode cluster is up",
+    "link_too_slow": "it is long, but its KV would take longer over the link than prefilling it here",
+    "congested": "it exceeds the threshold, but not the one that is in force while the link is congested",
     "no_decode_instance": "no healthy instance can decode",
+    "pd": "the policy prefills every request of this cluster on a PD-P instance",
+    "ppd_first_turn": "it opens its conversation, or the decode node has nothing of it: a PD-P instance prefills it",
+    "ppd_table_local": "a later turn whose KV is on the decode node, and PPD's table has it prefilled there",
+    "ppd_table_pd": "a later turn whose KV is on the decode node, but PPD's table has a PD-P instance prefill it",
+    "suffix_cached": "fewer of its tokens than the decider's limit are uncached on the decode node, so it prefills them",
+    "suffix_uncached": "the decode node lacks at least as many of its tokens as the decider's limit: a PD-P instance prefills",
+    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does",
 }
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a request goes, and why."""
+    """Where a request goes, and why. A `remote` one is prefilled by `prefill` and its KV travels to `decode`."""
 
     route: Route
     reason: Reason
@@ -38,48 +52,72 @@ class Decision:
     prefill: InstanceId | None = None
 
 
-LOAD_SLACK = 4  # requests that a node with the better cache may be ahead of the least loaded one
-
-
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
-    """The decision for one request: PrfaaS section 3.4, rule "uncached > t" with t = `threshold_tokens`.
-
-    Each cluster's cache counts on its own (the paper's bandwidth-scarce rule): what decides is the increment over the
-    prefix that the decode node holds.
-    """
-    usable = [instance for instance in snapshot.instances if instance.instance not in request.excluded]
-    decode = _affine([instance for instance in usable if instance.decodes], request)
+    """The decision for one request."""
+    decode = choose((one for one in snapshot.instances if one.decodes), request)
     if decode is None:
         return Decision("refused", "no_decode_instance")
-    if not request.transferable:
+    if request.obstacle is not None:
         return Decision("local", "not_transferable", decode.instance)
-    if request.uncached_at(decode.agent) <= snapshot.threshold_tokens:
-        return Decision("local", "short", decode.instance)
-    candidates = [instance for instance in usable if instance.prefills_for_others]
-    if not candidates:
-        return Decision("local", "no_prefill_instance", decode.instance)
+    offload = _offload(snapshot, request, decode)
+    if isinstance(offload, Decision):
+        return offload
+    prefill, reason = within(snapshot, request, decode)
+    if prefill is not None:
+        return Decision("remote", reason, decode.instance, prefill.instance)
+    return Decision("local", offload if offload and reason == "short" else reason, decode.instance)
+
+
+def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Decision | StayReason | None:
+    """The decision to offload to a PrfaaS cluster; or why a request above t stays; or None for one below it."""
+    uncached = request.uncached_at(decode.agent)
+    if not request.counted or request.num_prompt_tokens < 2 or uncached <= _lowest_threshold(snapshot, decode):
+        return None  # of one token nothing can be transferred
+    candidates = [one for one in snapshot.instances if one.prefills_for_others and one.instance not in request.excluded]
     reachable = [one for one in candidates if (one.cluster, decode.cluster) not in snapshot.links_down]
-    prefill = _affine(reachable, request)
-    if prefill is None:
-        return Decision("local", "link_down", decode.instance)
-    return Decision("remote", "long", decode.instance, prefill.instance)
-
-
-def _affine(candidates: Sequence[InstanceState], request: RequestFacts) -> InstanceState | None:
-    """The instance whose node holds most of the prompt, the conversation's own among equals, unless it is overloaded.
-
-    Among instances that hold as much: the fewest requests under way, then the first by name.
-    """
-    if not candidates:
+    if reachable:
+        return _over_a_path(snapshot, request, decode, reachable)
+    if uncached <= snapshot.threshold_tokens:
         return None
-    least = min(instance.num_requests for instance in candidates)
-    free = [instance for instance in candidates if instance.num_requests <= least + LOAD_SLACK]
-    return min(
-        free,
-        key=lambda instance: (
-            -request.cached_at(instance.agent),
-            instance.agent != request.session_agent,
-            instance.num_requests,
-            instance.instance,
-        ),
+    return "link_down" if candidates else "no_prefill_instance"
+
+
+def _lowest_threshold(snapshot: Snapshot, decode: InstanceState) -> int:
+    paths = (path.threshold_tokens for path in snapshot.paths if path.destination == decode.cluster)
+    return min((snapshot.threshold_tokens, *paths))
+
+
+def _over_a_path(
+    snapshot: Snapshot, request: RequestFacts, decode: InstanceState, reachable: Sequence[InstanceState]
+) -> Decision | StayReason | None:
+    """The offload over the first path that takes it, in the order in which `choose` likes the instances."""
+    refusals: list[StayReason | None] = []
+    left = list(reachable)
+    while left:
+        prefill = choose(left, request)
+        assert prefill is not None, "excluded and dead instances were left out before"
+        verdict = _verdict(snapshot, request, decode, prefill)
+        if verdict == "long" or verdict == "cached_elsewhere":
+            return Decision("remote", verdict, decode.instance, prefill.instance)
+        refusals.append(verdict)
+        left = [one for one in left if one.cluster != prefill.cluster]
+    return refusals[0]
+
+
+def _verdict(
+    snapshot: Snapshot, request: RequestFacts, decode: InstanceState, prefill: InstanceState
+) -> PrfaasReason | StayReason | None:
+    path = snapshot.path(prefill.cluster, decode.cluster)
+    site = prefill_site(
+        total_tokens=request.num_prompt_tokens,
+        pd_cached_tokens=request.cached_at(decode.agent),
+        prfaas_cached_tokens=request.cached_at(prefill.agent),
+        threshold_tokens=path.threshold_tokens,
+        abundant=path.is_abundant,
     )
+    uncached = request.uncached_at(decode.agent)
+    if site == "pd":
+        return "congested" if uncached > snapshot.threshold_tokens else None
+    if path.cost is not None and not path.cost.pays(uncached):
+        return "link_too_slow"
+    return "long" if site == "prfaas" else "cached_elsewhere"

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from prfaas.scheduler.ppd import PpdMode, PpdTable
+from prfaas.scheduler.threshold import PathCost
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+
+# Why the KV of a request cannot be named by one list of token ids, so that it is prefilled where it is decoded.
+Obstacle = Literal["media", "several_prompts", "several_answers", "prompt_output", "adapter", "not_tokenised"]
+# What prefills a request that no PrfaaS cluster takes, within the PD cluster (`within.py`).
+LocalPolicy = Literal["decode", "pd", "ppd", "suffix"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,7 @@ class InstanceState:
     role: InstanceRole
     agent: AgentName
     healthy: bool = True
-    num_requests: int = 0  # that this router has under way there
+    num_requests: int = 0  # under way there, as far as the decider knows
 
     @property
     def prefills_for_others(self) -> bool:
@@ -31,28 +38,66 @@ class InstanceState:
         """PrfaaS clusters never decode."""
         return self.healthy and self.cluster_kind == "pd" and self.role in ("decode", "both")
 
+    def prefills_within(self, cluster: ClusterName) -> bool:
+        """Whether it is a PD-P instance of this cluster."""
+        return self.healthy and self.cluster == cluster and self.cluster_kind == "pd" and self.role == "prefill"
+
+
+@dataclass(frozen=True)
+class PathState:
+    """The link from a PrfaaS cluster to a PD cluster, as the loop that watches it has left it."""
+
+    source: ClusterName
+    destination: ClusterName
+    threshold_tokens: int  # t of this pair: the deployment's, raised while the link is congested (`congestion.py`)
+    is_abundant: bool = False  # the bandwidth-abundant rule holds (`threshold.py`)
+    cost: PathCost | None = None  # None: not measured, so every transfer is taken to pay
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The deployment at one moment."""
+    """The deployment at one moment. A pair of clusters without a `PathState` has the deployment's t, and is scarce."""
 
     threshold_tokens: int
     instances: tuple[InstanceState, ...]
     links_down: frozenset[tuple[ClusterName, ClusterName]] = frozenset()  # (from, to)
+    paths: tuple[PathState, ...] = ()
+    local_policy: LocalPolicy = "decode"
+    non_cached_tokens: int = 0  # of `suffix`: so many uncached tokens go to a PD-P instance
+    ppd_table: PpdTable | None = None  # of `ppd`
+    ppd_mode: PpdMode = "paper"
+    requests_per_second: float = 0.0  # arriving at the PD cluster, for PPD's table
+
+    def path(self, source: ClusterName, destination: ClusterName) -> PathState:
+        """The state of the link between two clusters."""
+        for path in self.paths:
+            if (path.source, path.destination) == (source, destination):
+                return path
+        return PathState(source, destination, self.threshold_tokens)
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
         fields = asdict(self)
         fields["links_down"] = sorted(map(list, self.links_down))
+        fields["ppd_table"] = self.ppd_table.to_dict() if self.ppd_table else None
         return fields
 
     @staticmethod
-    def from_dict(fields: dict[str, Any]) -> Snapshot:
+    def from_dict(fields: Mapping[str, Any]) -> Snapshot:
         """The inverse of `to_dict`."""
-        return Snapshot(
-            threshold_tokens=fields["threshold_tokens"],
-            instances=tuple(InstanceState(**instance) for instance in fields["instances"]),
-            links_down=frozenset((ClusterName(a), ClusterName(b)) for a, b in fields["links_down"]),
-        )
+        table = fields["ppd_table"]
+        read = {
+            "instances": tuple(InstanceState(**instance) for instance in fields["instances"]),
+            "links_down": frozenset((ClusterName(a), ClusterName(b)) for a, b in fields["links_down"]),
+            "paths": tuple(_path(path) for path in fields["paths"]),
+            "ppd_table": PpdTable.from_dict(table) if table else None,
+        }
+        return Snapshot(**{**fields, **read})
+
+
+def _path(fields: Mapping[str, Any]) -> PathState:
+    cost = fields["cost"]
+    return PathState(**{**fields, "cost": PathCost(**cost) if cost else None})
 
 
 @dataclass(frozen=True)
@@ -66,14 +111,12 @@ class RequestFacts:
     num_prompt_tokens: int
     counted: bool = True
     num_cached_tokens: int = 0
-    transferable: bool = True  # plain text, one prompt, one answer: its KV can be named by its token ids
+    obstacle: Obstacle | None = None
     cached_tokens: Mapping[AgentName, int] = field(default_factory=dict)
     session_agent: AgentName | None = None  # the node that served this conversation's turn before
     excluded: frozenset[InstanceId] = frozenset()  # tried already, without success
-
-    @property
-    def num_uncached_tokens(self) -> int:
-        return self.num_prompt_tokens - self.num_cached_tokens
+    turn: int = 0  # 1 for a conversation's first; 0: unknown
+    max_output_tokens: int = 0  # 0: unknown
 
     def cached_at(self, agent: AgentName) -> int:
         """The usable prefix on one node."""
@@ -82,3 +125,12 @@ class RequestFacts:
     def uncached_at(self, agent: AgentName) -> int:
         """What a prefill on that node would have to compute."""
         return self.num_prompt_tokens - self.cached_at(agent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {**asdict(self), "excluded": sorted(self.excluded)}
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> RequestFacts:
+        """The inverse of `to_dict`."""
+        return RequestFacts(**{**fields, "excluded": frozenset(fields["excluded"])})

@@ -10,27 +10,36 @@ from typing import Any
 from aiohttp import web
 
 MODEL = "m"
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
 @dataclass
 class PacedEngine:
-    """Answers with the tokens "a", "b", "c"; remembers what it was asked and what the client broke off."""
+    """Answers with the tokens "a", "b", "c"; remembers what it was asked and what the client broke off.
+
+    `renders`: as one that was started with --enable-scale-out. `hangs`: it accepts requests and never answers.
+    """
 
     healthy: bool = True
     status: int = 200
+    refuses_transfers: bool = False  # 500 to whatever asks for one
+    hangs: bool = False
+    renders: bool = False
     prefill_seconds: float = 0.0  # before anything comes
     token_seconds: float = 0.0
     break_after_tokens: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
+    num_tokenised: int = 0
     num_broken_off: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> None:
-        app = web.Application()
+        app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/chat/completions/render", self._render)
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
@@ -49,43 +58,75 @@ class PacedEngine:
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = [{"id": MODEL, "parent": None}, {"id": "adapter", "parent": MODEL}]
-        return web.json_response({"object": "list", "data": models})
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "us", "parent": None} for name in (MODEL,)]
+        return web.json_response({"object": "list", "data": [*models, {**models[0], "id": "adapter", "parent": MODEL}]})
 
     async def _embed(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [], "echo": await request.json()})
+        body = await request.json()
+        self.bodies.append(body)
+        data = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        return web.json_response({"object": "list", "model": MODEL, "data": data, "usage": usage})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if self.status != 200:
+            return web.json_response({"error": {"message": "planned"}}, status=self.status)
+        self.num_tokenised += 1
         body = await request.json()
         text = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
         return web.json_response({"tokens": list(text.encode())})
+
+    async def _render(self, request: web.Request) -> web.Response:
+        if not self.renders:
+            return web.json_response({"error": {"message": "disabled"}}, status=403)
+        body = await request.json()
+        return web.json_response({"token_ids": list(json.dumps(body["messages"]).encode())})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
         self.request_ids.append(request.headers.get("X-Request-Id", ""))
         try:
-            await asyncio.sleep(self.prefill_seconds)
-            if self.status != 200:
-                return web.json_response({"error": {"message": "planned"}}, status=self.status)
-            return await (self._stream(request) if body.get("stream") else self._whole())
+            await asyncio.sleep(3600 if self.hangs else self.prefill_seconds)
+            if self.status != 200 or (self.refuses_transfers and "kv_transfer_params" in body):
+                status = self.status if self.status != 200 else 500
+                return web.json_response({"error": {"message": "planned"}}, status=status)
+            chat = request.path.startswith("/v1/chat")
+            return await (self._stream(request, chat=chat) if body.get("stream") else self._whole(chat=chat))
         except asyncio.CancelledError:
             self.num_broken_off += 1
             raise
 
-    async def _whole(self) -> web.Response:
+    async def _whole(self, *, chat: bool) -> web.Response:
         await asyncio.sleep(3 * self.token_seconds)
-        return web.json_response({"choices": [{"text": "abc", "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}})
+        text = {"message": {"role": "assistant", "content": "abc"}} if chat else {"text": "abc"}
+        return web.json_response(
+            {
+                "id": "1",
+                "object": "chat.completion" if chat else "text_completion",
+                "created": 0,
+                "model": MODEL,
+                "choices": [{"index": 0, "finish_reason": "stop", **text}],
+                "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
+            }
+        )
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    async def _stream(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(request)
         for number, text in enumerate("abc"):
             if number == self.break_after_tokens:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            await response.write(f'data: {{"choices": [{{"text": "{text}"}}]}}\n\n'.encode())
+            await response.write(streamed(text, chat=chat))
             await asyncio.sleep(self.token_seconds)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def streamed(text: str, *, chat: bool = False) -> bytes:
+    """One event of a stream."""
+    choice = {"index": 0, "finish_reason": None, **({"delta": {"content": text}} if chat else {"text": text})}
+    event = {"id": "1", "object": "chunk", "created": 0, "model": MODEL, "choices": [choice]}
+    return f"data: {json.dumps(event)}\n\n".encode()

@@ -1,211 +1,149 @@
-"""The front door over real sockets: both legs, every failure before and after the first token."""
+"""The front door over real sockets: what each leg carries, what comes back, what is refused."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
+import openai
 import pytest
-from aiohttp import web
 
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
-from prfaas.router.app import Router, make_app
-from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.deciding import Deciding
-from prfaas.router.fleet import Fleet
-from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import until
-
-SECRET = b"s" * 32
-T = 100
-SHORT, LONG = "x" * T, "y" * (T + 1)
-STREAMED = b"".join(b'data: {"choices": [{"text": "%c"}]}\n\n' % c for c in b"abc") + b"data: [DONE]\n\n"
-
-
-@dataclass
-class Door:
-    """A router before a prefill and a decode engine."""
-
-    url: str
-    east: PacedEngine
-    west: PacedEngine
-    session: aiohttp.ClientSession
-
-    async def post(
-        self, body: dict[str, Any], *, path: str = "/v1/completions", **headers: str
-    ) -> tuple[int, bytes, Any]:
-        async with self.session.post(self.url + path, json={"model": MODEL, **body}, headers=headers) as response:
-            return response.status, await response.read(), response.headers
-
-
-@contextlib.asynccontextmanager
-async def _door(**settings: Any) -> AsyncIterator[Door]:
-    east, west = PacedEngine(), PacedEngine()
-    await east.start()
-    await west.start()
-    clusters = (_cluster("east", "prfaas", "prefill", east), _cluster("west", "pd", "both", west))
-    config = RouterConfig(
-        secret_file="-", clusters=clusters, threshold_tokens=T, **({"probe_interval": 0.1} | settings)
-    )
-    async with aiohttp.ClientSession() as session:
-        fleet = Fleet(config, session)
-        router = Router(config, fleet=fleet, deciding=Deciding(config, SECRET, fleet, None), session=session)
-        probing = asyncio.create_task(fleet.probe_forever())
-        runner = web.AppRunner(make_app(router, max_body_bytes=config.max_body_bytes), handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        door = Door(f"http://127.0.0.1:{runner.addresses[0][1]}", east, west, session)
-        await until(lambda: all(instance.healthy for instance in fleet))
-        yield door
-        probing.cancel()
-        await asyncio.gather(probing, return_exceptions=True)
-        await runner.cleanup()
-    await east.stop()
-    await west.stop()
+from prfaas.scheduler.route import route
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
+from tests.integration.router.paced_engine import MODEL
 
 
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
-    async with _door() as made:
+    async with make_door() as made:
         yield made
 
 
-def _cluster(name: str, kind: str, role: str, engine: PacedEngine) -> ClusterConfig:
-    instance = InstanceConfig(name=f"{name}/0", url=engine.url, role=role, agent=f"agent-{name}", wire="127.0.0.1:7400")
-    return ClusterConfig(name=name, kind=kind, instances=(instance,))
-
-
-async def test_a_short_prompt_goes_through_untouched(door: Door) -> None:
+async def test_a_short_prompt_goes_through_untouched_and_is_never_tokenised(door: Door) -> None:
     status, body, headers = await door.post({"prompt": SHORT, "stream": True, "user": "me"})
     assert (status, body) == (200, STREAMED)
     assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "short")
+    assert headers["Content-Type"] == "text/event-stream; charset=utf-8"
     assert door.west.bodies == [{"model": MODEL, "prompt": SHORT, "stream": True, "user": "me"}]
-    assert door.east.bodies == []
+    assert (door.east.bodies, door.west.num_tokenised) == ([], 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_long_prompt_goes_to_both_engines_under_one_grant(door: Door, stream: bool) -> None:
-    status, body, headers = await door.post({"prompt": LONG, "stream": stream}, **{"x-request-id": "r1"})
+@pytest.mark.parametrize("as_token_ids", [True, False])
+async def test_a_long_prompt_goes_to_both_engines_under_one_grant(door: Door, stream: bool, as_token_ids: bool) -> None:
+    tokens = list(LONG.encode())
+    prompt = tokens if as_token_ids else LONG
+    status, body, headers = await door.post({"prompt": prompt, "stream": stream, "stop": "x"}, **{"x-request-id": "r1"})
     assert status == 200 and (body == STREAMED or not stream)
     assert (headers["x-prfaas-route"], headers["x-request-id"]) == ("remote", "r1")
-    tokens = list(LONG.encode())
     prefill, decode = door.east.bodies[0], door.west.bodies[0]
     assert (prefill["prompt"], decode["prompt"]) == (tokens[:-1], tokens)
+    assert (decode["stop"], "stop" in prefill, "stream" in prefill) == ("x", False, False)
     assert door.east.request_ids == door.west.request_ids == ["r1"]
+    assert door.west.num_tokenised == (0 if as_token_ids else 1)
     texts = {prefill["kv_transfer_params"]["prfaas_grant"], decode["kv_transfer_params"]["prfaas_grant"]}
     assert len(texts) == 1
     grant = grants.verify(grants.from_text(texts.pop()), grants.derive_key(SECRET, "grant"), now=0.0)
-    assert (grant.source, grant.destination, grant.num_tokens) == ("agent-east", "agent-west", T)
+    assert (grant.source, grant.destination, grant.num_tokens) == ("agent-east-0", "agent-west-0", T)
     assert grant.prompt_hash == HashChain(root_hash(MODEL), tokens[:-1]).at(T)
     assert headers["x-prfaas-transfer"] == grant.transfer_id.hex()
 
 
-async def test_a_long_chat_carries_the_token_ids_that_were_rendered(door: Door) -> None:
+@pytest.mark.parametrize("renders", [True, False])
+async def test_a_long_chat_reuses_token_ids_only_where_the_engine_rendered_them(door: Door, renders: bool) -> None:
+    door.west.renders = renders
     messages = [{"role": "user", "content": LONG}]
-    status, _, headers = await door.post({"messages": messages, "stream": True}, path="/v1/chat/completions")
-    assert status == 200 and headers["x-prfaas-route"] == "remote"
-    rendered = door.west.bodies[0]["kv_transfer_params"]["prompt_token_ids"]
+    status, body, headers = await door.post({"messages": messages, "stream": True}, path="/v1/chat/completions")
+    assert (status, body) == (200, STREAMED_CHAT) and headers["x-prfaas-route"] == "remote"
+    tokens = list(json.dumps(messages).encode())
     assert door.west.bodies[0]["messages"] == messages
-    assert door.east.bodies[0]["prompt"] == rendered[:-1]
+    assert door.east.bodies[0]["prompt"] == tokens[:-1]
+    assert door.west.bodies[0]["kv_transfer_params"].get("prompt_token_ids") == (tokens if renders else None)
 
 
 async def test_an_adapter_stays_local(door: Door) -> None:
     _, _, headers = await door.post({"prompt": LONG, "model": "adapter"})
     assert headers["x-prfaas-reason"] == "not_transferable"
+    assert door.east.bodies == []
 
 
-@pytest.mark.parametrize("failure", ["error", "gone", "reset"])
-async def test_a_prefill_that_fails_ends_in_a_local_answer(door: Door, failure: str) -> None:
-    door.west.prefill_seconds = 1.0  # as an engine that waits for its KV
-    if failure == "error":
-        door.east.status = 500
-    elif failure == "gone":
-        await door.east.stop()
-    else:
-        door.east.prefill_seconds = 5.0
-        asyncio.get_running_loop().call_later(0.1, lambda: asyncio.ensure_future(door.east.stop()))
-    status, body, headers = await door.post({"prompt": LONG, "stream": True})
-    assert (status, body) == (200, STREAMED)
-    assert headers["x-prfaas-fallback"].startswith("prefill_")
-    assert "kv_transfer_params" not in door.west.bodies[-1]
-    await until(lambda: door.west.num_broken_off == 1)
-
-
-async def test_a_decode_engine_that_breaks_off_after_a_token_breaks_the_answer_off(door: Door) -> None:
-    door.west.break_after_tokens = 1
-    door.west.token_seconds = 0.05
-    with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
-        await door.post({"prompt": LONG, "stream": True})
-
-
-async def test_a_client_that_goes_ends_both_legs(door: Door) -> None:
-    door.east.prefill_seconds = door.west.prefill_seconds = 30.0
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.5):
-            await door.post({"prompt": LONG, "stream": True})
-    await until(lambda: (door.east.num_broken_off, door.west.num_broken_off) == (1, 1))
-
-
-async def test_nobody_to_answer_is_a_503_in_openais_form(door: Door) -> None:
-    await door.west.stop()
-    status, body, _ = await door.post({"prompt": SHORT})
-    assert status == 503 and b'"error"' in body and b"service_unavailable" in body
-    async with door.session.get(f"{door.url}/health") as response:
-        assert response.status == 503
-
-
-async def test_an_unhealthy_prefill_engine_is_not_asked(door: Door) -> None:
-    door.east.healthy = False
-
-    async def goes_local() -> bool:
-        _, _, headers = await door.post({"prompt": LONG})
-        return bool(headers["x-prfaas-reason"] == "no_prefill_instance")
-
-    deadline = asyncio.get_running_loop().time() + 5
-    while not await goes_local():
-        assert asyncio.get_running_loop().time() < deadline
+async def test_a_request_that_the_tokenizer_refuses_is_judged_by_the_engine(door: Door) -> None:
+    door.west.status = 400
+    status, body, headers = await door.post({"prompt": LONG})
+    assert (status, b"planned" in body, headers["x-prfaas-reason"]) == (400, True, "not_transferable")
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "named"),
+    ("path", "body", "status", "named"),
     [
-        ({"prompt": SHORT, "kv_transfer_params": {"do_remote_prefill": True}}, 400, "kv_transfer_params"),
-        ({"prompt": SHORT, "cache_salt": "mine"}, 400, "cache_salt"),
-        ({}, 400, "prompt: missing"),
-        ({"prompt": "z" * 5000}, 413, "over 4096 bytes"),
+        ("/v1/completions", {"prompt": SHORT, "kv_transfer_params": {"do_remote_prefill": True}}, 400, "kv_transfer"),
+        ("/v1/completions", {"prompt": SHORT, "cache_salt": "mine"}, 400, "cache_salt"),
+        ("/v1/responses", {"input": "x", "kv_transfer_params": {"do_remote_prefill": True}}, 400, "kv_transfer"),
+        ("/v1/completions", {}, 400, "prompt: missing"),
+        ("/v1/completions", {"prompt": "z" * 5000}, 413, "exceeds 4096 bytes"),
+        ("/v1/embeddings", {"input": "z" * 5000}, 413, "exceeds 4096 bytes"),
     ],
 )
-async def test_a_bad_request_is_refused_by_its_field(body: dict[str, Any], status: int, named: str) -> None:
-    async with _door(max_body_bytes=4096) as door:
-        got, text, _ = await door.post(body)
-        assert got == status and named in text.decode()
+async def test_a_bad_request_is_refused_by_its_field(path: str, body: dict[str, Any], status: int, named: str) -> None:
+    async with make_door(max_body_bytes=4096) as door:
+        got, text, _ = await door.post(body, path=path)
+        assert got == status and named in json.loads(text)["error"]["message"]
         assert door.west.bodies == []
 
 
-async def test_an_answer_that_does_not_end_in_time_is_a_504() -> None:
-    async with _door(request_timeout=0.3) as door:
-        door.west.prefill_seconds = 30.0
-        status, body, _ = await door.post({"prompt": SHORT})
-        assert status == 504 and b"timeout" in body
-        await until(lambda: door.west.num_broken_off == 1)
+async def test_a_request_id_that_could_not_stand_in_a_log_is_replaced(door: Door) -> None:
+    _, _, headers = await door.post({"prompt": SHORT}, **{"x-request-id": "a b"})
+    assert headers["x-request-id"] == door.west.request_ids[0] != "a b"
 
 
-async def test_other_paths_are_passed_on_and_decisions_are_explained(door: Door) -> None:
-    status, body, _ = await door.post({"input": "x"}, path="/v1/embeddings")
-    assert status == 200 and b'"input": "x"' in body
-    async with door.session.get(f"{door.url}/v1/models") as response:
-        assert (await response.json())["data"][0]["id"] == MODEL
+async def test_other_paths_are_passed_on(door: Door) -> None:
+    status, _, _ = await door.post({"input": "x"}, path="/v1/embeddings?k=v")
+    assert (status, door.west.bodies) == (200, [{"model": MODEL, "input": "x"}])
+    status, models = await door.get("/v1/models")
+    assert (status, models["data"][0]["id"]) == (200, MODEL)
+    async with door.session.get(f"{door.url}/v1/unheard-of") as response:
+        assert response.status == 404
+
+
+async def test_a_decision_is_explained_and_can_be_made_again_from_its_record(door: Door) -> None:
     await door.post({"prompt": LONG}, **{"x-request-id": "r2"})
-    async with door.session.get(f"{door.url}/debug/decision/r2") as response:
-        record = await response.json()
+    _, record = await door.get("/debug/decision/r2")
     assert (record["route"], record["num_prompt_tokens"], record["decided_by"]) == ("remote", T + 1, "router")
     assert "exceed the threshold" in record["explanation"]
-    async with door.session.get(f"{door.url}/debug/decision/none") as response:
-        assert response.status == 404
+    again = route(Snapshot.from_dict(record["snapshot"]), RequestFacts.from_dict(record["facts"]))
+    assert (again.route, again.reason, again.decode) == (record["route"], record["reason"], record["decode"])
+    assert (await door.get("/debug/decision/none"))[0] == 404
     async with door.session.get(f"{door.url}/metrics") as response:
         assert b'prfaas_router_requests_total{reason="long",route="remote"}' in await response.read()
+
+
+async def test_the_turns_of_a_session_go_to_one_node() -> None:
+    async with make_door(num_wests=3) as door:
+        for session in "abcabcabc":
+            await door.post({"prompt": SHORT + session}, **{"x-session-id": session})
+        for engine in door.wests:
+            assert len(engine.bodies) % 3 == 0
+
+
+async def test_an_unchanged_openai_client_is_served_on_every_route(door: Door) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id async for model in await client.models.list()] == [MODEL, "adapter"]
+        for text in (SHORT, LONG):
+            completion = await client.completions.create(model=MODEL, prompt=text)
+            assert completion.choices[0].text == "abc"
+            assert completion.usage is not None and completion.usage.total_tokens == 6
+            events = await client.completions.create(model=MODEL, prompt=text, stream=True)
+            assert "".join([event.choices[0].text async for event in events]) == "abc"
+            messages: Any = [{"role": "user", "content": text}]
+            chat = await client.chat.completions.create(model=MODEL, messages=messages)
+            assert chat.choices[0].message.content == "abc"
+            chunks = await client.chat.completions.create(model=MODEL, messages=messages, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in chunks]) == "abc"
+        embedded = await client.embeddings.create(model=MODEL, input="x", encoding_format="float")
+        assert embedded.data[0].embedding == [0.5]
+        with pytest.raises(openai.BadRequestError, match="cache_salt"):
+            await client.completions.create(model=MODEL, prompt=SHORT, extra_body={"cache_salt": "s"})

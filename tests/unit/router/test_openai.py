@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from prfaas.router.openai import BadRequest, Endpoint, ParsedRequest, parse
+from prfaas.scheduler.snapshot import Obstacle
 
 TOKENS = [5, 6, 7, 8]
 
@@ -26,10 +27,13 @@ def _chat(content: Any, **fields: Any) -> ParsedRequest:
     ("endpoint", "raw", "named"),
     [
         ("completions", b"{", "not JSON"),
+        ("completions", '{"prompt": "x"}'.encode("utf-16"), "UTF-8"),
+        ("completions", b"[" * 100_000, "not JSON"),
         ("completions", b"[]", "not a JSON object"),
         ("completions", b"{}", "prompt: missing"),
         ("chat", b'{"prompt": "x"}', "messages: missing"),
         ("completions", b'{"prompt": "x", "kv_transfer_params": {}}', "kv_transfer_params"),
+        ("completions", b'{"prompt": "x", "kv\\u005ftransfer_params": {}}', "kv_transfer_params"),
         ("chat", b'{"messages": [], "cache_salt": "s"}', "cache_salt"),
     ],
 )
@@ -39,39 +43,54 @@ def test_a_request_that_cannot_be_served_is_refused_by_its_field(endpoint: Endpo
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "obstacle"),
     [
-        {"n": 2},
-        {"best_of": 3},
-        {"echo": True},
-        {"prompt_logprobs": 0},
-        {"use_beam_search": True},
-        {"prompt": ["one", "two"]},
-        {"prompt": [[1, 2], [3]]},
+        ({}, None),
+        ({"n": 2}, "several_answers"),
+        ({"best_of": 3}, "several_answers"),
+        ({"use_beam_search": True}, "several_answers"),
+        ({"echo": True}, "prompt_output"),
+        ({"prompt_logprobs": 0}, "prompt_output"),
+        ({"prompt": ["one", "two"]}, "several_prompts"),
+        ({"prompt": [[1, 2], [3]]}, "several_prompts"),
+        ({"prompt": [1, -2]}, "several_prompts"),
+        ({"prompt": [1, True]}, "several_prompts"),
+        ({"prompt": [1, 1 << 40]}, "several_prompts"),
+        ({"prompt_embeds": "eA=="}, "media"),
     ],
 )
-def test_what_one_list_of_token_ids_does_not_name_stays_local(fields: dict[str, Any]) -> None:
-    assert _completion().transferable()
-    assert not _completion(**fields).transferable()
+def test_what_one_list_of_token_ids_does_not_name_has_an_obstacle(
+    fields: dict[str, Any], obstacle: Obstacle | None
+) -> None:
+    assert _completion(**fields).obstacle() == obstacle
 
 
-def test_a_chat_with_an_image_stays_local_and_one_of_text_parts_does_not() -> None:
+def test_a_chat_with_an_image_has_an_obstacle_and_one_of_text_parts_has_none() -> None:
     text = {"type": "text", "text": "hello"}
-    assert _chat("hello").transferable() and _chat([text]).transferable()
-    assert not _chat([text, {"type": "image_url", "image_url": {"url": "data:,"}}]).transferable()
+    assert _chat("hello").obstacle() is None and _chat([text]).obstacle() is None
+    assert _chat([text, {"type": "image_url", "image_url": {"url": "data:,"}}]).obstacle() == "media"
+    assert parse("chat", b'{"messages": "hello"}').obstacle() == "media"
 
 
-def test_the_bound_of_a_prompt_counts_bytes_of_text_and_given_token_ids() -> None:
-    assert _completion(prompt="häuser").max_prompt_tokens() == 7
-    assert _completion(prompt=TOKENS).max_prompt_tokens() == 4
-    assert _chat("x" * 100).max_prompt_tokens() >= 100
+def test_the_bound_of_a_prompt_is_never_below_its_bytes_and_exact_for_token_ids() -> None:
+    assert _completion(prompt="häuser\n" * 9).max_prompt_tokens >= len(("häuser\n" * 9).encode())
+    assert _completion(prompt=TOKENS).max_prompt_tokens == 4
+    assert _chat("x" * 100, tools=[{"y": "z" * 50}]).max_prompt_tokens >= 150
+
+
+def test_a_chat_says_which_turn_it_is_and_how_long_its_answer_may_be() -> None:
+    roles = ("system", "user", "assistant", "user")
+    chat = parse("chat", json.dumps({"messages": [{"role": role, "content": ""} for role in roles]}).encode())
+    assert (chat.turn, _chat("x").turn, _completion().turn) == (2, 1, 0)
+    assert _chat("x", max_completion_tokens=7, max_tokens=9).max_output_tokens == 7
+    assert _completion(max_tokens="many").max_output_tokens == 0
 
 
 def test_the_prefill_leg_computes_all_tokens_but_the_last_and_nothing_the_client_asked_for() -> None:
     request = _completion(
         prompt=TOKENS, temperature=0.7, stream=True, stop=["x"], max_tokens=99, logprobs=3, priority=2
     )
-    assert request.prefill_body(TOKENS, "grant") == {
+    assert json.loads(request.prefill_body(TOKENS, "grant")) == {
         "model": "m",
         "priority": 2,
         "prompt": [5, 6, 7],
@@ -81,14 +100,56 @@ def test_the_prefill_leg_computes_all_tokens_but_the_last_and_nothing_the_client
     }
 
 
-def test_the_decode_leg_is_the_clients_request_over_the_same_token_ids() -> None:
-    completion = _completion(stream=True, stop=["x"]).decode_body(TOKENS, "grant")
-    assert completion["prompt"] == TOKENS and completion["stop"] == ["x"] and completion["stream"]
-    assert completion["kv_transfer_params"] == {"do_remote_prefill": True, "prfaas_grant": "grant"}
-    chat = _chat("hello", tools=[]).decode_body(TOKENS, "grant")
-    assert chat["messages"] and chat["kv_transfer_params"]["prompt_token_ids"] == TOKENS
+@pytest.mark.parametrize("prompt", ["hello \ud800", TOKENS])
+def test_the_decode_leg_of_a_completion_is_the_clients_request_over_the_same_token_ids(prompt: Any) -> None:
+    body = json.loads(_completion(prompt=prompt, stream=True, stop=["x"]).decode_body(TOKENS, "grant", rendered=False))
+    params = {"do_remote_prefill": True, "prfaas_grant": "grant"}
+    assert body == {
+        "model": "m",
+        "prompt": TOKENS,
+        "stream": True,
+        "stop": ["x"],
+        "kv_transfer_params": params,
+    }
+
+
+def test_the_decode_leg_of_a_chat_is_the_clients_own_bytes_and_the_grant() -> None:
+    raw = b'{"messages" :[ ],"kv_transfer_params":null ,"seed":1}\n '
+    sent = parse("chat", raw).decode_body(TOKENS, "grant", rendered=True)
+    assert sent.startswith(raw.rstrip()[:-1])
+    assert json.loads(sent)["kv_transfer_params"] == {
+        "do_remote_prefill": True,
+        "prfaas_grant": "grant",
+        "prompt_token_ids": TOKENS,
+    }
+    assert "prompt_token_ids" not in parse("chat", raw).decode_body(TOKENS, "grant", rendered=False).decode()
 
 
 def test_a_chat_is_tokenised_as_it_would_be_rendered() -> None:
-    body = _chat("hello", tools=[{"type": "function"}], chat_template_kwargs={"a": 1}, temperature=1).tokenize_body()
-    assert set(body) == {"model", "messages", "tools", "chat_template_kwargs"}
+    chat = _chat("hello", tools=[{"type": "function"}], chat_template_kwargs={"a": 1}, temperature=1)
+    body = chat.tokenize_body()
+    assert body is not None and set(body) == {"model", "messages", "tools", "chat_template_kwargs"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kwargs"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": 0}},
+            {"reasoning_effort": "low", "enable_thinking": 0},
+        ),
+        ({"documents": [{"text": "d"}]}, {"documents": [{"text": "d"}]}),
+    ],
+)
+def test_the_template_of_a_chat_is_given_what_the_engine_would_give_it(
+    fields: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    body = _chat("hello", **fields).tokenize_body()
+    assert body is not None and body["chat_template_kwargs"] == kwargs
+
+
+def test_a_prompt_that_the_engine_is_to_cut_cannot_be_tokenised_here() -> None:
+    assert _completion(truncate_prompt_tokens=5).tokenize_body() is None

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.scheduler.route import EXPLANATIONS, Decision, Reason, route
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.scheduler.snapshot import PathState, RequestFacts, Snapshot
+from prfaas.types import ClusterName
+from tests.unit.scheduler.deployment import (
+    EAST,
+    EAST_CLUSTER,
+    FAST,
+    PD_P,
+    SLOW,
+    TABLE,
+    WEST,
+    WEST_CLUSTER,
+    T,
+    facts,
+    instance,
+    snapshots,
+)
 
-T = 1000
-
-
-def _instance(
-    name: str, kind: ClusterKind, role: InstanceRole, *, healthy: bool = True, load: int = 0
-) -> InstanceState:
-    cluster = ClusterName("east" if kind == "prfaas" else "west")
-    return InstanceState(InstanceId(name), cluster, kind, role, AgentName(f"agent-{name}"), healthy, load)
-
-
-EAST = _instance("e", "prfaas", "prefill")
-WEST = _instance("w", "pd", "both")
 SNAPSHOT = Snapshot(T, (EAST, WEST))
+PATH = PathState(EAST_CLUSTER, WEST_CLUSTER, T)
 LONG = RequestFacts(T + 1)
+
+
+def _over(**path: Any) -> Snapshot:
+    return replace(SNAPSHOT, paths=(replace(PATH, **path),))
 
 
 @pytest.mark.parametrize(
@@ -34,15 +42,30 @@ LONG = RequestFacts(T + 1)
     [
         (SNAPSHOT, LONG, "remote", "long"),
         (SNAPSHOT, RequestFacts(T), "local", "short"),
+        (SNAPSHOT, RequestFacts(9 * T, counted=False), "local", "short"),
+        (replace(SNAPSHOT, threshold_tokens=0), RequestFacts(1), "local", "short"),
         (SNAPSHOT, RequestFacts(9 * T, cached_tokens={WEST.agent: 8 * T}), "local", "short"),
         (SNAPSHOT, RequestFacts(9 * T, cached_tokens={EAST.agent: 8 * T}), "remote", "long"),
-        (SNAPSHOT, RequestFacts(9 * T, transferable=False), "local", "not_transferable"),
+        (SNAPSHOT, RequestFacts(9 * T, obstacle="media"), "local", "not_transferable"),
         (Snapshot(T, (WEST,)), LONG, "local", "no_prefill_instance"),
         (Snapshot(T, (replace(EAST, healthy=False), WEST)), LONG, "local", "no_prefill_instance"),
+        (SNAPSHOT, replace(LONG, excluded=frozenset([EAST.instance])), "local", "no_prefill_instance"),
         (replace(SNAPSHOT, links_down=frozenset([(EAST.cluster, WEST.cluster)])), LONG, "local", "link_down"),
         (Snapshot(T, (EAST,)), LONG, "refused", "no_decode_instance"),
         (Snapshot(T, (EAST, replace(WEST, healthy=False))), LONG, "refused", "no_decode_instance"),
         (Snapshot(T, ()), LONG, "refused", "no_decode_instance"),
+        # The pair's own threshold, and what its link costs.
+        (_over(threshold_tokens=2 * T), RequestFacts(2 * T), "local", "congested"),
+        (_over(threshold_tokens=2 * T), RequestFacts(2 * T + 1), "remote", "long"),
+        (_over(threshold_tokens=2 * T), RequestFacts(T), "local", "short"),
+        (_over(threshold_tokens=T // 2), RequestFacts(T // 2 + 1), "remote", "long"),
+        (_over(threshold_tokens=T // 2), RequestFacts(T // 2), "local", "short"),
+        (_over(cost=SLOW), LONG, "local", "link_too_slow"),
+        (_over(cost=FAST), LONG, "remote", "long"),
+        # The bandwidth-abundant rule.
+        (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={EAST.agent: 8 * T}), "remote", "cached_elsewhere"),
+        (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={EAST.agent: 7 * T}), "remote", "long"),
+        (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={WEST.agent: 8 * T}), "local", "short"),
     ],
 )
 def test_each_case_goes_where_its_reason_says(
@@ -52,33 +75,64 @@ def test_each_case_goes_where_its_reason_says(
     assert (decision.route, decision.reason) == (route_, reason)
 
 
+WITHIN = Snapshot(T, (EAST, WEST, PD_P))
+MIDDLE = RequestFacts(T // 2)
+LATER = RequestFacts(T // 2, cached_tokens={WEST.agent: T // 2 - 128}, turn=2, max_output_tokens=128)
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_", "route_", "reason"),
+    [
+        ({"local_policy": "pd"}, MIDDLE, "remote", "pd"),
+        ({"local_policy": "pd"}, LONG, "remote", "long"),
+        ({"local_policy": "pd"}, replace(MIDDLE, counted=False), "local", "short"),
+        ({"local_policy": "pd"}, RequestFacts(1), "local", "short"),
+        ({"local_policy": "pd", "instances": (EAST, WEST)}, MIDDLE, "local", "no_pd_prefill_instance"),
+        ({"local_policy": "suffix", "non_cached_tokens": T // 2}, MIDDLE, "remote", "suffix_uncached"),
+        ({"local_policy": "suffix", "non_cached_tokens": T // 2 + 1}, MIDDLE, "local", "suffix_cached"),
+        ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, turn=1), "remote", "ppd_first_turn"),
+        ({"local_policy": "ppd", "ppd_table": TABLE}, LATER, "local", "ppd_table_local"),
+        ({"local_policy": "ppd", "ppd_table": replace(TABLE, tpot_weight=9.0)}, LATER, "remote", "ppd_table_pd"),
+        # The KV of the earlier turns is not there any more: a first turn again.
+        ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, cached_tokens={}), "remote", "ppd_first_turn"),
+        # Another cluster first, then the table.
+        ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, num_prompt_tokens=2 * T), "remote", "long"),
+    ],
+)
+def test_what_stays_in_the_pd_cluster_follows_its_policy(
+    fields: dict[str, Any], request_: RequestFacts, route_: str, reason: str
+) -> None:
+    decision = route(replace(WITHIN, **fields), request_)
+    assert (decision.route, decision.reason) == (route_, reason)
+    if reason in ("pd", "suffix_uncached", "ppd_first_turn", "ppd_table_pd"):
+        assert decision.prefill == PD_P.instance
+
+
 def test_the_node_with_the_prefix_is_chosen_unless_it_is_overloaded() -> None:
-    other = _instance("w2", "pd", "both")
-    facts = RequestFacts(T, cached_tokens={other.agent: 500})
-    assert route(Snapshot(T, (WEST, other)), facts).decode == other.instance
+    other = instance("w2", "pd", "both")
+    request = RequestFacts(T, cached_tokens={other.agent: 500})
+    assert route(Snapshot(T, (WEST, other)), request).decode == other.instance
     busy = replace(other, num_requests=50)
-    assert route(Snapshot(T, (WEST, busy)), facts).decode == WEST.instance
+    assert route(Snapshot(T, (WEST, busy)), request).decode == WEST.instance
 
 
-instances = st.builds(
-    _instance,
-    st.sampled_from("abcdef"),
-    st.sampled_from(["prfaas", "pd"]),
-    st.sampled_from(["prefill", "decode", "both"]),
-    healthy=st.booleans(),
-    load=st.integers(0, 20),
-)
-snapshots = st.builds(
-    Snapshot,
-    st.integers(0, 3 * T),
-    st.lists(instances, max_size=6, unique_by=lambda its: its.instance).map(tuple),
-    st.sampled_from([frozenset(), frozenset([(ClusterName("east"), ClusterName("west"))])]),
-)
-facts = st.builds(RequestFacts, st.integers(1, 5 * T), transferable=st.booleans())
+def test_a_conversation_keeps_its_node_among_equals_and_load_decides_the_rest() -> None:
+    other = instance("w2", "pd", "both", load=1)
+    assert route(Snapshot(T, (WEST, other)), RequestFacts(T)).decode == WEST.instance
+    assert route(Snapshot(T, (WEST, other)), RequestFacts(T, session_agent=other.agent)).decode == other.instance
+
+
+def test_a_second_prfaas_cluster_takes_what_the_first_ones_link_refuses() -> None:
+    north = instance("n", "prfaas", "prefill", cluster="north", load=3)
+    congested = replace(PATH, threshold_tokens=9 * T)
+    snapshot = Snapshot(T, (EAST, north, WEST), paths=(congested,))
+    assert route(snapshot, LONG) == Decision("remote", "long", WEST.instance, north.instance)
+    down = replace(snapshot, paths=(), links_down=frozenset([(EAST_CLUSTER, WEST_CLUSTER)]))
+    assert route(down, LONG).prefill == north.instance
 
 
 @given(snapshots, facts)
-def test_a_decision_is_total_explained_and_never_names_a_dead_instance(
+def test_a_decision_is_total_explained_and_never_names_a_dead_or_excluded_instance(
     snapshot: Snapshot, request: RequestFacts
 ) -> None:
     decision = route(snapshot, request)
@@ -86,26 +140,54 @@ def test_a_decision_is_total_explained_and_never_names_a_dead_instance(
     assert decision.reason in EXPLANATIONS
     assert (decision.decode is None) == (decision.route == "refused")
     assert (decision.prefill is not None) == (decision.route == "remote")
+    assert not {decision.decode, decision.prefill} & request.excluded
     if decision.decode is not None:
         assert states[decision.decode].decodes
     if decision.prefill is not None:
-        assert states[decision.prefill].prefills_for_others
+        chosen = states[decision.prefill]
+        assert chosen.prefills_for_others or chosen.prefills_within(WEST_CLUSTER)
+
+
+def _is_offloaded(snapshot: Snapshot, request: RequestFacts) -> bool:
+    return route(snapshot, request).reason in ("long", "cached_elsewhere")
 
 
 @given(snapshots, facts, st.integers(0, 3 * T))
 def test_a_higher_threshold_never_sends_more_away(snapshot: Snapshot, request: RequestFacts, more: int) -> None:
-    raised = replace(snapshot, threshold_tokens=snapshot.threshold_tokens + more)
-    if route(snapshot, request).route != "remote":
-        assert route(raised, request).route != "remote"
+    raised = replace(
+        snapshot,
+        threshold_tokens=snapshot.threshold_tokens + more,
+        paths=tuple(replace(path, threshold_tokens=path.threshold_tokens + more) for path in snapshot.paths),
+    )
+    assert _is_offloaded(snapshot, request) or not _is_offloaded(raised, request)
+
+
+@given(snapshots, facts, st.floats(0, 1))
+def test_a_worse_link_never_sends_more_away(snapshot: Snapshot, request: RequestFacts, share: float) -> None:
+    slower = tuple(
+        replace(path, cost=path.cost and replace(path.cost, bytes_per_second=path.cost.bytes_per_second * share))
+        for path in snapshot.paths
+    )
+    for worse in (
+        replace(snapshot, paths=slower),
+        replace(snapshot, links_down=frozenset([(EAST_CLUSTER, WEST_CLUSTER)])),
+        replace(snapshot, paths=tuple(replace(path, is_abundant=False) for path in snapshot.paths)),
+    ):
+        assert _is_offloaded(snapshot, request) or not _is_offloaded(worse, request)
 
 
 @given(snapshots, facts)
-def test_a_recorded_snapshot_gives_the_same_decision(snapshot: Snapshot, request: RequestFacts) -> None:
+def test_a_recorded_snapshot_and_request_give_the_same_decision(snapshot: Snapshot, request: RequestFacts) -> None:
     recorded = Snapshot.from_dict(json.loads(json.dumps(snapshot.to_dict())))
-    assert recorded == snapshot
-    assert route(recorded, request) == route(snapshot, request)
+    asked = RequestFacts.from_dict(json.loads(json.dumps(request.to_dict())))
+    assert (recorded, asked) == (snapshot, request)
+    assert route(recorded, asked) == route(snapshot, request)
 
 
 def test_every_reason_is_explained() -> None:
-    assert set(EXPLANATIONS) == set(Reason.__args__)  # type: ignore[attr-defined]
-    assert Decision("local", "short").prefill is None
+    words = {word for literal in get_args(Reason) for word in get_args(literal)}
+    assert set(EXPLANATIONS) == words
+
+
+def test_a_pair_without_figures_has_the_deployments_threshold() -> None:
+    assert SNAPSHOT.path(EAST_CLUSTER, ClusterName("x")).threshold_tokens == T

@@ -1,0 +1,154 @@
+"""Answers one completion or chat: decides, opens the legs, tries again before the first byte, passes the answer on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from prfaas import logs
+from prfaas.router.deciding import Ask, Deciding, Plan
+from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.legs import UNREACHABLE, Leg, LegFailed, Legs, OpenAnswer
+from prfaas.router.openai import PATHS, ParsedRequest
+from prfaas.router.record import Record
+from prfaas.router.tokens import Prompt, Tokenizer
+from prfaas.scheduler.snapshot import RequestFacts
+from prfaas.types import InstanceId
+
+MAX_TRIES = 4  # decode legs of one request
+_log = logs.get("router")
+
+
+class NobodyReady(Exception):
+    """No engine can answer."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What an answer needs."""
+
+    fleet: Fleet
+    deciding: Deciding
+    legs: Legs
+    tokenizer: Tokenizer
+
+    async def answer(
+        self, request: web.Request, parsed: ParsedRequest, record: Record, *, session: str
+    ) -> web.StreamResponse:
+        """The response, sent.
+
+        Raises:
+            NobodyReady: there is no healthy decode instance.
+            LegFailed: every one that was tried failed before its first byte.
+        """
+        ask = await self._ask(parsed, session)
+        opened = await self._open(ask, parsed, record)
+        try:
+            return await _pass_on(request, opened, record)
+        finally:
+            await opened.close()
+
+    async def _ask(self, parsed: ParsedRequest, session: str) -> Ask:
+        """What decides the route; the prompt is tokenised only when it could exceed the threshold."""
+        facts = RequestFacts(
+            parsed.max_prompt_tokens,
+            counted=False,
+            obstacle=parsed.obstacle() or ("adapter" if not self.fleet.is_base_model(parsed.model) else None),
+            turn=parsed.turn,
+            max_output_tokens=parsed.max_output_tokens,
+        )
+        short = facts.num_prompt_tokens <= self.fleet.threshold_tokens
+        if facts.obstacle is not None or short:
+            return Ask(facts, parsed.model, session=session)
+        prompt = await self._prompt(parsed)
+        if prompt is None:
+            return Ask(replace(facts, obstacle="not_tokenised"), parsed.model, session=session)
+        counted = replace(facts, num_prompt_tokens=len(prompt.token_ids), counted=True)
+        return Ask(counted, parsed.model, prompt, session)
+
+    async def _prompt(self, parsed: ParsedRequest) -> Prompt | None:
+        instance = self.fleet.any_decode(parsed.model)
+        if instance is None:
+            raise NobodyReady("no engine is ready")
+        return await self.tokenizer.prompt(instance, parsed)
+
+    async def _open(self, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
+        """The first answer that has its first bytes."""
+        record.plan = await self.deciding.plan(ask)
+        while True:
+            try:
+                return await self._try(record.plan, ask, parsed, record)
+            except LegFailed as failure:
+                record.failed(failure)
+                if len(record.failures) >= MAX_TRIES:
+                    raise
+                ask, record.plan = await self._next(failure, ask, record.plan)
+
+    async def _next(self, failure: LegFailed, ask: Ask, plan: Plan) -> tuple[Ask, Plan]:
+        """What to try after a failure: the same decode instance without a transfer, or another one.
+
+        Raises:
+            LegFailed: `failure`, when nothing is left.
+        """
+        if plan.is_remote and failure.reason not in ("decode_unreachable", "decode_broke_off"):
+            return ask, plan.fallen_back()
+        assert plan.decision.decode is not None, "it failed, so there was one"
+        ask = replace(ask, facts=replace(ask.facts, excluded=ask.facts.excluded | {plan.decision.decode}))
+        again = await self.deciding.plan(ask)
+        if again.decision.decode is None:
+            raise failure
+        return ask, again
+
+    async def _try(self, plan: Plan, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
+        if plan.decision.decode is None:
+            raise NobodyReady("no engine is ready")
+        decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
+        headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
+        if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
+            return await self.legs.decode(decode, path, parsed.raw, headers)
+        token_ids, prefill = ask.prompt.token_ids, self._instance("prefill", plan.decision.prefill)
+        body = parsed.decode_body(token_ids, plan.grant, rendered=ask.prompt.rendered)
+        first = asyncio.create_task(self.legs.prefill(prefill, parsed.prefill_body(token_ids, plan.grant), headers))
+        return await self.legs.both(first, asyncio.create_task(self.legs.decode(decode, path, body, headers)))
+
+    def _instance(self, leg: Leg, name: InstanceId) -> Instance:
+        """The instance that a decision names.
+
+        Raises:
+            LegFailed: it has left the fleet since.
+        """
+        if name in self.fleet:
+            return self.fleet[name]
+        raise LegFailed(leg, UNREACHABLE[leg], f"{name} has just left")
+
+
+async def _pass_on(request: web.Request, opened: OpenAnswer, record: Record) -> web.StreamResponse:
+    """Send the answer as it comes; a failure after its first byte breaks the connection, so that half an answer is
+    never taken for a whole one.
+    """
+    record.answered(opened.response.status)
+    status = opened.response.status
+    headers = record.headers() | {"Content-Type": opened.response.headers.get("Content-Type", "application/json")}
+    if opened.is_whole:
+        return web.Response(status=status, headers=headers, body=opened.first)
+    response = web.StreamResponse(status=status, headers=headers)
+    await response.prepare(request)
+    try:
+        await response.write(opened.first)
+        async for chunk in opened.rest():
+            await response.write(chunk)
+        await response.write_eof()
+    except LegFailed as failure:
+        _log.warning("request.broke_off", request_id=record.request_id, message=str(failure))
+        _abort(request)
+    except BaseException:
+        _abort(request)
+        raise
+    return response
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()

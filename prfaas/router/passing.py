@@ -1,0 +1,65 @@
+"""Passes requests that need no decision (models, embeddings, whatever an engine knows) to a decode instance unread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from prfaas.router.answering import NobodyReady
+from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.legs import LegFailed
+from prfaas.router.openai import parse_object
+
+_PASSED_HEADERS = ("Content-Type", "Accept")
+
+
+@dataclass(frozen=True)
+class Passing:
+    """What passing on needs."""
+
+    fleet: Fleet
+    session: aiohttp.ClientSession
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        """The response, sent.
+
+        Raises:
+            BadRequest: its JSON carries a field that only the router may write.
+            NobodyReady: there is no healthy decode instance.
+            LegFailed: the engine broke off before its first byte.
+        """
+        body = await request.read()
+        if body.lstrip()[:1] == b"{":
+            parse_object(body)
+        while True:
+            instance = self.fleet.any_decode()
+            if instance is None:
+                raise NobodyReady("no engine is ready")
+            try:
+                return await self._send(request, instance, body)
+            except aiohttp.ClientConnectorError as error:
+                instance.failed(repr(error))  # nothing was sent: the next one may have it
+            except (aiohttp.ClientError, OSError) as error:
+                raise LegFailed("decode", "decode_broke_off", repr(error)) from error
+
+    async def _send(self, request: web.Request, instance: Instance, body: bytes) -> web.StreamResponse:
+        headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
+        url = f"{instance.url}{request.rel_url}"
+        with instance.busy():
+            async with self.session.request(request.method, url, data=body or None, headers=headers) as upstream:
+                content_type = upstream.headers.get("Content-Type", "application/octet-stream")
+                first = await upstream.content.readany()
+                response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type})
+                await response.prepare(request)
+                try:
+                    await response.write(first)
+                    async for chunk in upstream.content.iter_any():
+                        await response.write(chunk)
+                    await response.write_eof()
+                except BaseException:
+                    if request.transport is not None:
+                        request.transport.abort()  # the client must not take half an answer for a whole one
+                    raise
+                return response

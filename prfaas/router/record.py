@@ -1,0 +1,115 @@
+"""What is remembered of a request: its log line, its metrics, and `/debug/decision/<id>`."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from prfaas import logs, metrics
+from prfaas.router.deciding import Plan
+from prfaas.router.legs import LegFailed
+from prfaas.scheduler.route import EXPLANATIONS
+
+MAX_RECORDS = 1024
+_log = logs.get("router")
+
+
+@dataclass
+class Record:
+    """One request. `plan` is the last one made for it; `failures` are the legs that failed before a first byte."""
+
+    request_id: str
+    plan: Plan | None = None
+    failures: list[LegFailed] = field(default_factory=list)
+    status: int = 0
+    ttft_seconds: float | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def fallback(self) -> str | None:
+        """Why a remote request was answered locally after all."""
+        return self.failures[-1].reason if self.failures and self.plan and self.plan.fell_back else None
+
+    def answered(self, status: int) -> None:
+        """The first bytes of an answer are there."""
+        self.status = status
+        self.ttft_seconds = time.monotonic() - self.started
+
+    def failed(self, failure: LegFailed) -> None:
+        self.failures.append(failure)
+        metrics.LEG_FAILURES.labels(reason=failure.reason).inc()
+
+    def headers(self) -> dict[str, str]:
+        """What the client learns of its route."""
+        headers = {"x-request-id": self.request_id}
+        if self.plan is None:
+            return headers
+        headers["x-prfaas-route"] = self.plan.decision.route
+        headers["x-prfaas-reason"] = self.plan.decision.reason
+        headers["x-prfaas-cached-tokens"] = str(self.plan.facts.num_cached_tokens)
+        if self.plan.transfer_id is not None:
+            headers["x-prfaas-transfer"] = self.plan.transfer_id.hex()
+        if self.fallback is not None:
+            headers["x-prfaas-fallback"] = self.fallback
+        return headers
+
+    def summary(self) -> dict[str, Any]:
+        """The fields of its log line."""
+        fields: dict[str, Any] = {"request_id": self.request_id}
+        if self.plan is not None:
+            fields |= self.plan.summary()
+        return fields | {
+            "fallback": self.fallback,
+            "failures": [failure.reason for failure in self.failures],
+            "status": self.status,
+            "ttft_seconds": self.ttft_seconds,
+        }
+
+    def finish(self) -> None:
+        """Count it, and write its one line."""
+        if self.plan is not None:
+            decision = self.plan.decision
+            metrics.REQUESTS.labels(route=decision.route, reason=decision.reason).inc()
+            if self.ttft_seconds is not None:
+                metrics.TTFT_SECONDS.labels(route=decision.route).observe(self.ttft_seconds)
+            if self.fallback is not None:
+                metrics.FALLBACKS.labels(reason=self.fallback).inc()
+        _log.info("request.complete", seconds=round(time.monotonic() - self.started, 6), **self.summary())
+
+    def explanation(self) -> dict[str, Any]:
+        """Everything: in words, and as the data from which `scheduler.route` makes the same decision again."""
+        if self.plan is None:
+            return self.summary() | {"explanation": "it was refused before a decision"}
+        return self.summary() | {
+            "explanation": self._words(self.plan),
+            "failures": [f"{failure.reason}: {failure}" for failure in self.failures],
+            "snapshot": self.plan.snapshot.to_dict() if self.plan.decided_by == "router" else None,
+            "facts": self.plan.facts.to_dict(),
+        }
+
+    def _words(self, plan: Plan) -> str:
+        words = [f"{plan.decision.route}: {EXPLANATIONS[plan.decision.reason]}"]
+        if plan.facts.obstacle is not None:
+            words.append(f"what stands in the way: {plan.facts.obstacle}")
+        if self.failures:
+            words.append("failed before a first byte: " + ", ".join(failure.reason for failure in self.failures))
+        if self.fallback:
+            words.append("so the decode instance computed all of it")
+        return "; ".join(words)
+
+
+class Records:
+    """The last `MAX_RECORDS` requests by id."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[str, Record] = OrderedDict()
+
+    def add(self, record: Record) -> None:
+        self._by_id[record.request_id] = record
+        if len(self._by_id) > MAX_RECORDS:
+            self._by_id.popitem(last=False)
+
+    def get(self, request_id: str) -> Record | None:
+        return self._by_id.get(request_id)

@@ -1,0 +1,90 @@
+"""Raises t before a link chokes, and gives it back: PrfaaS, section 3.4, the short timescale, with hysteresis.
+
+One step for each sample of a link (each second). Pressure is the worst of four signals, each as a share of its own
+limit. Above 1 the multiplier of t grows at once, at most once per `raise_seconds`; below `calm_ratio` for
+`calm_seconds` on end it shrinks by one step; in between it stays. So it moves a bounded number of times, and returns
+to 1 once the link is calm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Signal = Literal["utilisation", "queue", "loss", "rtt"]
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """One second of a link, summed over its connections."""
+
+    bytes_per_second: float
+    capacity_bytes_per_second: float  # 0: not known, so utilisation and queue say nothing
+    queued_bytes: int
+    retransmit_ratio: float
+    rtt_seconds: float
+    min_rtt_seconds: float
+
+
+@dataclass(frozen=True)
+class CongestionLimits:
+    """Where each signal stands when the link is congested, and how t follows."""
+
+    utilisation_ratio: float = 0.85
+    queue_seconds: float = 1.0  # that what waits would need at the link's capacity
+    retransmit_ratio: float = 0.03  # beyond it TCP's own rate falls off on long links
+    rtt_inflation_ratio: float = 3.0  # over the smallest RTT seen
+    calm_ratio: float = 0.6  # of every limit: below this the link has room again
+    step_ratio: float = 1.5
+    max_multiplier: float = 64.0
+    raise_seconds: float = 1.0
+    calm_seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class Congestion:
+    """How much t is multiplied by, and since when. Times are seconds on a clock that only goes forward."""
+
+    multiplier: float = 1.0
+    changed_at: float = float("-inf")
+    calm_since: float | None = None
+    cause: Signal | None = None  # of the last rise
+
+
+def pressures(sample: LinkSample, limits: CongestionLimits) -> dict[Signal, float]:
+    """Each signal as a share of its limit; 1 and more is congested."""
+    capacity = sample.capacity_bytes_per_second
+    inflation = sample.rtt_seconds / sample.min_rtt_seconds if sample.min_rtt_seconds > 0 else 1.0
+    return {
+        "utilisation": sample.bytes_per_second / capacity / limits.utilisation_ratio if capacity > 0 else 0.0,
+        "queue": sample.queued_bytes / capacity / limits.queue_seconds if capacity > 0 else 0.0,
+        "loss": sample.retransmit_ratio / limits.retransmit_ratio,
+        "rtt": max(0.0, inflation - 1) / (limits.rtt_inflation_ratio - 1),
+    }
+
+
+def step(state: Congestion, sample: LinkSample, *, now: float, limits: CongestionLimits) -> Congestion:
+    """The state after one sample."""
+    signals = pressures(sample, limits)
+    cause = max(signals, key=lambda name: signals[name])
+    if signals[cause] >= 1:
+        return _raised(state, cause, now=now, limits=limits)
+    if signals[cause] > limits.calm_ratio:
+        return replace(state, calm_since=None)
+    calm_since = now if state.calm_since is None else state.calm_since
+    if state.multiplier == 1 or now - calm_since < limits.calm_seconds:
+        return replace(state, calm_since=calm_since)
+    lower = max(1.0, state.multiplier / limits.step_ratio)
+    return Congestion(lower, now, now, state.cause if lower > 1 else None)
+
+
+def _raised(state: Congestion, cause: Signal, *, now: float, limits: CongestionLimits) -> Congestion:
+    if state.multiplier >= limits.max_multiplier or now - state.changed_at < limits.raise_seconds:
+        return replace(state, calm_since=None)
+    higher = min(limits.max_multiplier, state.multiplier * limits.step_ratio)
+    return Congestion(higher, now, None, cause)
+
+
+def raised_threshold(threshold_tokens: int, state: Congestion) -> int:
+    """t while the link is in this state."""
+    return round(threshold_tokens * state.multiplier)

@@ -1,0 +1,61 @@
+"""What prefills a request within its PD cluster, once no PrfaaS cluster takes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prfaas.scheduler.placement import choose
+from prfaas.scheduler.ppd import Turn, prefills_locally
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+
+WithinReason = Literal[
+    "short",
+    "pd",
+    "ppd_first_turn",
+    "ppd_table_local",
+    "ppd_table_pd",
+    "suffix_cached",
+    "suffix_uncached",
+    "no_pd_prefill_instance",
+]
+_STAYS: frozenset[WithinReason] = frozenset({"short", "ppd_table_local", "suffix_cached"})
+
+
+def within(
+    snapshot: Snapshot, request: RequestFacts, decode: InstanceState
+) -> tuple[InstanceState | None, WithinReason]:
+    """The PD-P instance that prefills the request, or None for the decode instance itself, and why.
+
+    A prompt that was not counted, or of one token, has nothing to hand over and is `short`.
+    """
+    if not request.counted or request.num_prompt_tokens < 2:
+        return None, "short"
+    reason = _wish(snapshot, request, decode)
+    if reason in _STAYS:
+        return None, reason
+    prefill = choose((one for one in snapshot.instances if one.prefills_within(decode.cluster)), request)
+    return (prefill, reason) if prefill is not None else (None, "no_pd_prefill_instance")
+
+
+def _wish(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
+    """What the policy wants, whoever is there."""
+    cached = request.cached_at(decode.agent)
+    uncached = request.num_prompt_tokens - cached
+    match snapshot.local_policy:
+        case "decode":
+            return "short"
+        case "pd":
+            return "pd"
+        case "suffix":
+            return "suffix_uncached" if uncached >= snapshot.non_cached_tokens else "suffix_cached"
+        case "ppd":
+            return _ppd(snapshot, request, Turn(uncached, cached, request.max_output_tokens))
+
+
+def _ppd(snapshot: Snapshot, request: RequestFacts, turn: Turn) -> WithinReason:
+    """PPD's decision. A turn whose KV is no longer on the decode node counts as a first one."""
+    if request.turn == 1 or not turn.num_cached_tokens or snapshot.ppd_table is None:
+        return "ppd_first_turn"
+    qps, mode = snapshot.requests_per_second, snapshot.ppd_mode
+    local = prefills_locally(snapshot.ppd_table, turn, qps=qps, mode=mode)
+    return "ppd_table_local" if local else "ppd_table_pd"

@@ -1,0 +1,90 @@
+"""A router before paced engines, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
+from prfaas.router.server import open_door
+from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
+
+SECRET = b"s" * 32
+T = 200
+SHORT, LONG = "x" * 20, "y" * (T + 1)
+STREAMED = b"".join(map(streamed, "abc")) + b"data: [DONE]\n\n"
+STREAMED_CHAT = b"".join(streamed(text, chat=True) for text in "abc") + b"data: [DONE]\n\n"
+
+
+@dataclass
+class Door:
+    """A router before prefill and decode engines."""
+
+    url: str
+    easts: Sequence[PacedEngine]
+    wests: Sequence[PacedEngine]
+    session: aiohttp.ClientSession
+
+    @property
+    def east(self) -> PacedEngine:
+        return self.easts[0]
+
+    @property
+    def west(self) -> PacedEngine:
+        return self.wests[0]
+
+    async def post(
+        self, body: dict[str, Any], *, path: str = "/v1/completions", **headers: str
+    ) -> tuple[int, bytes, Any]:
+        """Status, body and headers of an answer."""
+        async with self.session.post(self.url + path, json={"model": MODEL, **body}, headers=headers) as response:
+            return response.status, await response.read(), response.headers
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of an answer."""
+        async with self.session.get(self.url + path) as response:
+            return response.status, await response.json()
+
+    async def health(self) -> dict[str, bool]:
+        """Which instances the router takes for healthy, east/0 as east_0."""
+        states: dict[str, bool] = (await self.get("/health"))[1]["instances"]
+        return {name.replace("/", "_"): healthy for name, healthy in states.items()}
+
+    async def until_health(self, **wanted: bool) -> None:
+        """Wait until the router sees these instances so."""
+        async with asyncio.timeout(10):
+            while not wanted.items() <= (await self.health()).items():  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def make_door(*, num_easts: int = 1, num_wests: int = 1, **settings: Any) -> AsyncIterator[Door]:
+    """A router whose engines are all seen to be healthy."""
+    easts, wests = [PacedEngine() for _ in range(num_easts)], [PacedEngine() for _ in range(num_wests)]
+    for engine in (*easts, *wests):
+        await engine.start()
+    clusters = (_cluster("east", "prfaas", "prefill", easts), _cluster("west", "pd", "both", wests))
+    defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "threshold_tokens": T, "probe_interval": 0.1}
+    config = RouterConfig(secret_file="-", clusters=clusters, **(defaults | settings))
+    async with aiohttp.ClientSession() as session, open_door(config, SECRET) as address:
+        door = Door(f"http://{address}", easts, wests, session)
+        names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
+        await door.until_health(**dict.fromkeys(names, True))
+        yield door
+    for engine in (*easts, *wests):
+        await engine.stop()
+
+
+def _cluster(name: str, kind: str, role: str, engines: Sequence[PacedEngine]) -> ClusterConfig:
+    instances = tuple(
+        InstanceConfig(
+            name=f"{name}/{number}", url=engine.url, role=role, agent=f"agent-{name}-{number}", wire="127.0.0.1:7400"
+        )
+        for number, engine in enumerate(engines)
+    )
+    return ClusterConfig(name=name, kind=kind, instances=instances)

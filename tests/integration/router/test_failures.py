@@ -1,0 +1,168 @@
+"""What fails behind the front door, for real: before the first token it costs time, after it an honest break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from prfaas.router.openai import error_body
+from tests.integration.router.door import LONG, SHORT, STREAMED, Door, make_door
+from tests.waiting import until
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    async with make_door() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("error", "prefill_error"),
+        ("gone", "prefill_unreachable"),
+        ("reset", "prefill_broke_off"),
+        ("hang", "prefill_late"),
+    ],
+)
+async def test_a_prefill_that_fails_ends_in_a_local_answer(failure: str, reason: str) -> None:
+    async with make_door(transfer_deadline=0.5, probe_interval=3600.0) as door:
+        door.west.prefill_seconds = 1.0  # as an engine that waits for its KV
+        if failure == "error":
+            door.east.status = 500
+        elif failure == "gone":
+            await door.east.stop()
+        else:
+            door.east.hangs = True
+        answering = asyncio.create_task(door.post({"prompt": LONG, "stream": True}))
+        if failure == "reset":
+            await until(lambda: door.east.bodies)
+            await door.east.stop()
+        status, body, headers = await answering
+        assert (status, body) == (200, STREAMED)
+        assert (headers["x-prfaas-route"], headers["x-prfaas-fallback"]) == ("remote", reason)
+        assert ["kv_transfer_params" in sent for sent in door.west.bodies] == [True, False]
+        await until(lambda: door.west.num_broken_off == 1, what="the first decode leg's end")
+        _, record = await door.get(f"/debug/decision/{headers['x-request-id']}")
+        assert reason in record["explanation"]
+
+
+async def test_a_prefill_engine_that_refuses_connections_is_out_of_the_choice_at_once() -> None:
+    async with make_door(probe_interval=3600.0) as door:
+        await door.east.stop()
+        await door.post({"prompt": LONG})
+        _, _, headers = await door.post({"prompt": LONG})
+        assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "no_prefill_instance")
+
+
+async def test_a_decode_engine_that_refuses_the_transfer_is_asked_again_without(door: Door) -> None:
+    door.west.refuses_transfers = True
+    status, body, headers = await door.post({"prompt": LONG, "stream": True})
+    assert (status, body, headers["x-prfaas-fallback"]) == (200, STREAMED, "decode_error")
+
+
+async def test_a_decode_leg_that_fails_ends_the_prefill_leg(door: Door) -> None:
+    door.west.refuses_transfers = True
+    door.east.hangs = True
+    await door.post({"prompt": LONG, "stream": True})
+    await until(lambda: door.east.num_broken_off == 1)
+
+
+@pytest.mark.parametrize("failure", ["gone", "error"])
+@pytest.mark.parametrize("prompt", [SHORT, LONG])
+async def test_another_decode_engine_answers_for_one_that_fails(failure: str, prompt: str) -> None:
+    async with make_door(num_wests=2, probe_interval=3600.0) as door:
+        if failure == "gone":
+            await door.west.stop()
+        else:
+            door.west.status = 500
+        status, body, headers = await door.post({"prompt": prompt, "stream": True})
+        assert (status, body) == (200, STREAMED)
+        _, record = await door.get(f"/debug/decision/{headers['x-request-id']}")
+        assert record["decode"] == "west/1" or prompt == LONG
+
+
+async def test_an_error_that_every_engine_gives_reaches_the_client_as_it_is() -> None:
+    async with make_door(num_wests=2) as door:
+        for engine in door.wests:
+            engine.status = 500
+        status, body, headers = await door.post({"prompt": SHORT})
+        assert (status, body) == (500, b'{"error": {"message": "planned"}}')
+        assert headers["x-prfaas-reason"] == "short"
+        assert [len(engine.bodies) for engine in door.wests] == [1, 1]
+
+
+async def test_a_decode_engine_that_breaks_off_after_a_token_breaks_the_answer_off(door: Door) -> None:
+    door.west.break_after_tokens = 1
+    door.west.token_seconds = 0.05
+    with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
+        await door.post({"prompt": LONG, "stream": True})
+    assert len(door.west.bodies) == 1, "nothing is sent again after a token"
+
+
+@pytest.mark.parametrize("prompt", [SHORT, LONG])
+async def test_a_client_that_goes_before_the_first_token_ends_every_leg(door: Door, prompt: str) -> None:
+    door.east.hangs = door.west.hangs = True
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await door.post({"prompt": prompt, "stream": True}, **{"x-request-id": "gone"})
+    await until(lambda: door.west.num_broken_off == 1)
+    await until(lambda: prompt == SHORT or door.east.num_broken_off == 1)
+    assert (await door.get("/debug/decision/gone"))[1]["status"] == 499
+
+
+async def test_a_client_that_goes_while_it_is_answered_ends_the_decode_leg(door: Door) -> None:
+    door.west.token_seconds = 0.2
+    body = {"prompt": SHORT, "stream": True}
+    async with door.session.post(f"{door.url}/v1/completions", json=body) as response:
+        await response.content.readany()
+        response.close()
+    await until(lambda: door.west.num_broken_off == 1)
+
+
+async def test_a_path_that_nobody_can_take_is_a_503(door: Door) -> None:
+    await door.west.stop()
+    status, body, _ = await door.post({"input": "x"}, path="/v1/embeddings")
+    assert status == 503 and body == error_body("no engine is ready", kind="service_unavailable", code=503)
+
+
+async def test_nobody_to_answer_is_a_503_in_openais_form(door: Door) -> None:
+    await door.west.stop()
+    for prompt in (SHORT, LONG):
+        status, body, _ = await door.post({"prompt": prompt})
+        assert status == 503 and b'"error"' in body and b"service_unavailable" in body
+    assert (await door.get("/health"))[0] == 503
+
+
+async def test_an_engine_that_comes_back_is_asked_again(door: Door) -> None:
+    port = int(door.west.url.rpartition(":")[2])
+    await door.west.stop()
+    await door.until_health(west_0=False)
+    await door.west.start(port)
+    await door.until_health(west_0=True)
+    assert (await door.post({"prompt": SHORT}))[0] == 200
+
+
+async def test_an_unhealthy_prefill_engine_is_not_asked(door: Door) -> None:
+    door.east.healthy = False
+    await door.until_health(east_0=False)
+    _, _, headers = await door.post({"prompt": LONG})
+    assert headers["x-prfaas-reason"] == "no_prefill_instance"
+
+
+async def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
+    async with make_door(request_timeout=0.3) as door:
+        door.west.hangs = True
+        status, body, _ = await door.post({"prompt": SHORT})
+        assert status == 504 and b"timeout" in body
+        await until(lambda: door.west.num_broken_off == 1)
+
+
+async def test_an_answer_that_does_not_end_in_time_is_broken_off() -> None:
+    async with make_door(request_timeout=0.5) as door:
+        door.west.token_seconds = 0.4
+        with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
+            await door.post({"prompt": SHORT, "stream": True})

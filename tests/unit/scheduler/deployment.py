@@ -1,0 +1,83 @@
+"""Small deployments and random ones for the scheduler's tests."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from prfaas.scheduler.ppd import PpdEntry, PpdTable
+from prfaas.scheduler.snapshot import InstanceState, PathState, RequestFacts, Snapshot
+from prfaas.scheduler.threshold import PathCost
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+
+T = 1000
+EAST_CLUSTER, WEST_CLUSTER = ClusterName("east"), ClusterName("west")
+
+
+def instance(
+    name: str, kind: ClusterKind, role: InstanceRole, *, healthy: bool = True, load: int = 0, cluster: str = ""
+) -> InstanceState:
+    """One of east's (prfaas) or west's (pd), on a node of its own."""
+    own = ClusterName(cluster) if cluster else EAST_CLUSTER if kind == "prfaas" else WEST_CLUSTER
+    return InstanceState(InstanceId(name), own, kind, role, AgentName(f"agent-{name}"), healthy, load)
+
+
+EAST = instance("e", "prfaas", "prefill")
+WEST = instance("w", "pd", "both")
+PD_P = instance("p", "pd", "prefill")
+SLOW = PathCost(1e3, 1e6, 1e3, 0.0, 1e-4)  # a megabyte of state over a kilobyte per second
+FAST = PathCost(1e12, 1e6, 1e3, 0.0, 1e-4)
+ENTRY = PpdEntry("small", "mid_bal", 1.0, 0.2, 0.1, 0.010, 0.011)
+TABLE = PpdTable((ENTRY,))
+
+instances = st.builds(
+    instance,
+    st.sampled_from("abcdef"),
+    st.sampled_from(["prfaas", "pd"]),
+    st.sampled_from(["prefill", "decode", "both"]),
+    healthy=st.booleans(),
+    load=st.integers(0, 20),
+)
+costs = st.builds(
+    PathCost,
+    st.floats(0, 1e9),
+    st.floats(0, 1e8),
+    st.floats(0, 1e6),
+    st.floats(0, 1),
+    st.floats(0, 1e-3),
+    st.floats(0, 1e-8),
+)
+paths = st.builds(
+    PathState,
+    st.just(EAST_CLUSTER),
+    st.just(WEST_CLUSTER),
+    st.integers(0, 3 * T),
+    st.booleans(),
+    st.none() | costs,
+)
+snapshots = st.builds(
+    Snapshot,
+    st.integers(0, 3 * T),
+    st.lists(instances, max_size=6, unique_by=lambda its: its.instance).map(tuple),
+    st.sampled_from([frozenset(), frozenset([(EAST_CLUSTER, WEST_CLUSTER)])]),
+    st.lists(paths, max_size=1).map(tuple),
+    st.sampled_from(["decode", "pd", "ppd", "suffix"]),
+    st.integers(0, T),
+    st.none() | st.just(TABLE),
+    st.sampled_from(["paper", "authors"]),
+    st.floats(0, 50),
+)
+agents = st.sampled_from([AgentName(f"agent-{name}") for name in "abcdef"])
+facts = st.integers(1, 5 * T).flatmap(
+    lambda total: st.builds(
+        RequestFacts,
+        st.just(total),
+        st.booleans(),
+        st.just(0),
+        st.sampled_from([None, "media"]),
+        st.dictionaries(agents, st.integers(0, total - 1), max_size=6),
+        st.none() | agents,
+        st.frozensets(st.sampled_from([InstanceId(name) for name in "abcdef"]), max_size=3),
+        st.integers(0, 3),
+        st.integers(0, 500),
+    )
+)

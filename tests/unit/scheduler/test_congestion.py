@@ -1,0 +1,105 @@
+"""t rises before a link chokes, comes back, and does not flutter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.scheduler.congestion import Congestion, CongestionLimits, LinkSample, pressures, raised_threshold, step
+
+LIMITS = CongestionLimits()
+CALM = LinkSample(10e6, 100e6, 0, 0.0, 0.05, 0.05)
+FULL = replace(CALM, bytes_per_second=99e6)
+
+
+START = Congestion()
+
+
+def _run(samples: list[LinkSample], state: Congestion = START, *, start: float = 0.0) -> list[Congestion]:
+    states = []
+    for second, sample in enumerate(samples):
+        state = step(state, sample, now=start + second, limits=LIMITS)
+        states.append(state)
+    return states
+
+
+@pytest.mark.parametrize(
+    ("sample", "cause"),
+    [
+        (FULL, "utilisation"),
+        (replace(CALM, queued_bytes=101_000_000), "queue"),
+        (replace(CALM, retransmit_ratio=0.04), "loss"),
+        (replace(CALM, rtt_seconds=0.16), "rtt"),
+    ],
+)
+def test_each_signal_alone_raises_t_at_once_and_is_named(sample: LinkSample, cause: str) -> None:
+    state = _run([sample])[0]
+    assert (state.multiplier, state.cause) == (1.5, cause)
+    assert raised_threshold(16_000, state) == 24_000
+
+
+def test_an_unknown_capacity_says_nothing_of_use_and_queue() -> None:
+    sample = LinkSample(1e9, 0.0, 1 << 30, 0.0, 0.0, 0.0)
+    assert set(pressures(sample, LIMITS).values()) == {0.0}
+
+
+def test_t_returns_to_where_it_was_within_a_minute_of_calm() -> None:
+    raised = _run([FULL] * 5)[-1]
+    assert raised.multiplier == pytest.approx(1.5**5)
+    after = _run([CALM] * 60, raised, start=5.0)
+    assert after[-1].multiplier == 1.0 and after[-1].cause is None
+    falls = [state.multiplier for state in after]
+    assert falls == sorted(falls, reverse=True)
+
+
+def test_in_the_dead_band_t_stays() -> None:
+    between = replace(CALM, bytes_per_second=70e6)
+    assert LIMITS.calm_ratio < pressures(between, LIMITS)["utilisation"] < 1
+    raised = _run([FULL] * 3)[-1]
+    assert {state.multiplier for state in _run([between] * 100, raised, start=3.0)} == {raised.multiplier}
+
+
+def test_the_multiplier_is_bounded() -> None:
+    assert _run([FULL] * 100)[-1].multiplier == LIMITS.max_multiplier
+
+
+def test_a_link_that_wavers_between_full_and_calm_does_not_flutter() -> None:
+    states = _run([FULL, CALM] * 30)
+    values = [state.multiplier for state in states]
+    assert values == sorted(values), "one calm second is no reason to fall"
+
+
+samples = st.builds(
+    LinkSample,
+    st.floats(0, 2e8),
+    st.sampled_from([0.0, 1e8]),
+    st.integers(0, 1 << 30),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+
+
+@given(st.lists(samples, max_size=60))
+def test_it_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: list[LinkSample]) -> None:
+    previous = 1.0
+    for state in _run(taken):
+        assert 1.0 <= state.multiplier <= LIMITS.max_multiplier
+        ratio = max(state.multiplier, previous) / min(state.multiplier, previous)
+        assert ratio <= LIMITS.step_ratio * (1 + 1e-9)
+        previous = state.multiplier
+
+
+@given(samples, st.floats(1, 3))
+def test_a_worse_sample_never_lowers_t_more(sample: LinkSample, factor: float) -> None:
+    raised = replace(_run([FULL] * 3)[-1], calm_since=0.0)
+    worse = replace(
+        sample,
+        retransmit_ratio=sample.retransmit_ratio * factor,
+        bytes_per_second=sample.bytes_per_second * factor,
+    )
+    after, after_worse = (step(raised, one, now=60.0, limits=LIMITS) for one in (sample, worse))
+    assert after_worse.multiplier >= after.multiplier

@@ -1,0 +1,185 @@
+"""PPD's table and rules against the authors' own table and the runs that it was made from."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.scheduler.ppd import (
+    BYPASS_TOKENS,
+    PpdEntry,
+    PpdTable,
+    Run,
+    Turn,
+    build_table,
+    context_class,
+    prefills_locally,
+    read_measured,
+    workload_type,
+)
+
+DATA = Path(__file__).parents[2] / "data"
+AUTHORS: dict[str, Any] = json.loads((DATA / "ppd-table-2P2D.json").read_text())
+TABLE = read_measured(AUTHORS)
+# Turn-2 lengths of the authors' workloads: tokens in, tokens out.
+LENGTHS = {
+    "tiny": (16, 32),
+    "short_gen": (32, 256),
+    "long_gen": (32, 512),
+    "very_long_gen": (64, 1024),
+    "small_bal": (64, 64),
+    "mid_bal": (128, 128),
+    "mid_paste": (256, 64),
+    "big_paste": (512, 64),
+    "huge_paste": (1024, 32),
+}
+
+
+def _runs(config: str) -> list[Run]:
+    lines = (DATA / "ppd-grid-2P2D.csv").read_text().splitlines()[1:]
+    return [_run(row) for row in csv.DictReader(lines) if row["config"] == config]
+
+
+def _run(row: dict[str, Any]) -> Run:
+    context, _, workload = row["workload"].partition("_")
+    ttft, tpot = float(row["turn2_avg_ttft_ms"]) / 1000, float(row["turn2_avg_tpot_ms"]) / 1000
+    return Run(context, workload, float(row["qps"]), ttft, tpot, float(row["success_rate"]) / 100)
+
+
+def test_the_scores_and_choices_equal_the_authors_in_all_180_cells() -> None:
+    assert len(AUTHORS["entries"]) == len(TABLE.entries) == 180
+    for theirs, ours in zip(AUTHORS["entries"], TABLE.entries, strict=True):
+        assert TABLE.score(ours) == pytest.approx(theirs["score"], abs=1e-9)
+        assert (TABLE.score(ours) > 0) == theirs["use_ppd"]
+
+
+def test_the_table_built_from_the_measured_grid_equals_the_authors() -> None:
+    built = build_table(_runs("2P_2D"), _runs("2P_2pD"), ttft_weight=1.0, tpot_weight=1.0)
+    cells = {(one.context_class, one.workload_type, one.qps): one for one in TABLE.entries}
+    assert len(built.entries) == 180
+    for entry in built.entries:
+        wanted = cells[entry.context_class, entry.workload_type, entry.qps]
+        assert built.score(entry) == pytest.approx(TABLE.score(wanted), abs=1e-4)  # the grid has 4 digits
+        assert (built.score(entry) > 0) == (TABLE.score(wanted) > 0)
+
+
+@pytest.mark.parametrize(
+    "entry", AUTHORS["entries"], ids=lambda its: f"{its['context_class']}-{its['workload_type']}-{its['qps']}"
+)
+def test_every_workload_of_the_grid_is_decided_as_the_authors_engine_does(entry: dict[str, Any]) -> None:
+    num_input, num_output = LENGTHS[entry["workload_type"]]
+    turn = Turn(num_input, {"small": 256, "large": 2048}[entry["context_class"]], num_output)
+    paper = prefills_locally(TABLE, turn, qps=entry["qps"], mode="paper")
+    authors = prefills_locally(TABLE, turn, qps=entry["qps"], mode="authors")
+    if entry["workload_type"] != "tiny":  # its ratio, 0.5, makes it a small balanced one for their own rule
+        assert paper == entry["use_ppd"]
+    assert authors == (num_input < BYPASS_TOKENS or entry["use_ppd"])
+
+
+@pytest.mark.parametrize(
+    ("num_input", "num_output", "kind"),
+    [
+        (24, 100, "short_gen"),
+        (25, 100, "small_bal"),
+        (10, 64, "tiny"),
+        (10, 65, "short_gen"),
+        (10, 257, "long_gen"),
+        (10, 513, "very_long_gen"),
+        (64, 32, "small_bal"),
+        (65, 33, "mid_bal"),
+        (65, 32, "mid_paste"),
+        (256, 1, "mid_paste"),
+        (257, 1, "big_paste"),
+        (512, 1, "big_paste"),
+        (513, 1, "huge_paste"),
+        (513, 0, "huge_paste"),
+    ],
+)
+def test_a_turn_is_classed_by_its_ratio_then_by_its_length(num_input: int, num_output: int, kind: str) -> None:
+    assert workload_type(num_input, num_output) == kind
+
+
+def test_context_and_rate_go_to_the_nearest_measured_cell() -> None:
+    assert [context_class(n) for n in (0, 512, 513, 4096, 100_000)] == ["small", "small", "large", "large", "large"]
+    asked = (0.0, 0.6, 0.75, 1.4, 1.5, 3.0, 9.0, 14.0, 18.0, 500.0)
+    assert [TABLE.nearest_qps(qps) for qps in asked] == [0.5, 0.5, 1, 1, 2, 4, 10, 16, 20, 20]
+
+
+def test_a_row_that_is_missing_or_whose_pd_failed_is_local_and_few_new_tokens_stay_in_the_authors_mode() -> None:
+    turn = Turn(1024, 2048, 32)
+    against = replace(TABLE, ttft_weight=0.0, tpot_weight=1000.0)
+    assert not prefills_locally(against, turn, qps=20, mode="paper")
+    failed = tuple(replace(entry, pd_ttft_seconds=0.0) for entry in TABLE.entries)
+    assert prefills_locally(replace(against, entries=failed), turn, qps=20, mode="paper")
+    only_small = tuple(entry for entry in TABLE.entries if entry.context_class == "small")
+    assert prefills_locally(replace(against, entries=only_small), turn, qps=20, mode="paper")
+    few = replace(turn, num_input_tokens=BYPASS_TOKENS - 1)
+    assert prefills_locally(against, few, qps=20, mode="authors")
+    assert not prefills_locally(against, few, qps=20, mode="paper")
+    assert not prefills_locally(against, turn, qps=20, mode="authors")
+
+
+def test_a_cell_that_failed_one_way_is_not_averaged() -> None:
+    good = Run("small", "tiny", 1.0, 0.1, 0.01, 1.0)
+    bad = replace(good, success_ratio=0.5)
+    weights = {"ttft_weight": 1.0, "tpot_weight": 1.0}
+    assert build_table([bad], [good], **weights).entries[0].pd_failed
+    with pytest.raises(ValueError, match="at least one entry"):
+        build_table([good], [bad], **weights)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"entries": [{"qps": 1}], "weights": {}},
+        {**AUTHORS, "entries": []},
+        {**AUTHORS, "entries": AUTHORS["entries"][:1] * 2},
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"PPD|entry|twice"):
+        read_measured(fields)
+
+
+def test_a_recorded_table_is_the_same_table() -> None:
+    assert PpdTable.from_dict(json.loads(json.dumps(TABLE.to_dict()))) == TABLE
+
+
+seconds = st.floats(0.001, 10)
+entries = st.builds(PpdEntry, st.just("small"), st.just("tiny"), st.just(1.0), seconds, seconds, seconds, seconds)
+
+
+@given(entries, st.floats(0, 10), st.floats(0, 100), st.floats(0, 100))
+def test_a_larger_weight_on_tpot_never_makes_more_cells_local_where_local_costs_tpot(
+    entry: PpdEntry, ttft: float, tpot: float, more: float
+) -> None:
+    if entry.ppd_tpot_seconds >= entry.pd_tpot_seconds and entry.score(ttft_weight=ttft, tpot_weight=tpot) <= 0:
+        assert entry.score(ttft_weight=ttft, tpot_weight=tpot + more) <= 0
+
+
+@given(entries)
+def test_without_weight_on_tpot_a_cell_is_local_exactly_when_ttft_gains(entry: PpdEntry) -> None:
+    gains = entry.ppd_ttft_seconds < entry.pd_ttft_seconds
+    assert (entry.score(ttft_weight=1.0, tpot_weight=0.0) > 0) == gains
+
+
+@given(entries)
+def test_with_all_weight_on_tpot_a_cell_that_costs_tpot_is_pd(entry: PpdEntry) -> None:
+    if entry.ppd_tpot_seconds > entry.pd_tpot_seconds:
+        assert entry.score(ttft_weight=0.0, tpot_weight=1.0) < 0
+
+
+def test_the_local_share_of_the_authors_table_falls_with_the_weight_on_tpot() -> None:
+    weights = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 100.0)
+    tables = [replace(TABLE, tpot_weight=weight) for weight in weights]
+    costly = [entry for entry in TABLE.entries if entry.ppd_tpot_seconds > entry.pd_tpot_seconds]
+    shares = [sum(table.score(entry) > 0 for entry in costly) for table in tables]
+    assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
