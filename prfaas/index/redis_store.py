@@ -82,8 +82,11 @@ class RedisStore:
         return info
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._tail.aclose()
+        for client in (self._client, self._tail):
+            await client.aclose(close_connection_pool=True)
+            watch = getattr(client.connection_pool, "sentinel_manager", None)
+            for sentinel in watch.sentinels if watch else ():
+                await sentinel.aclose(close_connection_pool=True)
 
     # -- leases
 

@@ -78,6 +78,11 @@ class Manager:
         return self._replication.num_written
 
     @property
+    def is_recording(self) -> bool:
+        """Whether the record takes all that agents tell this manager."""
+        return self._replication.is_recording
+
+    @property
     def redis(self) -> EmbeddedRedis | None:
         return self._redis
 

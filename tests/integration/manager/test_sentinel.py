@@ -1,0 +1,83 @@
+"""A Redis master with a replica and a Sentinel: after a failover the old blocks are still matched and new ones recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from prfaas.manager.embedded_redis import find_server
+from tests.free_ports import free_address
+from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
+from tests.waiting import until
+
+LAYOUT = hybrid_layout()
+SENTINEL = """
+port {port}
+sentinel monitor main 127.0.0.1 {master} 1
+sentinel down-after-milliseconds main 500
+sentinel failover-timeout main 3000
+"""
+
+
+class Replicated:
+    """Master, replica, Sentinel, each a process on a free port."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.ports = [int(free_address().rpartition(":")[2]) for _ in range(3)]
+        master, replica, sentinel = self.ports
+        config = directory / "sentinel.conf"
+        config.write_text(SENTINEL.format(port=sentinel, master=master))
+        self.master = self._start("--port", str(master), "--save", "")
+        self._others = [
+            self._start("--port", str(replica), "--save", "", "--replicaof", "127.0.0.1", str(master)),
+            self._start(str(config), "--sentinel"),
+        ]
+        self.url = f"redis+sentinel://127.0.0.1:{sentinel}/main"
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([find_server(), *arguments], cwd=self._directory, stdout=subprocess.DEVNULL)
+
+    def is_replicated(self) -> bool:
+        """The Sentinel knows the replica, and the replica has the master's data."""
+        try:
+            with redis.Redis(port=self.ports[2]) as sentinel, redis.Redis(port=self.ports[1]) as replica:
+                known = sentinel.execute_command("SENTINEL", "REPLICAS", "main")
+                return bool(known) and replica.info("replication")["master_link_status"] == "up"
+        except redis.RedisError:
+            return False
+
+    def close(self) -> None:
+        for process in (self.master, *self._others):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+async def replicated(tmp_path: Path) -> AsyncIterator[Replicated]:
+    started = Replicated(tmp_path)
+    yield started
+    await asyncio.to_thread(started.close)
+
+
+async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
+    deployment: Deployment, replicated: Replicated
+) -> None:
+    await until(replicated.is_replicated, seconds=20, what="the replica")
+    manager = await deployment.start_manager(redis_url=replicated.url)
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 160))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    replicated.master.kill()
+    await until_usable(deployment.client(manager), chain_of(640), {"n1": 160})
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until(lambda: not manager.is_recording, what="the loss of the master")
+    await until(lambda: manager.is_recording, seconds=30, what="the failover")
+    late = await deployment.start_manager(redis_url=replicated.url)
+    await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
