@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
 
-pytestmark = pytest.mark.timeout(120)
+# One server for all tests: a start takes seconds, because both sides load torch.
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG = ColocateConfig(
     listen="127.0.0.1:0",
@@ -29,7 +31,7 @@ CONFIG = ColocateConfig(
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     bound = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(server.serve(CONFIG, bound=bound))
