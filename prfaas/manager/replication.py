@@ -200,6 +200,7 @@ class Replication:
         position = self._positions.get(cluster)
         if position is None:
             position, chunks = await self._store.read_snapshot(cluster)
+            self._world.clear(cluster)  # what memory may have from a lease that was lost is void
             for chunk in chunks:
                 self._apply_data(chunk)
         while entries := await self._store.tail(cluster, position):

@@ -159,3 +159,20 @@ async def test_a_manager_started_anew_at_its_address_need_not_wait_for_its_forme
     with pytest.raises(Fenced):
         await store.acquire(EAST, owner="a:10 y", seconds=60)
     await store.close()
+
+
+async def test_a_full_redis_is_gone_on_without_and_filled_when_it_has_room(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 160))
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 160})
+    store = RedisStore(redis.url)
+    await store._client.config_set("maxmemory", 1)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until_usable(deployment.client(first), chain_of(640), {"n1": 320})
+    await until(lambda: not first.is_recording, what="the refusal")
+    await store._client.config_set("maxmemory", 0)
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
+    await store.close()
