@@ -8,8 +8,9 @@ that chains are evicted from the tail. Runs on one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from prfaas.cachepool.arena import Arena, stride_of
 from prfaas.cachepool.eviction import POLICIES, BlockFacts, Candidates, EvictionPolicy
@@ -84,7 +85,7 @@ class Pool:
         """Every use under this lease ends; ending it twice does nothing."""
         for slots, used in self._leases.end(lease):
             idle, unneeded = slots.release(used)
-            for slot in idle:
+            for slot in slots.idle_leaves(idle):
                 self._settle(slots, slot)
             slots.free += reversed(unneeded)  # the first of them are the first to be used again
             self._transfer_bytes -= len(unneeded) * slots.arena.stride_bytes
@@ -179,19 +180,62 @@ class Pool:
         assert slots.references[slot], "only a block in use can be published"
         if block_hash in slots.by_hash[group] or slot in slots.blocks:
             return False
-        above = slots.chain_parent(group, block_hash, parent if before is None else before)
+        before = parent if before is None else before
+        above = slots.chain_parent(group, block_hash, before)
         self._hang(slots, above)
         if not self._make_room(arena.stride_bytes):
             slots.unhang(above)
             self._settle_key(slots, above)
             return False
         self._tick += 1
-        slots.store(slot, PrefixBlock(group, block_hash, parent, num_tokens, above), self._tick)
+        slots.store(slot, PrefixBlock(group, block_hash, parent, num_tokens, before), self._tick)
         self._transfer_bytes -= arena.stride_bytes
         self._prefix_bytes += arena.stride_bytes
         if self._on_event is not None:
             self._on_event(BlockStored(arena.layout.fingerprint, group, block_hash, parent, num_tokens))
         return True
+
+    def publish_run(
+        self,
+        arena: Arena,
+        run: Sequence[int],
+        *,
+        group: int,
+        hashes: Sequence[BlockHash],
+        parent: BlockHash,
+        num_tokens: Sequence[int],
+    ) -> None:
+        """`publish` for consecutive blocks of one chain; where all of them are new, several times as fast."""
+        slots, num_bytes = self._of(arena), len(run) * arena.stride_bytes
+        parents = [parent, *hashes[:-1]]
+        above = slots.chain_parent(group, hashes[0], parent)
+        assert all(map(slots.references.__getitem__, run)), "only a block in use can be published"
+        if slots.is_new_run(run, group, hashes, parents):
+            self._hang(slots, above)
+            if self._make_room(num_bytes):
+                self._store_run(slots, run, zip(repeat(group), hashes, parents, num_tokens, parents))
+                return
+            slots.unhang(above)
+            self._settle_key(slots, above)
+        for slot, block_hash, before, tokens in zip(run, hashes, parents, num_tokens, strict=True):
+            self.publish(arena, slot, group=group, block_hash=block_hash, parent=before, num_tokens=tokens)
+
+    def _store_run(
+        self,
+        slots: Slots,
+        run: Sequence[int],
+        fields: Iterable[tuple[int, BlockHash, BlockHash, int, BlockHash]],
+    ) -> None:
+        self._tick += 1
+        blocks: list[PrefixBlock] = list(
+            map(tuple.__new__, repeat(PrefixBlock), fields)
+        )  # half the time of its __new__
+        slots.store_run(run, blocks, self._tick)
+        self._transfer_bytes -= len(run) * slots.arena.stride_bytes
+        self._prefix_bytes += len(run) * slots.arena.stride_bytes
+        if self._on_event is not None:
+            for group, block_hash, parent, num_tokens, _ in blocks:
+                self._on_event(BlockStored(slots.arena.layout.fingerprint, group, block_hash, parent, num_tokens))
 
     def _hang(self, slots: Slots, above: ChainKey | None) -> None:
         """A block comes to hang on `above`, which therefore may not be what makes room for it."""
@@ -204,7 +248,7 @@ class Pool:
 
     def _settle(self, slots: Slots, slot: int) -> None:
         """Put a block among the evictable ones when it is."""
-        if slots.is_idle_leaf(slot):
+        if slots.idle_leaves([slot]):
             key = self._sort_key(self._facts(slots, slot), self._floor)
             self._candidates.add((slots.number, slot), key, soft=slot in slots.soft_pinned)
 
@@ -217,8 +261,8 @@ class Pool:
         block = slots.blocks[slot]
         group = slots.arena.layout.groups[block.group]
         return BlockFacts(
-            kind=group.kind,
-            block_tokens=group.block_tokens,
+            group.kind,
+            group.block_tokens,
             num_tokens=block.num_tokens,
             num_bytes=slots.arena.stride_bytes,
             last_used=slots.last_used[slot],
@@ -237,7 +281,7 @@ class Pool:
 
     def _evict(self, slots: Slots, slot: int) -> None:
         block = slots.remove(slot)
-        self._settle_key(slots, block.chain_parent)
+        self._settle_key(slots, slots.above(block))
         slots.free.append(slot)
         self._prefix_bytes -= slots.arena.stride_bytes
         self._num_evicted += 1
@@ -274,7 +318,7 @@ class Pool:
             stride = slots.arena.stride_bytes
             prefix_bytes += len(slots.blocks) * stride
             transfer_bytes += sum(1 for slot, n in enumerate(counts) if n and slot not in slots.blocks) * stride
-            leaves = [slot for slot in slots.blocks if slots.is_idle_leaf(slot)]
+            leaves = slots.idle_leaves(slots.blocks)
             assert all((slots.number, slot) in self._candidates for slot in leaves), "an idle leaf cannot be evicted"
             num_leaves += len(leaves)
         assert num_leaves == len(self._candidates), "a block is evictable though it is needed"

@@ -8,22 +8,17 @@ from typing import NamedTuple
 from prfaas.cachepool.arena import Arena
 from prfaas.types import BlockHash
 
-
-class ChainKey(NamedTuple):
-    """Names a prefix block within one arena."""
-
-    group: int
-    block_hash: BlockHash
+ChainKey = tuple[int, BlockHash]  # group and hash: a prefix block within one arena
 
 
 class PrefixBlock(NamedTuple):
-    """What a slot holds. `chain_parent` is the block that must not leave before this one, None at the start of a chain."""
+    """What a slot holds."""
 
     group: int
     block_hash: BlockHash
     parent: BlockHash  # as `BlockStored` has it
     num_tokens: int
-    chain_parent: ChainKey | None
+    before: BlockHash  # one block earlier; mostly the parent
 
 
 class Slots:
@@ -37,8 +32,8 @@ class Slots:
         self.free: list[int] = []  # their pages are there
         self.given_back: list[int] = []  # free, their pages went back to the system
         self.references: list[int] = []  # slot → uses under leases
-        self.num_uses: list[int] = []  # slot → how often its prefix block was asked for
-        self.last_used: list[int] = []
+        self.num_uses: dict[int, int] = {}  # slot → how often its prefix block was asked for
+        self.last_used: dict[int, int] = {}
         self.blocks: dict[int, PrefixBlock] = {}
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.num_children: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
@@ -70,8 +65,7 @@ class Slots:
 
     def _first_time(self, num_slots: int) -> list[int]:
         start, self.never_used = self.never_used, self.never_used + num_slots
-        for column in (self.references, self.num_uses, self.last_used):
-            column += [0] * num_slots
+        self.references += [0] * num_slots
         return list(range(start, self.never_used))
 
     def give_back(self, num_slots: int) -> None:
@@ -91,46 +85,50 @@ class Slots:
                 (idle if slot in blocks else unneeded).append(slot)
         return idle, unneeded
 
-    def use(self, used: Iterable[int], tick: int) -> None:
+    def use(self, used: Sequence[int], tick: int) -> None:
         """Use prefix blocks once more."""
-        references, num_uses, last_used = self.references, self.num_uses, self.last_used
+        references, num_uses = self.references, self.num_uses
         for slot in used:
             references[slot] += 1
             num_uses[slot] += 1
-            last_used[slot] = tick
+        self.last_used.update(dict.fromkeys(used, tick))
 
     # Prefix blocks
 
     def chain_parent(self, group: int, block_hash: BlockHash, before: BlockHash) -> ChainKey | None:
         """The block that this one hangs on: the one before it, for a linear state the attention block that ends with it."""
         if self.arena.layout.groups[group].kind != "linear_state":
-            return ChainKey(group, before) if before != block_hash else None
-        return None if self._first_attention is None else ChainKey(self._first_attention, block_hash)
+            return (group, before) if before != block_hash else None
+        return None if self._first_attention is None else (self._first_attention, block_hash)
+
+    def above(self, block: PrefixBlock) -> ChainKey | None:
+        return self.chain_parent(block.group, block.block_hash, block.before)
 
     def slot_of(self, key: ChainKey | None) -> int | None:
-        return None if key is None else self.by_hash[key.group].get(key.block_hash)
+        return None if key is None else self.by_hash[key[0]].get(key[1])
 
-    def is_idle_leaf(self, slot: int) -> bool:
-        """Whether nobody uses this prefix block and no other hangs on it."""
-        block = self.blocks.get(slot)
-        return (
-            block is not None and not self.references[slot] and block.block_hash not in self.num_children[block.group]
-        )
+    def idle_leaves(self, candidates: Iterable[int]) -> list[int]:
+        """Those of the slots that hold a prefix block which nobody uses and none hangs on."""
+        references, blocks, num_children = self.references, self.blocks, self.num_children
+        idle = ((slot, blocks[slot]) for slot in candidates if not references[slot] and slot in blocks)
+        return [slot for slot, block in idle if block[1] not in num_children[block[0]]]
 
     def hang(self, key: ChainKey | None) -> None:
         """Count one more block that hangs on `key`, whether that is stored or not."""
         if key is not None:
-            children = self.num_children[key.group]
-            children[key.block_hash] = children.get(key.block_hash, 0) + 1
+            group, block_hash = key
+            children = self.num_children[group]
+            children[block_hash] = children.get(block_hash, 0) + 1
 
     def unhang(self, key: ChainKey | None) -> None:
         """Count one less."""
         if key is not None:
-            children = self.num_children[key.group]
-            if children[key.block_hash] == 1:
-                del children[key.block_hash]
+            group, block_hash = key
+            children = self.num_children[group]
+            if children[block_hash] == 1:
+                del children[block_hash]
             else:
-                children[key.block_hash] -= 1
+                children[block_hash] -= 1
 
     def store(self, slot: int, block: PrefixBlock, tick: int) -> None:
         """The slot holds this prefix block from here on; the caller has hung it on its chain."""
@@ -143,15 +141,38 @@ class Slots:
     def remove(self, slot: int) -> PrefixBlock:
         """The slot is no prefix block any more."""
         block = self.blocks.pop(slot)
-        del self.by_hash[block.group][block.block_hash]
+        del self.by_hash[block.group][block.block_hash], self.num_uses[slot], self.last_used[slot]
         self.soft_pinned.discard(slot)
-        self.unhang(block.chain_parent)
+        self.unhang(self.above(block))
         states = self.states[block.group]
         if block.parent in states:
             states[block.parent].pop(block.block_hash, None)
             if not states[block.parent]:
                 del states[block.parent]
         return block
+
+    def is_new_run(
+        self, run: Sequence[int], group: int, hashes: Sequence[BlockHash], parents: Sequence[BlockHash]
+    ) -> bool:
+        """Whether none of these blocks is here and nothing hangs on any but the first one's parent."""
+        return (
+            self.arena.layout.groups[group].kind != "linear_state"
+            and len(set(hashes)) == len(hashes)
+            and self.by_hash[group].keys().isdisjoint(hashes)
+            and self.num_children[group].keys().isdisjoint(hashes)
+            and self.blocks.keys().isdisjoint(run)
+            and parents[0] not in hashes
+        )
+
+    def store_run(self, run: Sequence[int], blocks: Sequence[PrefixBlock], tick: int) -> None:
+        """`store` of a new run, each block hung on the one before it; the caller has hung the first."""
+        group = blocks[0].group
+        hashes = [block.block_hash for block in blocks]
+        self.blocks.update(zip(run, blocks, strict=True))
+        self.by_hash[group].update(zip(hashes, run, strict=True))
+        self.num_children[group].update(dict.fromkeys(hashes[:-1], 1))
+        self.num_uses.update(dict.fromkeys(run, 1))
+        self.last_used.update(dict.fromkeys(run, tick))
 
     # Our own bookkeeping, checked
 
@@ -170,13 +191,15 @@ class Slots:
         stored = {(block.group, block.block_hash): slot for slot, block in self.blocks.items()}
         found = {(group, key): slot for group, table in enumerate(self.by_hash) for key, slot in table.items()}
         assert stored == found, "blocks are not found under their hashes"
+        assert self.blocks.keys() == self.num_uses.keys() == self.last_used.keys(), "uses of something else are counted"
         self._check_chains()
 
     def _check_chains(self) -> None:
         counted: dict[tuple[int, BlockHash], int] = {}
         for block in self.blocks.values():
-            if block.chain_parent is not None:
-                counted[block.chain_parent] = counted.get(block.chain_parent, 0) + 1
+            above = self.above(block)
+            if above is not None:
+                counted[above] = counted.get(above, 0) + 1
         kept = {(group, key): num for group, table in enumerate(self.num_children) for key, num in table.items()}
         assert counted == kept, "counts of children differ from the chains"
         kinds = [group.kind for group in self.arena.layout.groups]
