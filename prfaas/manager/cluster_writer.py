@@ -64,9 +64,12 @@ class ClusterWriter:
         """The record lacks something that memory has."""
         return self._behind
 
-    def start(self, lease: Lease | None, last_id: str) -> None:
-        """Begin to write after `last_id`; without a lease (Redis does not answer) from memory, until it does."""
-        self._lease, self._last_id, self._behind = lease, last_id, lease is None
+    def start(self, lease: Lease | None, last_id: str, *, behind: bool) -> None:
+        """Begin to write after `last_id`; `behind` when a snapshot of memory has to come first.
+
+        Without a lease (Redis does not answer) memory goes on alone until it does.
+        """
+        self._lease, self._last_id, self._behind = lease, last_id, behind or lease is None
         self._renewed_at = _now()
         self._task = asyncio.create_task(self._run(), name=f"writer of {self.cluster}")
 

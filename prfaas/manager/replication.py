@@ -81,13 +81,13 @@ class Replication:
         )
         try:
             lease: Lease | None = await self._store.acquire(cluster, owner=self._owner, seconds=self._lease_seconds)
-            position = await self._read_to_the_end(cluster)
+            position, unbroken = await self._read_to_the_end(cluster)
         except RecordUnreachable as error:
             log.warning("writer.without_record", cluster=cluster, error=str(error))
-            lease, position = None, START_ID
+            lease, position, unbroken = None, START_ID, False
         self._positions.pop(cluster, None)
         self._writers[cluster] = writer
-        writer.start(lease, position)
+        writer.start(lease, position, behind=not unbroken)
         self._watch(writer)
         log.info("writer.started", cluster=cluster, epoch=lease.epoch if lease else None)
         return writer
@@ -195,20 +195,26 @@ class Replication:
                 return position, False
         return position, True
 
-    async def _read_to_the_end(self, cluster: ClusterName) -> str:
-        """Everything that former writers recorded; they can add nothing, since the lease is ours."""
+    async def _read_to_the_end(self, cluster: ClusterName) -> tuple[str, bool]:
+        """Take everything that former writers recorded; they can add nothing, since the lease is ours.
+
+        Returns the last entry, and whether the chain held. A break is taken as it is: the nodes' digests find what is
+        missing, and a snapshot must end the break for those who follow.
+        """
         position = self._positions.get(cluster)
+        unbroken = True
         if position is None:
             position, chunks = await self._store.read_snapshot(cluster)
             self._world.clear(cluster)  # what memory may have from a lease that was lost is void
             for chunk in chunks:
                 self._apply_data(chunk)
         while entries := await self._store.tail(cluster, position):
-            for entry in entries:  # a broken chain is taken as it is: the nodes' digests find what is missing
+            for entry in entries:
+                unbroken = unbroken and entry.before == position
                 if entry.data:
                     self._apply_data(entry.data)
                 position = entry.id
-        return position
+        return position, unbroken
 
 
 def _now() -> float:

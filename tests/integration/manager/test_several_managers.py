@@ -10,6 +10,7 @@ import pytest
 from prfaas.errors import Fenced
 from prfaas.index.keys import Keys
 from prfaas.index.redis_store import START_ID, Entry, RedisStore
+from prfaas.manager.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
 from tests.waiting import until
@@ -106,9 +107,7 @@ async def test_a_fenced_writers_late_write_is_refused(deployment: Deployment) ->
     with pytest.raises(Fenced) as refusal:
         await store.acquire(EAST, owner="b:1 y", seconds=5)
     assert refusal.value.writer == "a:1"
-    async with asyncio.timeout(5):
-        while await store.writer(EAST):  # noqa: ASYNC110 - the lease ends in Redis
-            await asyncio.sleep(0.01)
+    await until_lease_ends(store)
     new = await store.acquire(EAST, owner="b:1 y", seconds=5)
     assert new.epoch > old.epoch
     assert new.epoch_before == old.epoch
@@ -176,3 +175,25 @@ async def test_a_full_redis_is_gone_on_without_and_filled_when_it_has_room(deplo
     await store._client.config_set("maxmemory", 0)
     await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
     await store.close()
+
+
+async def test_a_break_that_a_killed_writer_left_behind_is_ended_by_the_next(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    store = RedisStore(redis.url)
+    killed = await store.acquire(EAST, owner="a:1 x", seconds=0.2)
+    await store.append(killed, [Entry(f"{killed.epoch}-1", RELOAD, b"")])
+    await until_lease_ends(store)
+    await store.close()
+    first = await deployment.start_manager()
+    reporter = deployment.reporter("n1", first)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    second = await deployment.start_manager()
+    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
+
+
+async def until_lease_ends(store: RedisStore) -> None:
+    async with asyncio.timeout(5):
+        while await store.writer(EAST):  # noqa: ASYNC110 - the lease ends in Redis
+            await asyncio.sleep(0.01)
