@@ -31,15 +31,16 @@ class Filling:
         if ready is not None:
             ready(first, entry.num_blocks, piece.offset_bytes, piece.payload_bytes)
         whole = (1 << len(run.group.layers)) - 1
-        for index in range(first, first + entry.num_blocks):
-            self._mark(index, 1 << entry.layer, whole)
+        indices = range(first, first + entry.num_blocks)
+        completed = [index for index in indices if self._completes(index, 1 << entry.layer, whole)]
+        self.num_unready -= len(completed)
+        self.placement.publish(completed)
 
-    def _mark(self, index: int, bit: int, whole: int) -> None:
+    def _completes(self, index: int, bit: int, whole: int) -> bool:
+        """Mark a layer of a block; whether it was the last one that the block, which is not held, still lacked."""
         before = self._layers[index]
         self._layers[index] = before | bit
-        if before != whole and before | bit == whole and index not in self.placement.held:
-            self.num_unready -= 1
-            self.placement.publish(index)
+        return before != whole and before | bit == whole and index not in self.placement.held
 
     def rank_done(self, rank: int) -> bool:
         """A rank writes nothing more; whether that was the last."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from prfaas.agent.plan import BlockIdentity, Run, TransferPlan, is_prefix_block
@@ -46,19 +47,40 @@ class Placement:
     def generations(self) -> list[int]:
         return [self.arenas[self.run_of(index).rank].generation(slot) for index, slot in enumerate(self.slots)]
 
-    def publish(self, index: int) -> None:
-        """Object `index` is whole: if it is hashed, later requests may reuse it."""
-        identity = self._identities[index]
-        if index not in self.held and is_prefix_block(identity.block_hash):
-            self.pool.publish(
-                self.arenas[self.run_of(index).rank],
-                self.slots[index],
-                group=identity.group,
-                block_hash=identity.block_hash,
-                parent=identity.parent,
-                num_tokens=identity.num_tokens,
-                before=identity.before,
-            )
+    def publish(self, indices: Iterable[int]) -> None:
+        """These objects, in order, are whole: those that are hashed may be reused by later requests."""
+        chain: list[int] = []
+        for index in indices:
+            identity = self._identities[index]
+            if index in self.held or not is_prefix_block(identity.block_hash):
+                continue
+            if chain and not self._continues(chain[-1], index):
+                self._publish_chain(chain)
+                chain = []
+            chain.append(index)
+        if chain:
+            self._publish_chain(chain)
+
+    def _continues(self, last: int, index: int) -> bool:
+        """Whether object `index` is the full block that comes after object `last`."""
+        before, identity = self._identities[last], self._identities[index]
+        follows = identity.parent == identity.before == before.block_hash
+        return index == last + 1 and follows and identity.group == before.group
+
+    def _publish_chain(self, chain: list[int]) -> None:
+        arena = self.arenas[self.run_of(chain[0]).rank]
+        first = self._identities[chain[0]]
+        if len(chain) == 1:
+            self.pool.publish(arena, self.slots[chain[0]], **asdict(first))
+            return
+        self.pool.publish_run(
+            arena,
+            self.slots[chain[0] : chain[-1] + 1],
+            group=first.group,
+            hashes=[self._identities[index].block_hash for index in chain],
+            parent=first.parent,
+            num_tokens=[self._identities[index].num_tokens for index in chain],
+        )
 
     def release(self) -> None:
         """Nobody reads or writes these slots for this transfer any more."""

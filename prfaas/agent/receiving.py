@@ -206,8 +206,7 @@ class Receiving:
         inbound.complete = True
         inbound.record.wire_bytes = event.stats.wire_bytes
         inbound.record.checksum_failures = event.stats.checksum_failures
-        for index in range(len(inbound.placement.slots)):
-            inbound.placement.publish(index)
+        inbound.placement.publish(range(len(inbound.placement.slots)))
         self._log.end(inbound.record, "completed")
         self._tell_reader(inbound)
 

@@ -1,0 +1,82 @@
+"""Whole objects of a transfer become prefix blocks, each on every rank, and the next placement holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from prfaas.agent.placement import Placement, place, place_held
+from prfaas.agent.plan import TransferPlan, make_plan
+from prfaas.cachepool.pool import Pool
+from prfaas.events import BlockStored, PoolEvent
+from prfaas.hashing import NO_HASH, HashChain, root_hash
+from prfaas.types import GroupBlocks
+from tests.unit.cachepool.layouts import hybrid
+
+ROOT = root_hash("hybrid")
+CHAIN = HashChain(ROOT, range(110))
+NUM_TOKENS = 110
+STATE = CHAIN.at(NUM_TOKENS)
+FULL = CHAIN.blocks(32, first_block=0, num_tokens=NUM_TOKENS)[:-1]
+GROUPS = (
+    GroupBlocks(0, 0, (*FULL, STATE), ROOT),  # three full blocks and a tail that counts for 110 tokens alone
+    GroupBlocks(1, 0, (STATE,), CHAIN.at(96)),
+    GroupBlocks(2, 1, (*FULL[1:], NO_HASH), FULL[0]),
+)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.events: list[PoolEvent] = []
+        self.pool = Pool(1 << 20, on_event=self.events.append)
+        self.arenas = (self.pool.arena(hybrid("rank 0")), self.pool.arena(hybrid("rank 1")))
+        self.plan: TransferPlan = make_plan(tuple(arena.layout for arena in self.arenas), GROUPS, NUM_TOKENS)
+
+    def place(self) -> Placement:
+        placement = place(self.pool, self.plan, self.arenas, owner="test")
+        assert placement is not None
+        return placement
+
+    def stored(self) -> set[tuple[bytes, int, bytes, bytes, int]]:
+        events = [event for event in self.events if isinstance(event, BlockStored)]
+        assert len(events) == len(self.events)
+        return {(e.layout, e.group, e.block_hash, e.parent, e.num_tokens) for e in events}
+
+    def expected(self) -> set[tuple[bytes, int, bytes, bytes, int]]:
+        its = [(0, FULL[0], ROOT, 32), (0, FULL[1], FULL[0], 64), (0, FULL[2], FULL[1], 96)]
+        its += [(0, STATE, CHAIN.at(96), 110), (1, STATE, CHAIN.at(96), 110)]
+        its += [(2, FULL[1], FULL[0], 64), (2, FULL[2], FULL[1], 96)]
+        return {(arena.layout.fingerprint, *block) for arena in self.arenas for block in its}
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.pool.check_integrity()
+    node.pool.close()
+
+
+@pytest.mark.parametrize("order", [range(16), reversed(range(16)), [0, 2, 1, 3, *range(8, 16), *range(4, 8)]])
+def test_blocks_are_published_in_whatever_order_they_become_whole(node: Node, order: Iterable[int]) -> None:
+    placement = node.place()
+    placement.publish(order)
+    placement.release()
+    assert node.stored() == node.expected()
+
+
+def test_the_next_placement_holds_all_hashed_blocks_and_publishes_none_again(node: Node) -> None:
+    first = node.place()
+    first.publish(range(16))
+    first.release()
+    second = node.place()
+    assert second.held == frozenset(range(16)) - {7, 15}
+    second.publish(range(16))
+    second.release()
+    assert len(node.events) == len(node.expected())
+
+
+def test_only_what_is_there_entirely_can_be_held(node: Node) -> None:
+    assert place_held(node.pool, node.plan, node.arenas, owner="test") is None
+    assert node.pool.stats().num_leases == 0
