@@ -28,6 +28,8 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] | None = None
 
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -51,7 +53,7 @@ class Children:
 
     def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Child:
         log = self._directory / f"{name}.log"
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -61,9 +63,16 @@ class Children:
                 env={**os.environ, **(environment or {})},
                 preexec_fn=_die_with_parent,
             )
-        child = Child(name, process, log)
+        child = Child(name, process, log, command, environment)
         self._children.append(child)
         return child
+
+    def kill_and_restart(self, child: Child) -> Child:
+        """kill -9 a child with its whole session, then start the same command again."""
+        _signal(child, signal.SIGKILL)
+        child.process.wait()
+        self._children.remove(child)
+        return self.start(child.name, child.command, environment=child.environment)
 
     def wait_until(self, child: Child, ready: Callable[[], bool], *, seconds: float) -> None:
         """Return when `ready()`.

@@ -24,6 +24,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError
 
 ATTACH_TIMEOUT_SECONDS = 10.0
+REATTACH_TIMEOUT_SECONDS = 1.0  # a living agent answers within a millisecond; the engine waits for no other
 _RECEIVE_BYTES = 1 << 18
 _NUM_WORKER_FDS = 3
 
@@ -49,23 +50,43 @@ class AgentClient:
         """
         self.path = path
         self.ring: RingWriter | None = None
+        self._is_worker = role == "worker"
+        self._attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None, pins_arena)
         self._arena_map: mmap.mmap | None = None
+        self.connected = False
+        self._open(ATTACH_TIMEOUT_SECONDS)
+
+    def _open(self, timeout_seconds: float) -> None:
         self._buffer = MessageBuffer()
         self._inbox: deque[Message] = deque()
         self._outbox = bytearray()
-        self._socket = _connect(path)
-        attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None, pins_arena)
+        self._socket = _connect(self.path, timeout_seconds)
         try:
-            self._socket.sendall(encode(attach))
-            self.attached = self._receive_answer(expects_fds=role == "worker")
+            self._socket.sendall(encode(self._attach))
+            self.attached = self._receive_answer(expects_fds=self._is_worker)
         except OSError as error:
             self._socket.close()
-            raise AgentUnreachable(f"the agent at {path} does not answer: {error}") from error
+            raise AgentUnreachable(f"the agent at {self.path} does not answer: {error}") from error
         except PrfaasError:
             self._socket.close()
             raise
         self._socket.setblocking(False)
         self.connected = True
+
+    def reattach(self) -> bool:
+        """Attach to the agent that listens at the same path after the connection was lost; whether that worked.
+
+        A new agent has another epoch, another arena and another ring: views of the old ones must be gone before.
+        """
+        self._socket.close()
+        if self.ring is not None:
+            self.ring.close()
+            self.ring = None
+        try:
+            self._open(REATTACH_TIMEOUT_SECONDS)
+        except PrfaasError:
+            return False
+        return True
 
     def _receive_answer(self, *, expects_fds: bool) -> Attached:
         descriptors: list[int] = []
@@ -157,9 +178,9 @@ class AgentClient:
         return f"<AgentClient {self.path} {state} inbox={len(self._inbox)} outbox_bytes={len(self._outbox)}>"
 
 
-def _connect(path: str) -> Any:
+def _connect(path: str, timeout_seconds: float) -> Any:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(ATTACH_TIMEOUT_SECONDS)
+    connection.settimeout(timeout_seconds)
     try:
         connection.connect(path)
     except OSError as error:

@@ -58,6 +58,7 @@ class Agent:
         self._make_reporting = report
         self._reporting: Reporting | None = None
         self._name = AgentName(config.name)
+        self._epoch = time.time_ns() // 1_000_000
         self._wire_key = grants.derive_key(secret, "wire")
         self._pool = Pool(
             config.pool_bytes,
@@ -120,7 +121,7 @@ class Agent:
             async with asyncio.TaskGroup() as tasks:
                 if self._make_reporting is not None:
                     self._reporting = self._make_reporting(
-                        self._config, self._secret, wire_address=address, links=self._link_states
+                        self._config, self._secret, epoch=self._epoch, wire_address=address, links=self._link_states
                     )
                     tasks.create_task(self._reporting.reporter.run())
                 tasks.create_task(self._tick_forever())
@@ -157,14 +158,14 @@ class Agent:
 
     async def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
         if layout is None:
-            return Attached(self._name, 0, 0, 0), None
+            return Attached(self._name, 0, 0, 0, self._epoch), None
         self._check_against_engines(attach, layout)
         await self._check_against_peers(layout)
         arena = self._pool.arena(layout)
         arena.pinned |= attach.pins_arena
         if self._reporting is not None:
             self._reporting.add_layout(layout)
-        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes), arena
+        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 
     def _check_against_engines(self, attach: Attach, layout: Layout) -> None:
         """Raise LayoutError when a living engine has the same model and rank with another layout."""

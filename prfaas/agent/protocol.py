@@ -66,6 +66,7 @@ class Attached:
     num_slots: int
     slot_bytes: int  # distance between two slots in the arena
     header_bytes: int  # where slot 0 begins; before it the generation table
+    epoch: int = 0  # of the agent's start: slots and handles mean nothing to an agent of another one
 
 
 @dataclass(frozen=True)

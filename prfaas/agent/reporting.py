@@ -28,12 +28,19 @@ class Reporting:
     """Feeds a reporter from pool and links. Runs on the agent's loop."""
 
     def __init__(
-        self, config: AgentConfig, secret: bytes, *, wire_address: str, links: Callable[[], Iterable[LinkState]]
+        self,
+        config: AgentConfig,
+        secret: bytes,
+        *,
+        epoch: int,
+        wire_address: str,
+        links: Callable[[], Iterable[LinkState]],
     ) -> None:
+        """`epoch` grows with every start of the agent; blocks of an older one are void."""
         self._links = links
         self._last: dict[str, _Last] = {}
         self._best: dict[str, float] = {}  # bytes per second that a link has been seen to carry
-        node = _node(config, wire_address)
+        node = _node(config, epoch, wire_address)
         self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures)
 
     def add_layout(self, layout: Layout) -> None:
@@ -69,14 +76,14 @@ class Reporting:
         )
 
 
-def _node(config: AgentConfig, wire_address: str) -> Node:
+def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
     kind: ClusterKind = "prfaas" if config.cluster_kind == "prfaas" else "pd"
     return Node(
         name=AgentName(config.name),
         cluster=ClusterName(config.cluster),
         cluster_kind=kind,
         wire_address=config.advertise or wire_address,
-        epoch=time.time_ns() // 1_000_000,
+        epoch=epoch,
         engines=tuple(Engine(InstanceId(its.instance), its.url, _role(its.role), its.model) for its in config.engines),
     )
 

@@ -80,7 +80,7 @@ class Leftovers:
         return saves
 
     def _save(self, its: Leftover) -> Save:
-        if its.opened is None:
+        if its.opened is None or its.failed is not None:
             its.failed = its.failed or "agent_slow"
             self._post(Cancel(its.transfer_id))
             return Save(0, True, (), release=its.request_id)

@@ -21,6 +21,7 @@ from prfaas.connector.transfer_request import EngineRequest, direction_of, read_
 from prfaas.hashing import HashChain
 
 _log = logs.get("connector.scheduler")
+REATTACH_SECONDS = 1.0  # between two looks for an agent that is gone
 Tables = Callable[[], Sequence[Sequence[int]]]
 
 
@@ -61,6 +62,8 @@ class SchedulerSide:
         self._leftovers = Leftovers(
             block_map, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
         )
+        self._reattach_at = 0.0  # monotonic seconds
+        self._failed_loads: list[str] = []  # planned with an agent that has gone
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
 
     def on_new_request(self, request: EngineRequest) -> None:
@@ -124,6 +127,16 @@ class SchedulerSide:
         if not self._client.connected:
             for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
                 requests.fail_all("agent_lost")
+            self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
+            self._reattach()
+
+    def _reattach(self) -> None:
+        """Look, once in a while, whether an agent is back; transfers begin anew with it."""
+        now = time.monotonic()
+        if now >= self._reattach_at:
+            self._reattach_at = now + REATTACH_SECONDS
+            if self._client.reattach():
+                _log.info("agent.back", agent=self._client.attached.agent)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, SendOpened | TransferFailed):
@@ -151,7 +164,9 @@ class SchedulerSide:
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
         self._may_sleep = idle
         written = (*(save for save in saves if save is not None), *self._leftovers.saves(now=time.monotonic()))
-        return Step(written, self._incoming.take_loads(), self._outgoing.take_ends())
+        failed, self._failed_loads = tuple(self._failed_loads), []
+        loads, ends = self._incoming.take_loads(), self._outgoing.take_ends()
+        return Step(written, loads, ends, self._client.attached.epoch, failed)
 
     def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
         """The workers have read these requests' slots."""

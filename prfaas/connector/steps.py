@@ -63,8 +63,19 @@ class Load:
 
 @dataclass(frozen=True)
 class Step:
-    """All copies of one engine step. `ends`: handles of transfers that were given up."""
+    """All copies of one engine step. `ends`: handles of transfers that were given up.
+
+    `epoch` is that of the agent whose slots and handles these are; a worker attached to another one copies nothing.
+    """
 
     saves: tuple[Save, ...] = ()
     loads: tuple[Load, ...] = ()
     ends: tuple[int, ...] = ()
+    epoch: int = 0
+    failed_loads: tuple[str, ...] = ()  # requests whose load was planned with an agent that has gone since
+
+    def without_copies(self) -> Step:
+        """The same step for a worker that has lost its agent: loads fail, finished requests are released."""
+        released = tuple(Save(0, True, (), save.release) for save in self.saves if save.release is not None)
+        failed = (*self.failed_loads, *(load.request_id for load in self.loads))
+        return Step(saves=released, epoch=self.epoch, failed_loads=failed)

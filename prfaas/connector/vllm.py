@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -194,7 +195,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             layout=layout,
             pins_arena=device.type == "cuda",
         )
-        self._worker = WorkerSide(client, layers, layout, copier=_copier(client, device))
+        self._worker = WorkerSide(client, layers, layout, make_copier=partial(_copier, device=device))
         if self._vllm_config.model_config.enforce_eager:
             self._hook_linear_layers(modules)
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from prfaas.connector.blocks import Copier, LayerBlocks
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.steps import Copy, Save, Step
 
+REATTACH_SECONDS = 1.0  # between two looks for an agent that is gone
 _log = logs.get("connector.worker")
 
 
@@ -31,24 +33,34 @@ class WorkerSide:
     """All copies of one rank. Runs on the model's thread; a copier may call back from another one."""
 
     def __init__(
-        self, client: AgentClient, layers: Mapping[str, LayerBlocks], layout: Layout, *, copier: Copier
+        self,
+        client: AgentClient,
+        layers: Mapping[str, LayerBlocks],
+        layout: Layout,
+        *,
+        make_copier: Callable[[AgentClient], Copier],
     ) -> None:
-        assert client.ring is not None, "a worker has a ring"
-        self._ring = client.ring
+        """`make_copier` makes the copier for the arena that the client has mapped, anew for each agent."""
         self._client = client
-        self._generations = client.slot_generations()
+        self._make_copier = make_copier
         self._layers = layers
         self._by_group = _names_by_group(layers)
         self._linear = {name for name, its in layers.items() if layout.groups[its.group].kind == "linear_state"}
         self._rank = layout.shard.rank
-        self._copier = copier
         self._step = Step()
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._stored: set[str] = set()
+        self._reattach_at = 0.0  # monotonic seconds
         self.tally = Tally()
+        self._take_arena()
+
+    def _take_arena(self) -> None:
+        self._copier = self._make_copier(self._client)
+        self._generations = self._client.slot_generations()
+        self._epoch = self._client.attached.epoch
 
     @property
     def linear_layers(self) -> Collection[str]:
@@ -57,12 +69,34 @@ class WorkerSide:
 
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
-        self._step = step
+        if step.epoch != self._epoch:  # the scheduler has met another agent since
+            self._reattach()
+        self._step = step if step.epoch == self._epoch else step.without_copies()
+        for request_id in self._step.failed_loads:
+            self._fail(request_id)
         self._pending = {}
         copies = ((save, its) for save in step.saves for span in save.spans for its in span.copies(self._rank))
         for save, its in copies:
             for name in self._by_group[its.span.group]:
                 self._pending.setdefault(name, []).append((save, its))
+
+    def _reattach(self) -> None:
+        """Leave the agent that is gone and attach to the one that listens in its place, if there is one."""
+        now = time.monotonic()
+        if now < self._reattach_at:
+            return
+        self._reattach_at = now + REATTACH_SECONDS
+        self._copier.close()
+        self._generations.release()
+        is_back = self._client.reattach()
+        self._take_arena()  # of the old agent once more, when there is no new one: nothing is copied, but all stays whole
+        if is_back:
+            _log.info("agent.back", agent=self._client.attached.agent)
+
+    def _fail(self, request_id: str) -> None:
+        with self._lock:
+            self._finished.add(request_id)
+            self._failed.add(request_id)
 
     def fence(self) -> None:
         """Before the engine's next work: what is still being read is not overwritten."""
@@ -110,8 +144,9 @@ class WorkerSide:
             self._stored.update(request_ids)
 
     def _push(self, entries: Iterable[RingEntry]) -> None:
+        ring = self._client.ring
         for entry in entries:
-            if not self._ring.push(entry):
+            if ring is None or not ring.push(entry):
                 _log.warning("ring.full", handle=entry.handle)
 
     def start_loads(self) -> None:

@@ -92,13 +92,7 @@ class FakeEngine:
         }
         layout, layers = self._describe()
         worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)
-        slots = slots_tensor(
-            worker.arena,
-            header_bytes=worker.attached.header_bytes,
-            slot_bytes=worker.attached.slot_bytes,
-            num_slots=worker.attached.num_slots,
-        )
-        self.worker = WorkerSide(worker, layers, layout, copier=HostCopier(slots))
+        self.worker = WorkerSide(worker, layers, layout, make_copier=_host_copier)
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
         self.scheduler = SchedulerSide(
             self.client,
@@ -283,3 +277,14 @@ def content(prompt: Sequence[int], place: tuple[int, int, int, int], size: int) 
     """The bytes at (group, layer, position, tokens computed) of a prompt."""
     seed = hashlib.sha256(repr((prompt[0], prompt[1], place)).encode()).digest()
     return torch.frombuffer(bytearray(hashlib.shake_128(seed).digest(size)), dtype=torch.uint8)
+
+
+def _host_copier(client: AgentClient) -> HostCopier:
+    attached = client.attached
+    slots = slots_tensor(
+        client.arena,
+        header_bytes=attached.header_bytes,
+        slot_bytes=attached.slot_bytes,
+        num_slots=attached.num_slots,
+    )
+    return HostCopier(slots)
