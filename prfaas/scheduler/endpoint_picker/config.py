@@ -1,0 +1,192 @@
+"""Reads an `EndpointPickerConfig` as it stands in llm-d's files, of the old apiVersion and of the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.endpoint_picker.filters import FILTERS
+from prfaas.scheduler.endpoint_picker.parameters import (
+    DisaggHandler,
+    MaxScore,
+    NoParameters,
+    PdHandler,
+    PrefixDecider,
+    read,
+)
+from prfaas.scheduler.endpoint_picker.picking import Decider, EndpointPicker, Profile, Rules
+from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+
+_RULES: dict[str, Rules] = {"inference.networking.x-k8s.io/v1alpha1": "seed", "llm-d.ai/v1alpha1": "current"}
+_GATES = ("flowControl", "haPopulateNonLeaderDatastore")
+_GONE_GATES = ("prepareDataPlugins", "dataLayer")  # needed by the old rules, accepted with a warning by the new ones
+_PICKERS = {"max-score-picker": MaxScore}
+_DECIDERS = {"prefix-based-pd-decider": PrefixDecider, "always-disagg-pd-decider": NoParameters}
+_HANDLERS = {
+    "pd-profile-handler": PdHandler,
+    "disagg-profile-handler": DisaggHandler,
+    "single-profile-handler": NoParameters,
+}
+# What these do is done here without them: exact prefix knowledge, token counts, the routing headers.
+_DONE_OTHERWISE = (
+    "prefill-header-handler",
+    "disagg-headers-handler",
+    "approx-prefix-cache-producer",
+    "precise-prefix-cache-producer",
+    "inflight-load-producer",
+    "tokenizer",
+    "token-producer",
+)
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    name: str
+    kind: str
+    parameters: Any
+
+
+def load(text: str, *, name: str) -> EndpointPicker:
+    """The picker that a YAML text describes; `name` is the file's, for messages.
+
+    Raises:
+        ConfigError: it is no EndpointPickerConfig, or one that llm-d would refuse as well; it names what and where.
+    """
+    try:
+        fields = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {error}") from error
+    try:
+        return _picker(fields)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _picker(fields: Any) -> EndpointPicker:
+    if not isinstance(fields, Mapping) or fields.get("kind") != "EndpointPickerConfig":
+        raise ValueError("kind: EndpointPickerConfig is expected")
+    unknown = set(fields) - {"apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles"}
+    if unknown:
+        raise ValueError(f"{sorted(unknown)[0]}: unknown key")
+    if fields.get("apiVersion") not in _RULES:
+        raise ValueError(f"apiVersion: one of {', '.join(_RULES)}")
+    rules = _RULES[fields["apiVersion"]]
+    gates, warnings = _gates(fields.get("featureGates") or [], rules)
+    plugins = _plugins(fields.get("plugins") or [])
+    profiles = _profiles(fields.get("schedulingProfiles"), plugins)
+    handler = _handler(plugins, profiles)
+    if isinstance(handler.parameters, NoParameters):
+        return EndpointPicker(profiles, next(iter(profiles)), None, None, warnings)
+    decode, prefill, decider_name = _stages(handler.parameters, profiles)
+    decider = _decider(decider_name, plugins, rules)
+    if rules == "seed" and decider.prefix is not None and "prepareDataPlugins" not in gates:
+        raise ValueError("featureGates: prefix-based-pd-decider needs prepareDataPlugins under this apiVersion")
+    return EndpointPicker(profiles, decode, prefill, decider, warnings)
+
+
+def _gates(given: Sequence[Any], rules: Rules) -> tuple[set[str], tuple[str, ...]]:
+    """The gates that are on, and warnings for those that nothing reads any more."""
+    on, warnings = set(), []
+    for gate in given:
+        name, _, value = str(gate).partition("=")
+        if name not in _GATES + _GONE_GATES:
+            raise ValueError(f"featureGates: {name} is unknown")
+        if name in _GONE_GATES and rules == "current":
+            warnings.append(f"featureGates: {name} is no more; it changes nothing")
+        if value != "false":
+            on.add(name)
+    return on, tuple(warnings)
+
+
+def _plugins(given: Sequence[Any]) -> dict[str, _Plugin]:
+    plugins: dict[str, _Plugin] = {}
+    for item in given:
+        if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
+            raise ValueError("plugins: each has a type")
+        kind, name = item["type"], item.get("name") or item["type"]
+        if name in plugins:
+            raise ValueError(f"plugins: {name} is there twice")
+        try:
+            plugins[name] = _Plugin(name, kind, _parameters(kind, item.get("parameters")))
+        except ValueError as error:
+            raise ValueError(f"plugins: {name}: {error}") from error
+    return plugins
+
+
+def _parameters(kind: str, given: Any) -> Any:
+    if kind in _DONE_OTHERWISE:
+        return None
+    known: dict[str, type[Any]] = {name: cls for name, (cls, _) in (FILTERS | SCORERS).items()}
+    known |= _PICKERS | _DECIDERS | _HANDLERS
+    if kind not in known:
+        raise ValueError(f"type {kind} is unknown; known: {', '.join(sorted(known))}")
+    return read(known[kind], given)
+
+
+def _profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, Profile]:
+    """The profiles; without any, one of all filters and scorers."""
+    if not given:
+        used = [(plugin, 1.0) for plugin in plugins.values() if plugin.kind in (*FILTERS, *SCORERS, *_PICKERS)]
+        return {"default": _profile("default", used)}
+    profiles: dict[str, Profile] = {}
+    for item in given:
+        name = item.get("name")
+        if not name or name in profiles:
+            raise ValueError(f"schedulingProfiles: {name or 'one without a name'} is there twice" if name else "a name")
+        profiles[name] = _profile(name, [_referenced(one, plugins, name) for one in item.get("plugins") or []])
+    return profiles
+
+
+def _referenced(item: Mapping[str, Any], plugins: Mapping[str, _Plugin], profile: str) -> tuple[_Plugin, float]:
+    reference = item.get("pluginRef")
+    if not reference or reference not in plugins:
+        raise ValueError(f"schedulingProfiles: {profile}: pluginRef {reference!r} names no plugin")
+    return plugins[reference], float(item.get("weight", 1.0))
+
+
+def _profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> Profile:
+    pickers = [plugin for plugin, _ in used if plugin.kind in _PICKERS]
+    if len(pickers) > 1:
+        raise ValueError(f"schedulingProfiles: {name}: two pickers")
+    for plugin, _ in used:
+        if plugin.kind not in (*FILTERS, *SCORERS, *_PICKERS):
+            raise ValueError(f"schedulingProfiles: {name}: {plugin.name} is no filter, scorer or picker")
+    filters = tuple((FILTERS[its.kind][1], its.parameters) for its, _ in used if its.kind in FILTERS)
+    scorers = tuple((SCORERS[its.kind][1], its.parameters, weight) for its, weight in used if its.kind in SCORERS)
+    return Profile(name, filters, scorers, pickers[0].parameters.maxNumOfEndpoints if pickers else 1)
+
+
+def _handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, Profile]) -> _Plugin:
+    """The one profile handler; a single profile does without."""
+    handlers = [plugin for plugin in plugins.values() if plugin.kind in _HANDLERS]
+    if len(handlers) > 1:
+        raise ValueError("plugins: two profile handlers")
+    if not handlers and len(profiles) > 1:
+        raise ValueError("plugins: several profiles need a profile handler")
+    if handlers and isinstance(handlers[0].parameters, NoParameters) and len(profiles) > 1:
+        raise ValueError("plugins: single-profile-handler takes one profile")
+    return handlers[0] if handlers else _Plugin("single-profile-handler", "single-profile-handler", NoParameters())
+
+
+def _stages(its: PdHandler | DisaggHandler, profiles: Mapping[str, Profile]) -> tuple[str, str | None, str]:
+    """Decode profile, prefill profile (None when there is none), and the decider's name."""
+    nested = its if isinstance(its, DisaggHandler) else DisaggHandler()
+    decode = nested.profiles.get("decode", its.decodeProfile)
+    prefill = nested.profiles.get("prefill", its.prefillProfile)
+    if decode not in profiles:
+        raise ValueError(f"schedulingProfiles: the decode profile {decode!r} is not there")
+    return decode, prefill if prefill in profiles else None, nested.deciders.get("prefill", its.deciderPluginName)
+
+
+def _decider(name: str, plugins: Mapping[str, _Plugin], rules: Rules) -> Decider:
+    """The decider of that name. Upstream's default is always-disagg under the old apiVersion, prefix-based since."""
+    if not name:
+        return Decider(rules, None if rules == "seed" else PrefixDecider())
+    plugin = plugins.get(name)
+    if plugin is None or plugin.kind not in _DECIDERS:
+        raise ValueError(f"deciderPluginName: {name!r} names no decider")
+    return Decider(rules, plugin.parameters if isinstance(plugin.parameters, PrefixDecider) else None)

@@ -1,0 +1,125 @@
+"""One scheduling cycle as llm-d runs it: decode first, then the decider, then prefill where that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prfaas.scheduler.endpoint_picker.endpoint import Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.filters import Filter
+from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
+from prfaas.scheduler.endpoint_picker.scorers import Scorer
+
+Rules = Literal["seed", "current"]  # of v1alpha1 under inference.networking.x-k8s.io, and under llm-d.ai
+PickReason = Literal[
+    "disaggregated",
+    "always",
+    "suffix_cached",
+    "prompt_short",
+    "disabled",
+    "no_cache_information",
+    "no_decider",
+    "no_prefill_endpoint",
+    "no_decode_endpoint",
+]
+PREFILL_HEADER = "x-prefiller-host-port"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Filters in order, scorers with their weights, and how many of the best are named."""
+
+    name: str
+    filters: tuple[tuple[Filter, Any], ...] = ()
+    scorers: tuple[tuple[Scorer, Any, float], ...] = ()
+    max_endpoints: int = 1
+
+    def scores(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[float]:
+        """The weighted sum of all scores, each held to [0, 1] first."""
+        sums = [0.0] * len(endpoints)
+        for scorer, parameters, weight in self.scorers:
+            for position, score in enumerate(scorer(endpoints, request, parameters)):
+                sums[position] += weight * min(1.0, max(0.0, score))
+        return sums
+
+    def run(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
+        """The best endpoints, best first; none when the filters leave none. Equal scores keep the given order."""
+        left = list(endpoints)
+        for keep, parameters in self.filters:
+            left = keep(left, request, parameters)
+        return max_score(left, self.scores(left, request), self.max_endpoints)
+
+
+def max_score(endpoints: Sequence[Endpoint], scores: Sequence[float], num: int) -> list[Endpoint]:
+    """The `num` endpoints of the highest scores, highest first."""
+    order = sorted(range(len(endpoints)), key=lambda position: -scores[position])
+    return [endpoints[position] for position in order[:num]]
+
+
+@dataclass(frozen=True)
+class Decider:
+    """Whether a request is prefilled apart; without `prefix` it always is."""
+
+    rules: Rules
+    prefix: PrefixDecider | None = None
+
+    def disaggregates(self, decode: Endpoint | None, request: PickRequest) -> tuple[bool, PickReason]:
+        """The decision for a request whose decode endpoint is chosen.
+
+        Seed rules: suffix > nonCachedTokens, 0 means always. Current ones: suffix ≥ nonCachedTokens, 0 means never, and
+        an endpoint of which nobody knows what it has cached keeps the request.
+        """
+        if decode is None:
+            return False, "no_decode_endpoint"
+        if self.prefix is None:
+            return True, "always"
+        limit = self.prefix.nonCachedTokens
+        if limit == 0:
+            return (True, "always") if self.rules == "seed" else (False, "disabled")
+        if request.num_tokens < self.prefix.promptTokens:
+            return False, "prompt_short"
+        if self.rules == "current" and decode.num_matched_blocks is None:
+            return False, "no_cache_information"
+        suffix = request.num_tokens - request.cached_tokens(decode)
+        splits = suffix > limit if self.rules == "seed" else suffix >= limit
+        return (True, "disaggregated") if splits else (False, "suffix_cached")
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What a cycle ends in: the decode endpoints, best first, and the prefill endpoint of a request that is split."""
+
+    decode: tuple[Endpoint, ...]
+    prefill: Endpoint | None
+    reason: PickReason
+
+    def headers(self) -> dict[str, str]:
+        """What goes to the decode side; an empty value takes away what a client sent under that name."""
+        return {PREFILL_HEADER: self.prefill.address if self.prefill else ""}
+
+
+@dataclass(frozen=True)
+class EndpointPicker:
+    """A configuration that has been read (`config.py`)."""
+
+    profiles: Mapping[str, Profile]
+    decode_profile: str
+    prefill_profile: str | None  # None: nothing is ever split
+    decider: Decider | None
+    warnings: tuple[str, ...] = ()
+
+    def pick(self, endpoints: Sequence[Endpoint], request: PickRequest) -> Picked:
+        """One cycle. Without a decode endpoint the request is refused (429 in llm-d); without a prefill endpoint it
+        runs on the decode endpoint alone.
+        """
+        decode = tuple(self.profiles[self.decode_profile].run(endpoints, request))
+        if not decode:
+            return Picked((), None, "no_decode_endpoint")
+        if self.decider is None or self.prefill_profile is None:
+            return Picked(decode, None, "no_decider")
+        splits, reason = self.decider.disaggregates(decode[0], request)
+        if not splits:
+            return Picked(decode, None, reason)
+        prefill = self.profiles[self.prefill_profile].run(endpoints, request)
+        return Picked(decode, prefill[0], reason) if prefill else Picked(decode, None, "no_prefill_endpoint")

@@ -1,0 +1,35 @@
+"""llm-d's own cases (tests/data/llmd-conformance.json), and which of them are not about what is offered here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[3] / "data"
+CASES: list[dict[str, Any]] = json.loads((DATA / "llmd-conformance.json").read_text())["cases"]
+PODS: dict[str, dict[str, str]] = json.loads((DATA / "llmd-conformance.json").read_text())["fixtures"]["pods"]
+NOT_OFFERED = {
+    "input-length": "prompts are counted by the engine's tokenizer, not estimated from the body",
+    "disagg-profile-handler.series": "a test of the approximate prefix producer; the index here is exact",
+    "approx-prefix-cache-producer": "the index here is exact",
+    "context-length-aware": "the plugin is not offered: a configuration that names it is refused",
+    "context-length-aware.range": "the plugin is not offered: a configuration that names it is refused",
+    "sidecar.prefill-header": "no sidecar is offered",
+    "sidecar.nixlv2": "no sidecar is offered",
+    "sidecar.other-connectors": "no sidecar is offered",
+    "sidecar.ssrf": "no sidecar is offered",
+    "sidecar.encode": "no sidecar is offered",
+}
+NOT_OFFERED_CASES = {("routing-headers", "two encoders"): "no encode stage is offered"}
+
+
+def cases(*groups: str) -> Any:
+    """A parametrisation over the cases of some groups."""
+    chosen = [
+        case for case in CASES if case["group"] in groups and (case["group"], case["id"]) not in NOT_OFFERED_CASES
+    ]
+    assert chosen, groups
+    return pytest.mark.parametrize("case", chosen, ids=[f"{case['group']}: {case['id']}" for case in chosen])

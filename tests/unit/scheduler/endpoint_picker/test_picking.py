@@ -1,0 +1,260 @@
+"""Deciders, whole cycles and configuration files against llm-d's own cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.endpoint_picker.config import load
+from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.filters import FILTERS
+from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider, read
+from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER, Decider, EndpointPicker, Picked, Rules
+from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+from tests.unit.scheduler.endpoint_picker.conformance import CASES, DATA, NOT_OFFERED, cases
+
+MINIMAL = (DATA / "llmd-minimal.yaml").read_text()
+CURRENT = "llm-d.ai/v1alpha1"
+
+
+def _config(plugins: list[Any], profiles: list[Any] | None = None, **fields: Any) -> EndpointPicker:
+    whole = {"apiVersion": CURRENT, "kind": "EndpointPickerConfig", "plugins": plugins, **fields}
+    return load(yaml.safe_dump(whole | ({"schedulingProfiles": profiles} if profiles else {})), name="epp.yaml")
+
+
+def test_every_case_is_run_or_its_absence_explained() -> None:
+    run = set()
+    for module in ("test_plugins.py", "test_picking.py"):
+        text = (DATA.parent / "unit/scheduler/endpoint_picker" / module).read_text()
+        run |= {case["group"] for case in CASES if f'"{case["group"]}"' in text}
+    assert run | set(NOT_OFFERED) == {case["group"] for case in CASES}
+    assert not run & set(NOT_OFFERED)
+
+
+@cases("prefix-based-pd-decider")
+def test_prefix_based_decider(case: dict[str, Any]) -> None:
+    given, expected = case["given"], case["expect"]
+    if "valid" in expected:
+        raw = given["parameters"] if "parameters" in given else given["parameters_raw"]
+        if expected["valid"]:
+            assert read(PrefixDecider, raw).nonCachedTokens == (raw or {}).get("nonCachedTokens", 0)
+        else:
+            with pytest.raises(ValueError, match=r"parameters|nonCachedTokens|promptTokens"):
+                read(PrefixDecider, raw)
+        return
+    cached = given.get("cached_blocks_on_decode")
+    is_there = "cached_blocks_on_decode" not in given or cached is not None
+    decode = Endpoint("decode", "", num_matched_blocks=cached) if is_there else None
+    its = PrefixDecider(given["nonCachedTokens"], given.get("promptTokens", 0))
+    request = PickRequest(given["input_tokens"], given.get("block_size_tokens", 1))
+    rules: tuple[tuple[Rules, str], ...] = (("current", "expect"), ("seed", "expect_seed_document"))
+    for rule, key in rules:
+        if key in case:
+            assert Decider(rule, its).disaggregates(decode, request)[0] == case[key]["disaggregate"], rule
+
+
+@cases("always-disagg-pd-decider")
+def test_always_disagg_decider(case: dict[str, Any]) -> None:
+    decider = Decider("current")
+    assert decider.disaggregates(Endpoint("d", ""), PickRequest(1)) == (case["expect"]["disaggregate"], "always")
+
+
+def _pd(non_cached: int, *, block: int = 1) -> EndpointPicker:
+    decode = [{"pluginRef": "decode-filter"}, {"pluginRef": "load-aware-scorer"}]
+    prefill = [{"pluginRef": "prefill-filter"}, {"pluginRef": "prefix-cache-scorer", "weight": 50}]
+    decider = {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": non_cached}}
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": "prefix-based-pd-decider"}}}
+    kinds = ("decode-filter", "prefill-filter", "load-aware-scorer", "prefix-cache-scorer", "max-score-picker")
+    profiles = [{"name": "decode", "plugins": decode}, {"name": "prefill", "plugins": prefill}]
+    return _config([*({"type": kind} for kind in kinds), decider, handler], profiles)
+
+
+def _pair(cached: int) -> list[Endpoint]:
+    return [
+        Endpoint("d", "10.0.0.1:1", {ROLE_LABEL: "decode"}, num_matched_blocks=cached),
+        Endpoint("p", "10.0.0.2:1", {ROLE_LABEL: "prefill"}),
+    ]
+
+
+@cases("disagg-profile-handler.pick", "disagg-profile-handler.process-results")
+def test_the_stages_of_a_cycle(case: dict[str, Any]) -> None:
+    given = case["given"]
+    ran = given.get("ran", given.get("results"))
+    fails = isinstance(ran, dict)
+    endpoints = [] if fails else _pair(given.get("cached_tokens", 0))
+    picked = _pd(given.get("nonCachedTokens", 1)).pick(endpoints, PickRequest(given.get("input_tokens", 8)))
+    if fails:
+        assert picked == Picked((), None, "no_decode_endpoint")
+    elif "run_next" in case["expect"]:
+        runs_prefill = case["expect"]["run_next"] == ["prefill"]
+        assert [one.name for one in picked.decode] == ["d"]
+        assert (picked.prefill is not None) == runs_prefill or ran == []
+    else:
+        assert (picked.decode[0].name, picked.prefill and picked.prefill.name) == ("d", "p")
+
+
+@cases("schedule.pd")
+def test_whole_cycles(case: dict[str, Any]) -> None:
+    given, expected = case["given"], case["expect"]
+    num_tokens = given["prompt_characters"] // given["characters_per_token"]
+    endpoints = [_described(text) for text in given["endpoints"]]
+    picker = _pd(given["nonCachedTokens"])
+    _assert_picked(picker.pick(endpoints, PickRequest(num_tokens)), expected["first"])
+    if "again_with_whole_prompt_cached" in expected:
+        warm = [_described(text, cached=num_tokens) for text in given["endpoints"]]
+        _assert_picked(picker.pick(warm, PickRequest(num_tokens)), expected["again_with_whole_prompt_cached"])
+
+
+def _described(text: str, *, cached: int = 0) -> Endpoint:
+    name, _, rest = text.partition(": ")
+    role, _, queue = rest.partition(", queue ")
+    labels = {ROLE_LABEL: role.removeprefix("role ")} if role.startswith("role ") else {}
+    return Endpoint(name, name, labels, num_waiting=int(queue), num_matched_blocks=cached)
+
+
+def _assert_picked(picked: Picked, expected: Any) -> None:
+    if expected == "error":
+        assert picked.reason == "no_decode_endpoint"
+        return
+    assert picked.decode[0].name == expected["decode"]
+    assert (picked.prefill.name if picked.prefill else None) == expected.get("prefill")
+
+
+@cases("routing-headers")
+def test_routing_headers(case: dict[str, Any]) -> None:
+    given, expected = case["given"], case["expect"]["headers"]
+    target = given.get("prefill")
+    address = f"[{target[0]}]:{target[1]}" if isinstance(target, list) and target else target
+    picked = Picked((Endpoint("d", ""),), Endpoint("p", address) if address else None, "always")
+    # Without a target the header is emptied in every case, so that a client's own never passes.
+    assert picked.headers() == {PREFILL_HEADER: expected.get(PREFILL_HEADER, "")}
+
+
+@cases("by-label.config", "prefix-cache-affinity-filter.config", "scorer.prefix-cache-scorer.config")
+def test_parameters_are_judged_as_llm_d_does(case: dict[str, Any]) -> None:
+    kind = case["group"].removesuffix(".config").removeprefix("scorer.")
+    parameters = dict(case["given"]["parameters"])
+    if "matchLengthScale" in parameters:
+        parameters["matchLengthScaleTokens"] = parameters.pop("matchLengthScale")
+    plugin = {"type": kind, "parameters": parameters}
+    if case["expect"]["valid"]:
+        _config([plugin])
+    else:
+        with pytest.raises(ConfigError, match=rf"epp.yaml: plugins: {kind}: "):
+            _config([plugin])
+
+
+@cases("pd-profile-handler.config")
+def test_the_parameters_of_the_pd_handler(case: dict[str, Any]) -> None:
+    handler = {"type": "pd-profile-handler", "parameters": case["given"]["parameters"]}
+    profiles = [{"name": "decode", "plugins": []}, {"name": "prefill", "plugins": []}]
+    if case["expect"]["valid"]:
+        assert _config([handler], profiles).decode_profile == "decode"
+    else:
+        with pytest.raises(ConfigError, match=r"primaryPort|deciderPluginName"):
+            _config([handler], profiles)
+
+
+QUEUE, PICKER, SINGLE = {"type": "queue-scorer"}, {"type": "max-score-picker"}, {"type": "single-profile-handler"}
+ONE = [{"name": "one", "plugins": [{"pluginRef": "queue-scorer"}]}]
+LOADER: dict[str, tuple[list[Any], list[Any] | None, dict[str, Any], str]] = {
+    "unknown parameter field": ([{"type": "queue-scorer", "parameters": {"x": 1}}], ONE, {}, "x: unknown parameter"),
+    "invalid parameters": ([{"type": "load-aware-scorer", "parameters": {"threshold": "x"}}], None, {}, "is no int"),
+    "two profile handlers": ([SINGLE, {"type": "pd-profile-handler"}, QUEUE], ONE, {}, "two profile handlers"),
+    "two profiles with one name": ([QUEUE], ONE * 2, {}, "one is there twice"),
+    "unknown plugin type": ([{"type": "magic-scorer"}], None, {}, "magic-scorer is unknown"),
+    "pluginRef to nothing": ([QUEUE], [{"name": "one", "plugins": [{"pluginRef": "x"}]}], {}, "'x' names no plugin"),
+    "unknown feature gate": ([QUEUE], ONE, {"featureGates": ["magic"]}, "magic is unknown"),
+    "two plugins with one name": ([QUEUE, QUEUE], ONE, {}, "queue-scorer is there twice"),
+    "two pickers in a profile": (
+        [PICKER, {**PICKER, "name": "other"}],
+        [{"name": "one", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "other"}]}],
+        {},
+        "two pickers",
+    ),
+    "profile plugin without pluginRef": ([QUEUE], [{"name": "one", "plugins": [{"weight": 1}]}], {}, "names no plugin"),
+}
+
+
+@cases("config-loader")
+def test_config_loader(case: dict[str, Any]) -> None:
+    name = case["given"]["case"]
+    if "error" in case["expect"]:
+        plugins, profiles, fields, message = LOADER[name]
+        with pytest.raises(ConfigError, match=message):
+            _config(plugins, profiles, **fields)
+        return
+    if name == "no schedulingProfiles":
+        profile = _config([QUEUE, {"type": "decode-filter"}, PICKER]).profiles["default"]
+        assert (len(profile.filters), len(profile.scorers)) == (1, 1)
+    elif name == "one profile, no handler":
+        picked = _config([QUEUE], ONE).pick([Endpoint("a", "", num_waiting=2), Endpoint("b", "")], PickRequest(9))
+        assert ([one.name for one in picked.decode], picked.reason) == (["b"], "no_decider")
+    else:
+        order = [{"name": "one", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "queue-scorer"}]}]
+        assert len(_config([QUEUE, PICKER], order).profiles["one"].scorers) == 1
+
+
+@pytest.mark.parametrize(("num_tokens", "splits"), [(7, False), (8, False), (9, True)])
+def test_the_seed_pages_own_file_loads_unchanged_and_decides_by_its_rule(num_tokens: int, splits: bool) -> None:
+    picker = load(MINIMAL, name="minimal.yaml")
+    endpoints = [Endpoint("d", "", {"role": "decode"}), Endpoint("p", "10.0.0.2:8000", {"role": "prefill"})]
+    picked = picker.pick(endpoints, PickRequest(num_tokens))
+    assert (picked.decode[0].name, picked.prefill is not None) == ("d", splits)
+    assert picked.headers() == {PREFILL_HEADER: "10.0.0.2:8000" if splits else ""}
+
+
+def test_the_seed_rule_and_the_current_one_part_at_zero_and_at_equality() -> None:
+    endpoints = [
+        Endpoint("d", "", {"role": "decode"}, num_matched_blocks=0),
+        Endpoint("p", "", {"role": "prefill"}),
+    ]
+    now = MINIMAL.replace("inference.networking.x-k8s.io/v1alpha1", CURRENT)
+    for num_tokens, limit, seed, current in ((8, 8, False, True), (1, 0, True, False)):
+        for text, splits in ((MINIMAL, seed), (now, current)):
+            changed = text.replace("nonCachedTokens: 8", f"nonCachedTokens: {limit}")
+            picked = load(changed, name="x").pick(endpoints, PickRequest(num_tokens))
+            assert (picked.prefill is not None) == splits, (num_tokens, limit)
+
+
+def test_without_its_feature_gate_the_seed_pages_file_refuses_to_start() -> None:
+    with pytest.raises(ConfigError, match="needs prepareDataPlugins"):
+        load(MINIMAL.replace("- prepareDataPlugins", "- flowControl"), name="x")
+
+
+def test_a_gate_that_is_no_more_is_accepted_with_a_warning() -> None:
+    picker = load(MINIMAL.replace("inference.networking.x-k8s.io/v1alpha1", CURRENT), name="x")
+    assert picker.warnings == ("featureGates: prepareDataPlugins is no more; it changes nothing",)
+
+
+def test_todays_default_pair_prefers_the_warm_endpoint_until_it_is_far_behind() -> None:
+    kinds = ("prefix-cache-affinity-filter", "token-load-scorer", "max-score-picker")
+    picker = _config([{"type": kind} for kind in kinds])
+    for in_flight, name in ((100_000, "warm"), (300_000, "idle")):
+        endpoints = [
+            Endpoint("idle", "", num_matched_blocks=0, num_in_flight_tokens=0),
+            Endpoint("warm", "", num_matched_blocks=90, num_in_flight_tokens=in_flight),
+        ]
+        assert picker.pick(endpoints, PickRequest(100)).decode[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not YAML"),
+        ("kind: Pod", "EndpointPickerConfig is expected"),
+        ("kind: EndpointPickerConfig", "apiVersion: one of"),
+        (f"kind: EndpointPickerConfig\napiVersion: {CURRENT}\nx: 1", "x: unknown key"),
+        (f"kind: EndpointPickerConfig\napiVersion: {CURRENT}\nplugins: [1]", "each has a type"),
+    ],
+)
+def test_what_is_no_such_file_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"epp.yaml: .*{message}"):
+        load(text, name="epp.yaml")
+
+
+def test_the_kinds_of_plugins_do_not_overlap() -> None:
+    assert not set(FILTERS) & set(SCORERS)

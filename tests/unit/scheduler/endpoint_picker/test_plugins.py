@@ -1,0 +1,203 @@
+"""Filters, scorers and the picker against llm-d's own cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.filters import FILTERS
+from prfaas.scheduler.endpoint_picker.parameters import read
+from prfaas.scheduler.endpoint_picker.picking import Profile, max_score
+from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+from tests.unit.scheduler.endpoint_picker.conformance import PODS, cases
+
+ANY = PickRequest()
+
+
+def _keep(kind: str, parameters: dict[str, Any], endpoints: list[Endpoint], request: PickRequest = ANY) -> set[str]:
+    cls, keep = FILTERS[kind]
+    return {one.name for one in keep(endpoints, request, read(cls, parameters))}
+
+
+def _score(
+    kind: str, endpoints: list[Endpoint], request: PickRequest = ANY, parameters: dict[str, Any] | None = None
+) -> list[float]:
+    cls, score = SCORERS[kind]
+    return score(endpoints, request, read(cls, parameters))
+
+
+@cases("by-label.filter", "label-selector-filter")
+def test_label_filters(case: dict[str, Any]) -> None:
+    given = case["given"]
+    pods = given["endpoints"] if isinstance(given["endpoints"], dict) else dict(PODS)
+    if str(given["endpoints"]).endswith("without no-tier-pod"):
+        pods = {name: labels for name, labels in pods.items() if name != "no-tier-pod"}
+    endpoints = [Endpoint(name, "", labels) for name, labels in pods.items()]
+    kind = "by-label" if case["group"].startswith("by-label") else "label-selector-filter"
+    assert _keep(kind, given["parameters"], endpoints) == set(case["expect"]["keep"])
+
+
+@cases("role-filters")
+def test_role_filters(case: dict[str, Any]) -> None:
+    roles = case["given"]["endpoints"].items()
+    endpoints = [Endpoint(name, "", {ROLE_LABEL: role} if role else {}) for name, role in roles]
+    assert _keep(case["id"], {}, endpoints) == set(case["expect"]["keep"])
+
+
+def test_an_unlabelled_pod_decodes() -> None:
+    endpoints = [Endpoint("none", ""), Endpoint("p", "", {ROLE_LABEL: "prefill"})]
+    assert _keep("decode-filter", {}, endpoints) == {"none"}
+
+
+@cases("prefix-cache-affinity-filter")
+def test_prefix_cache_affinity_filter(case: dict[str, Any]) -> None:
+    endpoints = [
+        Endpoint(
+            one["name"],
+            "",
+            num_matched_blocks=one["match_of_100"],
+            predicted_ttft_seconds=one["predicted_ttft_ms"] / 1000,
+            num_in_flight_tokens=one["in_flight_tokens"],
+        )
+        for one in case["given"]["endpoints"]
+    ]
+    kept = _keep("prefix-cache-affinity-filter", case["given"]["parameters"], endpoints, PickRequest(100))
+    assert kept == set(case["expect"]["keep"])
+
+
+def test_a_warm_endpoint_that_would_answer_too_late_loses_its_privilege() -> None:
+    endpoints = [
+        Endpoint("warm", "", num_matched_blocks=90, num_in_flight_tokens=300_000),
+        Endpoint("idle", "", num_matched_blocks=0, num_in_flight_tokens=0),
+    ]
+    assert _keep("prefix-cache-affinity-filter", {}, endpoints, PickRequest(100)) == {"warm", "idle"}
+
+
+@cases("filter.session-affinity")
+def test_session_filter(case: dict[str, Any]) -> None:
+    endpoints = [Endpoint(name, "") for name in case["given"]["endpoints"]]
+    request = PickRequest(session_token="ZGVmYXVsdC9nb25l")
+    assert _keep("session-affinity-filter", {}, endpoints, request) == set(case["expect"]["keep"])
+    assert _keep("session-affinity-filter", {}, endpoints, PickRequest(session_token="cG9kMQ==")) == {"pod1"}
+
+
+@cases("max-score-picker")
+def test_max_score_picker(case: dict[str, Any]) -> None:
+    scores, expected = case["given"]["scores"], case["expect"]
+    picked = max_score(
+        [Endpoint(name, "") for name in scores], list(scores.values()), case["given"]["maxNumOfEndpoints"]
+    )
+    names = [one.name for one in picked]
+    free = expected["first_in_any_order"]
+    assert set(names[:free]) == set(expected["picked"][:free]) and names[free:] == expected["picked"][free:]
+
+
+_FIGURES = {"waiting": "num_waiting", "running": "num_running", "utilization": "kv_usage_ratio"}
+
+
+@cases(
+    "scorer.load-aware-scorer",
+    "scorer.queue-scorer",
+    "scorer.running-requests-size-scorer",
+    "scorer.kv-cache-utilization-scorer",
+    "scorer.active-request-scorer",
+    "scorer.token-load-scorer",
+    "scorer.prefix-cache-scorer",
+)
+def test_scorers_of_one_figure(case: dict[str, Any]) -> None:
+    fields = {
+        **_FIGURES,
+        "in_flight": "num_in_flight",
+        "in_flight_tokens": "num_in_flight_tokens",
+        "matched": "num_matched_blocks",
+    }
+    given = dict(case["given"])
+    request = PickRequest(given.pop("total", 0))
+    name = next(name for name in given if name in fields)
+    endpoints = [Endpoint("", "", **{fields[name]: value}) for value in given.pop(name)]
+    kind = case["group"].removeprefix("scorer.")
+    assert _score(kind, endpoints, request, given) == pytest.approx(case["expect"]["scores"])
+
+
+def test_the_matched_length_may_count_beside_the_matched_share() -> None:
+    endpoint = Endpoint("", "", num_matched_blocks=5)
+    parameters = {"matchLengthWeight": 0.5, "matchLengthScaleTokens": 100}
+    assert _score("prefix-cache-scorer", [endpoint], PickRequest(10), parameters) == [pytest.approx(0.25125)]
+
+
+@cases("scorer.no-hit-lru-scorer")
+def test_no_hit_lru_scorer(case: dict[str, Any]) -> None:
+    times = {"never": None, "older": 1.0, "newest": 2.0}
+    uses = case["given"].get("last_cold_use", ["never"] * 3)
+    endpoints = [
+        Endpoint("", "", num_matched_blocks=cached, last_cold_use=times[use])
+        for cached, use in zip(case["given"]["cached"], uses, strict=True)
+    ]
+    assert _score("no-hit-lru-scorer", endpoints, PickRequest(10)) == case["expect"]["scores"]
+
+
+@cases("scorer.session-affinity-scorer")
+def test_session_scorer(case: dict[str, Any]) -> None:
+    endpoints = [Endpoint("pod1", ""), Endpoint("pod2", "")]
+    request = PickRequest(session_token=case["given"]["token"])
+    assert _score("session-affinity-scorer", endpoints, request) == case["expect"]["scores"]
+    assert _score("session-affinity-scorer", endpoints, PickRequest(session_token="cG9kMg==")) == [0.0, 1.0]
+
+
+@cases("scorer.lora-affinity-scorer")
+def test_lora_scorer(case: dict[str, Any]) -> None:
+    endpoints = [
+        Endpoint(
+            "",
+            "",
+            active_adapters=frozenset(pod["active"]),
+            waiting_adapters=frozenset(pod["waiting"]),
+            max_adapters=pod["max"],
+        )
+        for pod in case["given"]["pods"]
+    ]
+    request = PickRequest(adapter=case["given"]["target"])
+    assert _score("lora-affinity-scorer", endpoints, request) == case["expect"]["scores"]
+
+
+@cases("profile")
+def test_profile(case: dict[str, Any]) -> None:
+    if "raw_scores" in case["given"]:
+        raw = case["given"]["raw_scores"]
+        profile = Profile("", scorers=((lambda endpoints, request, its: raw, None, case["given"]["weight"]),))
+        assert profile.scores([Endpoint(str(n), "") for n in raw], ANY) == case["expect"]["weighted"]
+    else:
+        nobody = Profile("", filters=((lambda endpoints, request, its: [], None),))
+        assert nobody.run([Endpoint("a", "")], ANY) == []
+
+
+endpoints = st.builds(
+    Endpoint,
+    st.text(max_size=3),
+    st.just(""),
+    st.just({}),
+    st.integers(0, 500),
+    st.integers(0, 500),
+    st.floats(0, 1),
+    st.none() | st.integers(0, 100),
+    st.none() | st.integers(0, 100),
+    st.none() | st.integers(0, 10**7),
+    st.none() | st.floats(0, 100),
+    st.none() | st.floats(0, 100),
+)
+
+
+@given(st.sampled_from(sorted(SCORERS)), st.lists(endpoints, max_size=5))
+def test_every_scorer_scores_every_endpoint_within_zero_and_one(kind: str, given: list[Endpoint]) -> None:
+    scores = _score(kind, given, PickRequest(1600, block_tokens=16))
+    assert len(scores) == len(given) and all(0 <= score <= 1 for score in scores)
+
+
+@given(st.lists(endpoints, max_size=5, unique_by=lambda one: one.name))
+def test_affinity_never_leaves_nobody(given: list[Endpoint]) -> None:
+    kept = _keep("prefix-cache-affinity-filter", {}, given, PickRequest(1600, block_tokens=16))
+    assert bool(kept) == bool(given) and kept <= {one.name for one in given}
