@@ -26,7 +26,7 @@ NOT_OFFERED = {
 NOT_OFFERED_CASES = {("routing-headers", "two encoders"): "no encode stage is offered"}
 
 
-def cases(*groups: str) -> Any:
+def cases(*groups: str) -> pytest.MarkDecorator:
     """A parametrisation over the cases of some groups."""
     chosen = [
         case for case in CASES if case["group"] in groups and (case["group"], case["id"]) not in NOT_OFFERED_CASES
