@@ -165,6 +165,17 @@ def load(
     return config
 
 
+def load_file(cls: type[T], file: Path) -> T:
+    """The records of a file that no variable and no flag overrides: a description, not a component's settings.
+
+    Raises:
+        ConfigError: as `load` does.
+    """
+    config = _build(cls, _read_file(file), component=None, prefix=())
+    assert isinstance(config, cls)
+    return config
+
+
 def load_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """The configuration that another program's settings hold as plain values; `where` names that place in messages.
 

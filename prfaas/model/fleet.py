@@ -1,0 +1,160 @@
+"""The best threshold and splits where several PD clusters share the traffic: a small linear program at each threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from prfaas.model import throughput
+from prfaas.model.loads import LoadModel, Loads
+from prfaas.model.plan import Limit, Plan, Split
+from prfaas.model.program import Demand, Solution, solve
+
+_BUSY = 1e-9  # a price above it marks a station that limits
+
+
+class ManyPd:
+    """PrfaaS clusters before several PD clusters, one threshold for all; each request decodes where the program sends it.
+
+    Splits are the program's, rounded and then improved instance by instance: the bound says what that leaves.
+    """
+
+    def __init__(self, loads: LoadModel) -> None:
+        self._loads = loads
+        self._pd = loads.deployment.pd
+
+    def plan(self) -> Plan:
+        """The best threshold found, with whole splits where nothing is shared."""
+        fixed = [cluster.num_prefill for cluster in self._pd]
+        threshold = self._best_threshold(None)
+        free = self._solve(threshold, None).num_prefill
+        splits = [self._rounded(index, free[index]) if given is None else given for index, given in enumerate(fixed)]
+        for _ in range(3):
+            improved = self._improved(splits, threshold)
+            again = self._best_threshold(improved)
+            if (improved, again) == (splits, threshold):
+                break
+            splits, threshold = improved, again
+        return self._at(threshold, splits)
+
+    def _rounded(self, index: int, num_prefill: float) -> float:
+        return num_prefill if self._pd[index].shared_instances else float(round(num_prefill))
+
+    def _solve(self, threshold: int, splits: Sequence[float] | None) -> Solution:
+        return solve(_short_and_long(self._loads.at(threshold)), self._loads, splits=splits)
+
+    def _best_threshold(self, splits: Sequence[float] | None) -> int:
+        low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
+        if not self._loads.deployment.prfaas:
+            return high
+        return _highest(lambda t: self._solve(t, splits).system_throughput, low, high)
+
+    def _improved(self, splits: list[float], threshold: int) -> list[float]:
+        """`splits` with single instances moved between the roles as long as that sustains more."""
+        best = self._solve(threshold, splits).system_throughput
+        moved = True
+        while moved:
+            moved = False
+            for candidate in self._neighbours(splits):
+                value = self._solve(threshold, candidate).system_throughput
+                if value > best * (1 + 1e-9):
+                    splits, best, moved = candidate, value, True
+                    break
+        return splits
+
+    def _neighbours(self, splits: list[float]) -> list[list[float]]:
+        return [
+            [*splits[:index], splits[index] + step, *splits[index + 1 :]]
+            for index, cluster in enumerate(self._pd)
+            if cluster.num_prefill is None and not cluster.shared_instances
+            for step in (-1.0, 1.0)
+            if 0 <= splits[index] + step <= cluster.num_instances
+        ]
+
+    def _at(self, threshold: int, splits: list[float]) -> Plan:
+        loads, solution = self._loads.at(threshold), self._solve(threshold, splits)
+        offload, local = loads.offload_ratio, loads.local_ratio
+        deployment, sustained = self._loads.deployment, solution.system_throughput
+        decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
+        remote_flow, local_flow = solution.remote_flows.sum(), solution.local_flows.sum()
+        return Plan(
+            name=deployment.name,
+            threshold_tokens=threshold if deployment.prfaas else None,
+            splits=tuple(Split(c.name, n, c.num_decode(n)) for c, n in zip(self._pd, splits, strict=True)),
+            offload_ratio=offload,
+            local_ratio=local,
+            mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,
+            prfaas_throughput=self._remote(loads) if offload else None,
+            pd_prefill_throughput=self._local(loads, splits) if local else None,
+            pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),
+            system_throughput=sustained,
+            egress_bytes_per_second=sustained * loads.remote_bytes if deployment.prfaas else None,
+            local_bytes_per_second=sustained * loads.local_bytes,
+            limit=_limit(solution),
+            remote_shares=tuple(
+                (solution.remote_flows / remote_flow if remote_flow else solution.remote_flows).tolist()
+            ),
+            local_shares=tuple((solution.local_flows / local_flow if local_flow else solution.local_flows).tolist()),
+        )
+
+    def _remote(self, loads: Loads) -> float:
+        """Θ_prfaas summed over the clusters."""
+        long = loads.offload_ratio
+        return sum(
+            throughput.prfaas_throughput(
+                cluster.num_instances,
+                seconds / long,
+                egress_bytes_per_second=self._loads.deployment.egress(cluster),
+                kv_bytes=loads.remote_bytes / long,
+            )
+            for cluster, seconds in zip(self._loads.deployment.prfaas, loads.remote_seconds, strict=True)
+        )
+
+    def _local(self, loads: Loads, splits: list[float]) -> float:
+        """Θ_pd-p summed over the clusters."""
+        return sum(
+            throughput.pd_prefill_throughput(count, seconds / loads.local_ratio)
+            for count, seconds in zip(splits, loads.local_seconds, strict=True)
+        )
+
+
+def _short_and_long(loads: Loads) -> Demand:
+    """Two bins: the short may only go to local prefill, the long only to a PrfaaS cluster."""
+    return Demand(
+        weight=np.array([loads.local_ratio, loads.offload_ratio]),
+        remote_seconds=np.array([[0.0] * len(loads.remote_seconds), loads.remote_seconds]),
+        local_seconds=np.array([loads.local_seconds, [0.0] * len(loads.local_seconds)]),
+        kv_bytes=np.array([loads.local_bytes, loads.remote_bytes]),
+        local=[True, not loads.offload_ratio],
+        remote=[not loads.local_ratio, True],
+    )
+
+
+def _limit(solution: Solution) -> Limit:
+    if (solution.remote > _BUSY).any():
+        return "prfaas"
+    if (solution.egress > 0).any() or (solution.links > 0).any():
+        return "link"
+    return "pd-prefill" if (solution.local > _BUSY).any() else "pd-decode"
+
+
+def _highest(value: Callable[[int], float], low: int, high: int) -> int:
+    """The integer in [low, high] with the greatest value, for values that rise and then fall."""
+    known: dict[int, float] = {}
+
+    def at(point: int) -> float:
+        if point not in known:
+            known[point] = value(point)
+        return known[point]
+
+    golden = (math.sqrt(5) - 1) / 2
+    while high - low > 3:
+        left, right = high - math.ceil(golden * (high - low)), low + math.ceil(golden * (high - low))
+        left, right = (left, right) if left < right else (right - 1, right)
+        if at(left) >= at(right):
+            high = right
+        else:
+            low = left
+    return max(range(low, high + 1), key=at)

@@ -1,0 +1,51 @@
+"""A plan: the threshold, each cluster's split, and what the deployment then sustains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Limit = Literal["prfaas", "link", "pd-prefill", "pd-decode"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """N_p and N_d of one PD cluster; whole numbers unless instances are shared."""
+
+    cluster: str
+    num_prefill: float
+    num_decode: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An operating point; throughputs in requests per second, None where the deployment has no such stage.
+
+    `remote_shares` and `local_shares` say which part of the offloaded and of the local requests each cluster takes.
+    """
+
+    name: str
+    threshold_tokens: int | None
+    splits: tuple[Split, ...]
+    offload_ratio: float
+    local_ratio: float
+    mean_offloaded_tokens: float | None
+    prfaas_throughput: float | None
+    pd_prefill_throughput: float | None
+    pd_decode_throughput: float
+    system_throughput: float
+    egress_bytes_per_second: float | None
+    local_bytes_per_second: float
+    limit: Limit
+    remote_shares: tuple[float, ...]
+    local_shares: tuple[float, ...]
+
+    @property
+    def num_prefill(self) -> float:
+        """N_p over all PD clusters."""
+        return sum(split.num_prefill for split in self.splits)
+
+    @property
+    def num_decode(self) -> float:
+        """N_d over all PD clusters."""
+        return sum(split.num_decode for split in self.splits)

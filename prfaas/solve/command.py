@@ -1,0 +1,157 @@
+"""What `prfaas-solve` plans: its flags turned into a deployment and a workload."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from prfaas import config
+from prfaas.errors import ConfigError
+from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
+from prfaas.model.loads import Method
+from prfaas.model.workload import Workload
+from prfaas.solve import catalog
+from prfaas.solve.deployment_file import SloSection, read_deployment
+from prfaas.solve.quantities import LOAD, NUMBER
+from prfaas.solve.study import Study, study
+from prfaas.solve.trace_file import read_trace
+from prfaas.solve.trace_spec import DEFAULT, parse_spec
+from prfaas.units import Kind, parse_rate, parse_ratio
+
+C = TypeVar("C", PrfaasCluster, PdCluster)
+
+
+def plan_for(flags: Namespace) -> Study:
+    """The study that the command line asks for; flags override the deployment's file.
+
+    Raises:
+        ConfigError: a flag, a file or an objective that cannot be used.
+    """
+    file = catalog.deployment_path(catalog.CASE_STUDY) if flags.deployment is None else Path(flags.deployment)
+    deployment, written = read_deployment(file)
+    workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
+    if flags.local_turns is not None:
+        workload = _with_local_turns(workload, _value("--local-turns", flags.local_turns))
+    return study(
+        _overridden(deployment, flags),
+        workload,
+        method=_method(flags),
+        load=_parsed("--load", flags.load, LOAD),
+        inferred=written.inferred,
+    )
+
+
+def is_case_study(flags: Namespace) -> bool:
+    """Nothing given that takes the question away from the paper's own."""
+    given = (flags.deployment, flags.model, flags.bandwidth, flags.slo, flags.prices, flags.local_turns)
+    return all(value is None for value in given) and flags.trace in (None, DEFAULT)
+
+
+def _method(flags: Namespace) -> Method:
+    """The paper's form for the paper's case study, exact expectations for everybody else's deployment."""
+    if flags.method is not None:
+        return "paper" if flags.method == "paper" else "exact"
+    return "paper" if flags.deployment is None else "exact"
+
+
+def find_trace(text: str, *, beside: Path | None) -> Workload:
+    """The workload of a one-line description or of a file, relative to `beside`.
+
+    Raises:
+        ConfigError: neither, or a malformed one.
+    """
+    if text.partition(":")[0].strip() == "lognormal":
+        return parse_spec(text)
+    path = Path(text).expanduser()
+    path = path if beside is None or path.is_absolute() else beside / path
+    return read_trace(path) if path.exists() else parse_spec(text)
+
+
+def _with_local_turns(workload: Workload, ratio: float) -> Workload:
+    if workload.later is None:
+        raise ConfigError("--local-turns: this trace has no later turns; add later=60% to lognormal, or a column turn")
+    return replace(workload, later=replace(workload.later, local_ratio=ratio))
+
+
+def _value(flag: str, text: str) -> float:
+    try:
+        return parse_ratio(text)
+    except ValueError as error:
+        raise ConfigError(f'{flag} {text!r}: {error}; write a number from 0 to 1 such as "0.5" or "50%"') from error
+
+
+def _parsed(flag: str, text: str, kind: Kind) -> tuple[str, float]:
+    try:
+        how, value = kind.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text!r}: {error}; write {kind.accepted}") from error
+    return how, value
+
+
+def _overridden(deployment: Deployment, flags: Namespace) -> Deployment:
+    if flags.model is not None:
+        deployment = replace(deployment, model=catalog.find_model(flags.model))
+    if flags.bandwidth is not None:
+        deployment = _with_bandwidth(deployment, flags.bandwidth)
+    if flags.slo is not None:
+        deployment = replace(deployment, objectives=_objectives(flags.slo, deployment.objectives))
+    if flags.prices is not None:
+        deployment = _with_prices(deployment, flags.prices)
+    return deployment
+
+
+def _with_bandwidth(deployment: Deployment, text: str) -> Deployment:
+    try:
+        rate = parse_rate(text)
+    except ValueError as error:
+        raise ConfigError(f'--bandwidth {text!r}: {error}; write a rate such as "100Gbps"') from error
+    if rate <= 0:
+        raise ConfigError(f"--bandwidth {text!r}: must be above 0")
+    clusters = tuple(replace(cluster, egress_bytes_per_second=rate) for cluster in deployment.prfaas)
+    return replace(deployment, prfaas=clusters, links=())
+
+
+def _pairs(flag: str, text: str) -> dict[str, str]:
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    if not pairs or not all(separator for _, separator, _ in pairs):
+        raise ConfigError(f"{flag} {text!r}: write key=value,key=value")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _objectives(text: str, current: Objectives) -> Objectives:
+    """`decode=40tok/s,ttft=5s,quantile=90%`; what is not named stays."""
+    values = _pairs("--slo", text)
+    section = config.load_mapping(SloSection, values, where="--slo")
+    return Objectives(
+        section.decode if "decode" in values else current.decode_tokens_per_second,
+        section.ttft if "ttft" in values else current.ttft_seconds,
+        section.quantile if "quantile" in values else current.ttft_quantile,
+    )
+
+
+def _with_prices(deployment: Deployment, text: str) -> Deployment:
+    """`h200=4,h20=1.5` an instance and hour, by the name of the cluster or of its hardware."""
+    prices = {key.lower(): value for key, value in _pairs("--prices", text).items()}
+    known = {name.lower() for cluster in deployment.clusters for name in (cluster.name, cluster.profile.hardware)}
+    unknown = sorted(set(prices) - known)
+    if unknown:
+        raise ConfigError(
+            f"--prices: {unknown[0]!r} is neither a cluster nor hardware here; known are {', '.join(sorted(known))}"
+        )
+    return replace(
+        deployment,
+        prfaas=tuple(_priced(cluster, prices) for cluster in deployment.prfaas),
+        pd=tuple(_priced(cluster, prices) for cluster in deployment.pd),
+    )
+
+
+def _priced(cluster: C, prices: dict[str, str]) -> C:
+    text = prices.get(cluster.name.lower(), prices.get(cluster.profile.hardware.lower()))
+    if text is None:
+        return cluster
+    try:
+        return replace(cluster, price_per_hour=NUMBER.parse(text))
+    except ValueError as error:
+        raise ConfigError(f"--prices: {text!r}: {error}; write {NUMBER.accepted}") from error

@@ -1,0 +1,48 @@
+"""The forms of the planner's own quantities: plain numbers, prices, tokens per second, a load."""
+
+from __future__ import annotations
+
+import math
+
+from prfaas.units import Kind, parse_ratio
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("not a finite number of at least 0")
+    return value
+
+
+def _speed(text: str) -> float:
+    value = text.strip()
+    if not value.endswith("tok/s"):
+        raise ValueError("unit tok/s missing")
+    return _number(value.removesuffix("tok/s"))
+
+
+def _load(text: str) -> tuple[str, float]:
+    value = text.strip()
+    if value.endswith("req/s"):
+        return "rate", _number(value.removesuffix("req/s"))
+    return "ratio", parse_ratio(value)
+
+
+NUMBER = Kind('a number such as "0.5" or "1.3e-4"', _number, repr)
+TOKENS_PER_SECOND = Kind('a speed such as "40tok/s"', _speed, lambda value: f"{value:g}tok/s")
+LOAD = Kind('a part of the greatest throughput such as "80%", or a rate such as "2.5req/s"', _load, str)
+
+
+def show_tokens(value: float) -> str:
+    """A number of tokens as people say it: "19.4K", "512"."""
+    return f"{value / 1000:.1f}K" if value >= 1000 else f"{value:.0f}"
+
+
+def show_gbps(bytes_per_second: float) -> str:
+    """Bytes per second as Gbit/s."""
+    return f"{bytes_per_second * 8 / 1e9:.1f} Gbps"
+
+
+def show_seconds(value: float) -> str:
+    """Seconds; without end when a queue has none."""
+    return "unbounded" if math.isinf(value) else f"{value:.2f} s"

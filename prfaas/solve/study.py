@@ -1,0 +1,200 @@
+"""Everything that the planner says about one deployment and one workload, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.errors import ConfigError
+from prfaas.model import ttft
+from prfaas.model.advantage import Advantage, judge
+from prfaas.model.bound import Bound, integer_bound, lp_bound
+from prfaas.model.decoding import DecodeCapacity
+from prfaas.model.deployment import Deployment
+from prfaas.model.loads import LoadModel, Method
+from prfaas.model.plan import Plan
+from prfaas.model.planning import best_plan, equal_cost, homogeneous, naive
+from prfaas.model.sensitivity import Answer, sensitivity
+from prfaas.model.solver import SinglePd
+from prfaas.model.ttft import Ttft
+from prfaas.model.workload import Workload
+from prfaas.solve.notes import inferred_inputs, notes
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of the deployments that are compared, with its best plan; TTFT's quantile is the 90th percentile."""
+
+    deployment: Deployment
+    plan: Plan
+    queue_free: Ttft
+    queued: Ttft
+    price_per_hour: float | None
+
+    @property
+    def price_per_million(self) -> float | None:
+        """Of a million requests at full throughput."""
+        if self.price_per_hour is None or not self.plan.system_throughput:
+            return None
+        return self.price_per_hour / 3600 / self.plan.system_throughput * 1e6
+
+
+@dataclass(frozen=True)
+class OtherForm:
+    """The plan in both forms of the equations: as the paper has them, and with exact expectations.
+
+    `overstatement` is the paper form's throughput at its own plan over what that plan sustains exactly, minus 1.
+    """
+
+    paper: Plan
+    exact: Plan
+    paper_plan_exactly: float
+
+    @property
+    def overstatement(self) -> float:
+        return self.paper.system_throughput / self.paper_plan_exactly - 1
+
+
+@dataclass(frozen=True)
+class Study:
+    """The planner's answer; `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD."""
+
+    method: Method
+    workload: Workload
+    arrivals_per_second: float
+    options: tuple[Option, ...]
+    at_equal_cost: Option | None
+    forms: OtherForm
+    fractional: Bound
+    integer: Bound
+    duals: dict[str, float]
+    integer_duals: dict[str, float]
+    advantage: Advantage
+    equally_good: tuple[int, int] | None
+    decode: tuple[DecodeCapacity, ...]
+    answers: tuple[Answer, ...]
+    slo_rate: float | None
+    inferred: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def main(self) -> Option:
+        """PrfaaS-PD."""
+        return self.options[0]
+
+    @property
+    def gap(self) -> float:
+        """How far the exact plan is below the bound for whole splits."""
+        return 1 - self.forms.exact.system_throughput / self.integer.system_throughput
+
+
+def study(
+    deployment: Deployment,
+    workload: Workload,
+    *,
+    method: Method,
+    load: tuple[str, float] = ("ratio", 0.8),
+    inferred: tuple[str, ...] = (),
+    with_sensitivity: bool = True,
+) -> Study:
+    """The plan for a deployment, what it is compared with, and how sure it is.
+
+    Raises:
+        ConfigError: an objective that cannot be met, or a deployment that can serve nothing.
+    """
+    plan = best_plan(deployment, workload, method=method)
+    if plan.system_throughput <= 0:
+        raise ConfigError("this deployment serves nothing: it has no instance left for prefill or for decode")
+    arrivals = load[1] * plan.system_throughput if load[0] == "ratio" else load[1]
+    main = _option(deployment, workload, plan, arrivals)
+    _check_ttft(plan, deployment, workload)
+    exact = LoadModel(deployment, workload, "exact")
+    forms = _forms(deployment, workload, plan, method)
+    fractional = lp_bound(exact)
+    integer = _integer_bound(exact, fractional, forms.exact)
+    others = [homogeneous(deployment)] + ([naive(deployment)] if deployment.prfaas else [])
+    same_cost = equal_cost(deployment)
+    return Study(
+        method=method,
+        workload=workload,
+        arrivals_per_second=arrivals,
+        options=(main, *(_solved(other, workload, method, arrivals) for other in others)),
+        at_equal_cost=None if same_cost is None else _solved(same_cost, workload, method, arrivals),
+        forms=forms,
+        fractional=fractional,
+        integer=integer,
+        duals=fractional.duals(exact),
+        integer_duals=integer.duals(exact),
+        advantage=judge(exact, integer),
+        equally_good=_equally_good(deployment, workload, plan, method),
+        decode=exact.decode,
+        answers=tuple(sensitivity(deployment, workload, method=method)) if with_sensitivity else (),
+        slo_rate=_slo_rate(plan, deployment, workload),
+        inferred=(*inferred, *inferred_inputs(deployment, workload)),
+        notes=notes(deployment, workload, plan, exact),
+    )
+
+
+def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float) -> Option:
+    free = ttft.queue_free(plan, deployment, workload)
+    queued = ttft.with_queueing(plan, deployment, workload, arrivals_per_second=arrivals)
+    return Option(deployment, plan, free, queued, deployment.price_per_hour)
+
+
+def _solved(deployment: Deployment, workload: Workload, method: Method, arrivals: float) -> Option:
+    return _option(deployment, workload, best_plan(deployment, workload, method=method), arrivals)
+
+
+def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
+    objectives = deployment.objectives
+    if objectives.ttft_seconds is None:
+        return
+    reached = ttft.queue_free(plan, deployment, workload, quantile=objectives.ttft_quantile).quantile_seconds
+    if reached > objectives.ttft_seconds:
+        raise ConfigError(
+            f"slo ttft={objectives.ttft_seconds:g}s cannot be met: P{objectives.ttft_quantile * 100:g} of the best plan"
+            f" is {reached:.2f} s even without any queue"
+        )
+
+
+def _forms(deployment: Deployment, workload: Workload, plan: Plan, method: Method) -> OtherForm:
+    other = best_plan(deployment, workload, method="exact" if method == "paper" else "paper")
+    paper, exact = (plan, other) if method == "paper" else (other, plan)
+    if len(deployment.pd) > 1:
+        return OtherForm(paper, exact, exact.system_throughput)
+    solver = SinglePd(LoadModel(deployment, workload, "exact"))
+    threshold = solver_threshold(paper, workload)
+    return OtherForm(paper, exact, solver.sustained(threshold, paper.num_prefill))
+
+
+def solver_threshold(plan: Plan, workload: Workload) -> float:
+    """The plan's threshold; without one, that at which everything goes where the plan sends it."""
+    if plan.threshold_tokens is not None:
+        return plan.threshold_tokens
+    return 0.0 if plan.offload_ratio else workload.prefilled.support[1]
+
+
+def _integer_bound(exact: LoadModel, fractional: Bound, plan: Plan) -> Bound:
+    if len(exact.deployment.pd) == 1 and not exact.deployment.pd[0].shared_instances:
+        return integer_bound(exact, fractional)
+    return lp_bound(exact, splits=[split.num_prefill for split in plan.splits])
+
+
+def _equally_good(deployment: Deployment, workload: Workload, plan: Plan, method: Method) -> tuple[int, int] | None:
+    if plan.threshold_tokens is None or len(deployment.pd) > 1:
+        return None
+    return SinglePd(LoadModel(deployment, workload, method)).equally_good(plan, tolerance=0.01)
+
+
+def _slo_rate(plan: Plan, deployment: Deployment, workload: Workload) -> float | None:
+    """The greatest arrival rate at which the queued TTFT meets its objective."""
+    objectives = deployment.objectives
+    if objectives.ttft_seconds is None:
+        return None
+    low, high = 0.0, plan.system_throughput
+    for _ in range(20):
+        rate = 0.5 * (low + high)
+        reached = ttft.with_queueing(
+            plan, deployment, workload, arrivals_per_second=rate, quantile=objectives.ttft_quantile
+        )
+        low, high = (rate, high) if reached.quantile_seconds <= objectives.ttft_seconds else (low, rate)
+    return low

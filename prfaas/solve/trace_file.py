@@ -1,0 +1,219 @@
+"""Traffic recorded in a file: CSV, JSONL (also Mooncake's public traces), ShareGPT-like conversations."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.model.lengths import Empirical
+from prfaas.model.workload import LaterTurns, OutputTokens, Workload
+
+MOONCAKE_BLOCK_TOKENS = 512  # one hash id of a Mooncake trace stands for so many tokens
+_CHARACTERS_PER_TOKEN = 4  # for conversations without token counts
+_DEFAULT_OUTPUT_TOKENS = 1024.0
+
+# What each column may be called; timestamps only have to be in order.
+_COLUMNS = {
+    "prompt": ("input_length", "prompt_tokens", "num_prompt_tokens", "input_tokens", "length", "tokens"),
+    "output": ("output_length", "output_tokens", "num_output_tokens", "completion_tokens"),
+    "cached": ("cached_tokens", "num_cached_tokens"),
+    "timestamp": ("timestamp", "time", "arrival", "arrived_at"),
+    "turn": ("turn", "turn_index"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line of a trace; `turn` counts from 1."""
+
+    prompt_tokens: float
+    output_tokens: float | None
+    cached_tokens: float
+    timestamp: float | None
+    turn: int
+
+
+def read_trace(path: Path) -> Workload:
+    """The workload of a recorded trace; its prefix hits count.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or a line makes no sense; it names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    inferred: tuple[str, ...] = ()
+    if path.suffix == ".json":
+        requests, inferred = _conversations(text, path)
+    elif path.suffix == ".csv":
+        requests = [_request(fields, path, line) for line, fields in _csv_fields(text, path)]
+    else:
+        requests = list(
+            _with_hash_ids((_request(fields, path, line), fields) for line, fields in _jsonl_fields(text, path))
+        )
+    _check(requests, path)
+    return workload_of(requests, name=path.name, inferred=inferred)
+
+
+def workload_of(requests: list[Request], *, name: str, inferred: tuple[str, ...] = ()) -> Workload:
+    """The workload that these requests are a sample of."""
+    cached = np.array([request.cached_tokens for request in requests])
+    new = np.maximum(np.array([request.prompt_tokens for request in requests]) - cached, 1.0)
+    later = np.array([request.turn > 1 for request in requests])
+    outputs = [request.output_tokens for request in requests if request.output_tokens is not None]
+    if not outputs:
+        inferred = (*inferred, f"output tokens ({_DEFAULT_OUTPUT_TOKENS:.0f} each)")
+    if not later.any() or later.all():
+        return Workload(name, Empirical(new, cached), _output(requests), inferred=inferred)
+    turns = LaterTurns(float(later.mean()), Empirical(new[later], cached[later]))
+    return Workload(name, Empirical(new[~later], cached[~later]), _output(requests), turns, inferred)
+
+
+def _output(requests: list[Request]) -> OutputTokens:
+    """Moments of the output; the mean context weighs each request by how long it decodes."""
+    outputs = np.array([_DEFAULT_OUTPUT_TOKENS if r.output_tokens is None else r.output_tokens for r in requests])
+    prompts = np.array([request.prompt_tokens for request in requests])
+    mean = float(outputs.mean())
+    context = float((prompts + outputs / 2) @ outputs / outputs.sum())
+    return OutputTokens(mean, float(outputs.var()) / mean**2, context)
+
+
+def _csv_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    rows = csv.reader(text.splitlines())
+    header = next(rows, None)
+    if header is None:
+        return
+    names = [name.strip() for name in header]
+    if len(names) == 1 and _is_number(names[0]):
+        names, first = ["length"], names
+        yield 1, {"length": first[0]}
+    if not set(names) & set(_COLUMNS["prompt"]):
+        raise ConfigError(f"{path} line 1: none of the columns {', '.join(_COLUMNS['prompt'])}")
+    for line, row in enumerate(rows, start=2):
+        if row:
+            yield line, dict(zip(names, row, strict=False))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, content in enumerate(text.splitlines(), start=1):
+        if not content.strip():
+            continue
+        try:
+            fields = json.loads(content)
+        except ValueError as error:
+            raise ConfigError(f"{path} line {line}: not JSON: {error}") from error
+        if isinstance(fields, int | float) and not isinstance(fields, bool):
+            fields = {"length": fields}
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{path} line {line}: an object or a number is expected")
+        yield line, fields
+
+
+def _request(fields: Mapping[str, Any], path: Path, line: int) -> Request:
+    values = {name: _value(fields, name, path, line) for name in _COLUMNS}
+    prompt, output, cached = values["prompt"], values["output"], values["cached"] or 0.0
+    if prompt is None:
+        raise ConfigError(f"{path} line {line}: none of {', '.join(_COLUMNS['prompt'])}")
+    if cached >= prompt and cached:
+        cached = prompt - 1  # the last token is always computed
+    return Request(prompt, output, cached, values["timestamp"], int(values["turn"] or 1))
+
+
+def _value(fields: Mapping[str, Any], name: str, path: Path, line: int) -> float | None:
+    """A column's number, whatever it is called; token counts are at least 1, nothing is negative."""
+    key = next((key for key in _COLUMNS[name] if key in fields), None)
+    if key is None or fields[key] in (None, ""):
+        return None
+    try:
+        value = float(fields[key])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path} line {line}: {key}: {fields[key]!r} is not a number") from None
+    least = 1.0 if name in ("prompt", "output", "turn") else 0.0
+    if not math.isfinite(value) or value < least:
+        raise ConfigError(f"{path} line {line}: {key}: {fields[key]!r} is not a finite number of at least {least:.0f}")
+    return value
+
+
+def _with_hash_ids(rows: Iterable[tuple[Request, Mapping[str, Any]]]) -> Iterator[Request]:
+    """Mooncake's hash ids turned into prefix hits: a block is cached once any earlier request brought it."""
+    seen: set[Any] = set()
+    for request, fields in rows:
+        ids = fields.get("hash_ids")
+        if not isinstance(ids, list):
+            yield request
+            continue
+        known = next((index for index, block in enumerate(ids) if block not in seen), len(ids))
+        seen.update(ids)
+        cached = min(known * MOONCAKE_BLOCK_TOKENS, request.prompt_tokens - 1)
+        yield Request(request.prompt_tokens, request.output_tokens, max(cached, 0.0), request.timestamp, request.turn)
+
+
+def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...]]:
+    """ShareGPT-like: a list of {"conversations": [{"from": "human" | "gpt", "value": ...}]}."""
+    try:
+        listed = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(listed, list):
+        raise ConfigError(f"{path}: a list of conversations is expected")
+    requests = [request for index, entry in enumerate(listed) for request in _turns(entry, path, index)]
+    counted = f"token counts of {path.name} ({_CHARACTERS_PER_TOKEN} characters each, where it has none)"
+    return requests, (counted,)
+
+
+def _turns(entry: Any, path: Path, index: int) -> Iterator[Request]:
+    """A request for each message of the user that has an answer; what was said before is cached."""
+    messages = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
+    if not isinstance(messages, list):
+        raise ConfigError(f"{path} conversation {index + 1}: no list named conversations or messages")
+    held, asked, turn = 0.0, 0.0, 0
+    for message in messages:
+        tokens = _message_tokens(message, path, index)
+        if message.get("from", message.get("role")) not in ("gpt", "assistant"):
+            asked += tokens
+        elif asked:
+            turn += 1
+            yield Request(held + asked, tokens, held, None, turn)
+            held, asked = held + asked + tokens, 0.0
+
+
+def _message_tokens(message: Any, path: Path, index: int) -> float:
+    if not isinstance(message, dict):
+        raise ConfigError(f"{path} conversation {index + 1}: a message is no object")
+    if "num_tokens" in message:
+        return _value({"tokens": message["num_tokens"]}, "prompt", path, index + 1) or 1.0
+    text = message.get("value", message.get("content"))
+    if not isinstance(text, str):
+        raise ConfigError(f"{path} conversation {index + 1}: a message has no text")
+    return float(max(-(-len(text) // _CHARACTERS_PER_TOKEN), 1))
+
+
+def _check(requests: list[Request], path: Path) -> None:
+    if not requests:
+        raise ConfigError(f"{path}: no requests")
+    stamps = [request.timestamp for request in requests if request.timestamp is not None]
+    for earlier, later in itertools.pairwise(stamps):
+        if later < earlier:
+            raise ConfigError(f"{path}: timestamps are not in order: {later:g} follows {earlier:g}")
+    if len({(request.prompt_tokens, request.cached_tokens) for request in requests}) == 1:
+        raise ConfigError(
+            f"{path}: every request has {requests[0].prompt_tokens:.0f} tokens; no threshold splits one length"
+        )
