@@ -1,0 +1,101 @@
+"""The router before two real engines: texts and chats, tokenised by the engines themselves, end in the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
+from prfaas.router.server import open_door
+from tests.e2e.pair import CHUNK_TOKENS, Pair
+from tests.waiting import until
+from tools.demo.client import transfers
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("pair", ["llama"], indirect=True),
+]
+T = CHUNK_TOKENS
+LONG_TEXT = "".join(f"{number} bottles, " for number in range(60))  # one token a byte
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "extra_body": {"ignore_eos": True}}
+ALONE: dict[str, Any] = {**GREEDY, "extra_body": {"ignore_eos": True, "cache_salt": "alone"}}
+
+
+@pytest.fixture
+async def door(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
+    """An OpenAI client of a router before the pair."""
+    clusters = (
+        _cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
+        _cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
+    )
+    config = RouterConfig(
+        listen="127.0.0.1:0", secret_file="-", clusters=clusters, threshold_tokens=T, probe_interval=0.2
+    )
+    secret = (pair.east.socket.parent / "secret").read_bytes()
+    async with open_door(config, secret) as address, _client(f"http://{address}") as client:
+        await client.models.list()  # 503, and so tried again, until a probe has seen the engines
+        yield client
+
+
+def _cluster(name: str, kind: str, role: str, url: str, wire: str) -> ClusterConfig:
+    instance = InstanceConfig(name=f"{name}/0", url=url, role=role, agent=name, wire=wire)
+    return ClusterConfig(name=name, kind=kind, instances=(instance,))
+
+
+def _client(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=20)
+
+
+async def _is_transferred(pair: Pair, headers: Any) -> bool:
+    """Whether the KV of a remote answer came as it should."""
+    outcomes: list[str] = []
+
+    def ended() -> bool:
+        record = transfers(pair.west.status_url).get(headers["x-prfaas-transfer"], {})
+        outcomes.append(str(record.get("outcome", "running")))
+        return outcomes[-1] != "running"
+
+    await until(ended, what="the transfer's end")
+    return outcomes[-1] == "completed"
+
+
+async def test_a_long_text_is_transferred_and_answered_as_by_one_engine(pair: Pair, door: openai.AsyncOpenAI) -> None:
+    raw = await door.completions.with_raw_response.create(model=pair.family, prompt=LONG_TEXT, **GREEDY)
+    assert raw.headers["x-prfaas-route"] == "remote"
+    async with _client(pair.decode.url) as alone:
+        wanted = await alone.completions.create(model=pair.family, prompt=LONG_TEXT, **ALONE)
+    answer = raw.parse()
+    assert answer.choices[0].text == wanted.choices[0].text
+    assert answer.usage == wanted.usage
+    assert await _is_transferred(pair, raw.headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_chat_is_transferred_and_answered_as_by_one_engine(
+    pair: Pair, door: openai.AsyncOpenAI, stream: bool
+) -> None:
+    messages: Any = [{"role": "system", "content": "Count."}, {"role": "user", "content": f"{stream} {LONG_TEXT}"}]
+    async with _client(pair.decode.url) as alone:
+        wanted = await alone.chat.completions.create(model=pair.family, messages=messages, **ALONE)
+    sent: Any = {"model": pair.family, "messages": messages, "stream": stream, **GREEDY}
+    raw = await door.chat.completions.with_raw_response.create(**sent)
+    assert raw.headers["x-prfaas-route"] == "remote"
+    answer: Any = raw.parse()
+    text = "".join([one.choices[0].delta.content or "" async for one in answer]) if stream else None
+    assert (text if stream else answer.choices[0].message.content) == wanted.choices[0].message.content
+    assert await _is_transferred(pair, raw.headers)
+
+
+async def test_short_requests_and_engine_errors_come_through(pair: Pair, door: openai.AsyncOpenAI) -> None:
+    raw = await door.chat.completions.with_raw_response.create(
+        model=pair.family, messages=[{"role": "user", "content": "hello"}], **GREEDY
+    )
+    assert (raw.headers["x-prfaas-route"], raw.headers["x-prfaas-reason"]) == ("local", "short")
+    with pytest.raises(openai.NotFoundError):
+        await door.completions.create(model="unheard-of", prompt=LONG_TEXT)
+    with pytest.raises(openai.BadRequestError, match="context"):
+        await door.completions.create(model=pair.family, prompt=LONG_TEXT * 20, **GREEDY)
