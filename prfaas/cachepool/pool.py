@@ -188,7 +188,7 @@ class Pool:
             self._settle_key(slots, above)
             return False
         self._tick += 1
-        slots.store(slot, PrefixBlock(group, block_hash, parent, num_tokens, before), self._tick)
+        slots.store(slot, (group, block_hash, parent, num_tokens, before, self._tick))
         self._transfer_bytes -= arena.stride_bytes
         self._prefix_bytes += arena.stride_bytes
         if self._on_event is not None:
@@ -213,28 +213,21 @@ class Pool:
         if slots.is_new_run(run, group, hashes, parents):
             self._hang(slots, above)
             if self._make_room(num_bytes):
-                self._store_run(slots, run, zip(repeat(group), hashes, parents, num_tokens, parents))
+                self._tick += 1
+                whens = repeat(self._tick)
+                self._store_run(slots, run, list(zip(repeat(group), hashes, parents, num_tokens, parents, whens)))
                 return
             slots.unhang(above)
             self._settle_key(slots, above)
         for slot, block_hash, before, tokens in zip(run, hashes, parents, num_tokens, strict=True):
             self.publish(arena, slot, group=group, block_hash=block_hash, parent=before, num_tokens=tokens)
 
-    def _store_run(
-        self,
-        slots: Slots,
-        run: Sequence[int],
-        fields: Iterable[tuple[int, BlockHash, BlockHash, int, BlockHash]],
-    ) -> None:
-        self._tick += 1
-        blocks: list[PrefixBlock] = list(
-            map(tuple.__new__, repeat(PrefixBlock), fields)
-        )  # half the time of its __new__
-        slots.store_run(run, blocks, self._tick)
+    def _store_run(self, slots: Slots, run: Sequence[int], blocks: list[PrefixBlock]) -> None:
+        slots.store_run(run, blocks)
         self._transfer_bytes -= len(run) * slots.arena.stride_bytes
         self._prefix_bytes += len(run) * slots.arena.stride_bytes
         if self._on_event is not None:
-            for group, block_hash, parent, num_tokens, _ in blocks:
+            for group, block_hash, parent, num_tokens, _, _ in blocks:
                 self._on_event(BlockStored(slots.arena.layout.fingerprint, group, block_hash, parent, num_tokens))
 
     def _hang(self, slots: Slots, above: ChainKey | None) -> None:
@@ -248,7 +241,7 @@ class Pool:
 
     def _settle(self, slots: Slots, slot: int) -> None:
         """Put a block among the evictable ones when it is."""
-        if slots.idle_leaves([slot]):
+        if slots.is_idle_leaf(slot):
             key = self._sort_key(self._facts(slots, slot), self._floor)
             self._candidates.add((slots.number, slot), key, soft=slot in slots.soft_pinned)
 
@@ -258,15 +251,11 @@ class Pool:
             self._settle(slots, slot)
 
     def _facts(self, slots: Slots, slot: int) -> BlockFacts:
-        block = slots.blocks[slot]
-        group = slots.arena.layout.groups[block.group]
+        number, _, _, num_tokens, _, stored = slots.blocks[slot]
+        group = slots.arena.layout.groups[number]
+        last_used, num_uses = slots.last_used.get(slot, stored), 1 + slots.num_uses.get(slot, 0)
         return BlockFacts(
-            group.kind,
-            group.block_tokens,
-            num_tokens=block.num_tokens,
-            num_bytes=slots.arena.stride_bytes,
-            last_used=slots.last_used[slot],
-            num_uses=slots.num_uses[slot],
+            group.kind, group.block_tokens, num_tokens, slots.arena.stride_bytes, last_used=last_used, num_uses=num_uses
         )
 
     def _make_room(self, num_bytes: int) -> bool:
@@ -286,7 +275,7 @@ class Pool:
         self._prefix_bytes -= slots.arena.stride_bytes
         self._num_evicted += 1
         if self._on_event is not None:
-            self._on_event(BlockRemoved(slots.arena.layout.fingerprint, block.group, block.block_hash))
+            self._on_event(BlockRemoved(slots.arena.layout.fingerprint, *block[:2]))
 
     # Facts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from prfaas.cachepool.arena import Arena
 from prfaas.types import BlockHash
@@ -11,14 +10,10 @@ from prfaas.types import BlockHash
 ChainKey = tuple[int, BlockHash]  # group and hash: a prefix block within one arena
 
 
-class PrefixBlock(NamedTuple):
-    """What a slot holds."""
-
-    group: int
-    block_hash: BlockHash
-    parent: BlockHash  # as `BlockStored` has it
-    num_tokens: int
-    before: BlockHash  # one block earlier; mostly the parent
+# What a slot holds: group, hash, parent (as `BlockStored` has it), number of tokens, the hash one block earlier, and when it
+# was stored, in uses of the pool.
+# A plain tuple, since a million objects of a class would be a million for the garbage collector to visit.
+PrefixBlock = tuple[int, BlockHash, BlockHash, int, BlockHash, int]
 
 
 class Slots:
@@ -32,8 +27,8 @@ class Slots:
         self.free: list[int] = []  # their pages are there
         self.given_back: list[int] = []  # free, their pages went back to the system
         self.references: list[int] = []  # slot → uses under leases
-        self.num_uses: dict[int, int] = {}  # slot → how often its prefix block was asked for
-        self.last_used: dict[int, int] = {}
+        self.num_uses: dict[int, int] = {}  # slot → how often its prefix block was asked for since it was stored
+        self.last_used: dict[int, int] = {}  # slot → when it was last asked for
         self.blocks: dict[int, PrefixBlock] = {}
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.num_children: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
@@ -90,7 +85,7 @@ class Slots:
         references, num_uses = self.references, self.num_uses
         for slot in used:
             references[slot] += 1
-            num_uses[slot] += 1
+            num_uses[slot] = num_uses.get(slot, 0) + 1
         self.last_used.update(dict.fromkeys(used, tick))
 
     # Prefix blocks
@@ -102,13 +97,19 @@ class Slots:
         return None if self._first_attention is None else (self._first_attention, block_hash)
 
     def above(self, block: PrefixBlock) -> ChainKey | None:
-        return self.chain_parent(block.group, block.block_hash, block.before)
+        group, block_hash, _, _, before, _ = block
+        return self.chain_parent(group, block_hash, before)
 
     def slot_of(self, key: ChainKey | None) -> int | None:
         return None if key is None else self.by_hash[key[0]].get(key[1])
 
+    def is_idle_leaf(self, slot: int) -> bool:
+        """Whether the slot holds a prefix block which nobody uses and none hangs on."""
+        block = None if self.references[slot] else self.blocks.get(slot)
+        return block is not None and block[1] not in self.num_children[block[0]]
+
     def idle_leaves(self, candidates: Iterable[int]) -> list[int]:
-        """Those of the slots that hold a prefix block which nobody uses and none hangs on."""
+        """Those of the slots that are idle leaves."""
         references, blocks, num_children = self.references, self.blocks, self.num_children
         idle = ((slot, blocks[slot]) for slot in candidates if not references[slot] and slot in blocks)
         return [slot for slot, block in idle if block[1] not in num_children[block[0]]]
@@ -130,25 +131,28 @@ class Slots:
             else:
                 children[block_hash] -= 1
 
-    def store(self, slot: int, block: PrefixBlock, tick: int) -> None:
+    def store(self, slot: int, block: PrefixBlock) -> None:
         """The slot holds this prefix block from here on; the caller has hung it on its chain."""
+        group, block_hash, parent, num_tokens, _, _ = block
         self.blocks[slot] = block
-        self.by_hash[block.group][block.block_hash] = slot
-        self.num_uses[slot], self.last_used[slot] = 1, tick
-        if self.arena.layout.groups[block.group].kind == "linear_state":
-            self.states[block.group].setdefault(block.parent, {})[block.block_hash] = block.num_tokens
+        self.by_hash[group][block_hash] = slot
+        if self.arena.layout.groups[group].kind == "linear_state":
+            self.states[group].setdefault(parent, {})[block_hash] = num_tokens
 
     def remove(self, slot: int) -> PrefixBlock:
         """The slot is no prefix block any more."""
         block = self.blocks.pop(slot)
-        del self.by_hash[block.group][block.block_hash], self.num_uses[slot], self.last_used[slot]
+        group, block_hash, parent, _, _, _ = block
+        del self.by_hash[group][block_hash]
+        self.num_uses.pop(slot, None)
+        self.last_used.pop(slot, None)
         self.soft_pinned.discard(slot)
         self.unhang(self.above(block))
-        states = self.states[block.group]
-        if block.parent in states:
-            states[block.parent].pop(block.block_hash, None)
-            if not states[block.parent]:
-                del states[block.parent]
+        states = self.states[group]
+        if parent in states:
+            states[parent].pop(block_hash, None)
+            if not states[parent]:
+                del states[parent]
         return block
 
     def is_new_run(
@@ -164,15 +168,13 @@ class Slots:
             and parents[0] not in hashes
         )
 
-    def store_run(self, run: Sequence[int], blocks: Sequence[PrefixBlock], tick: int) -> None:
+    def store_run(self, run: Sequence[int], blocks: Sequence[PrefixBlock]) -> None:
         """`store` of a new run, each block hung on the one before it; the caller has hung the first."""
-        group = blocks[0].group
-        hashes = [block.block_hash for block in blocks]
+        group = blocks[0][0]
+        hashes = [block[1] for block in blocks]
         self.blocks.update(zip(run, blocks, strict=True))
         self.by_hash[group].update(zip(hashes, run, strict=True))
         self.num_children[group].update(dict.fromkeys(hashes[:-1], 1))
-        self.num_uses.update(dict.fromkeys(run, 1))
-        self.last_used.update(dict.fromkeys(run, tick))
 
     # Our own bookkeeping, checked
 
@@ -188,10 +190,10 @@ class Slots:
         assert not any(self.references[slot] or slot in self.blocks for slot in absent), "a free slot is in use"
         taken = {slot for slot, count in enumerate(uses) if count} | self.blocks.keys()
         assert len(taken) + len(absent) == self.never_used, "a slot is neither free nor in use"
-        stored = {(block.group, block.block_hash): slot for slot, block in self.blocks.items()}
+        stored = {block[:2]: slot for slot, block in self.blocks.items()}
         found = {(group, key): slot for group, table in enumerate(self.by_hash) for key, slot in table.items()}
         assert stored == found, "blocks are not found under their hashes"
-        assert self.blocks.keys() == self.num_uses.keys() == self.last_used.keys(), "uses of something else are counted"
+        assert self.num_uses.keys() == self.last_used.keys() <= self.blocks.keys(), "uses of something else are counted"
         self._check_chains()
 
     def _check_chains(self) -> None:
@@ -203,7 +205,7 @@ class Slots:
         kept = {(group, key): num for group, table in enumerate(self.num_children) for key, num in table.items()}
         assert counted == kept, "counts of children differ from the chains"
         kinds = [group.kind for group in self.arena.layout.groups]
-        states = {(b.group, b.parent, b.block_hash) for b in self.blocks.values() if kinds[b.group] == "linear_state"}
+        states = {(b[0], b[2], b[1]) for b in self.blocks.values() if kinds[b[0]] == "linear_state"}
         listed = {(g, unit, key) for g, table in enumerate(self.states) for unit, keys in table.items() for key in keys}
         assert states == listed, "states are not found under their last unit"
         assert self.soft_pinned <= self.blocks.keys(), "a soft pin on something that is no prefix block"

@@ -1,0 +1,22 @@
+"""Layouts whose slots are as small as slots can be: only the bookkeeping is measured."""
+
+from __future__ import annotations
+
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.types import Shard
+
+ATTENTION, STATE = 0, 1
+SLOT_BYTES = 64
+
+
+def dense(block_tokens: int) -> Layout:
+    return Layout("dense", "", Shard(), (KVGroup("full_attention", block_tokens, (_layer("attention"),)),))
+
+
+def hybrid(block_tokens: int) -> Layout:
+    attention = KVGroup("full_attention", block_tokens, (_layer("attention"),))
+    return Layout("hybrid", "", Shard(), (attention, KVGroup("linear_state", block_tokens, (_layer("state"),))))
+
+
+def _layer(name: str) -> LayerSlice:
+    return LayerSlice(name, 0, SLOT_BYTES, "bfloat16", "head,token,kv_dim")

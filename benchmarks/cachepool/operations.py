@@ -1,0 +1,63 @@
+"""What allocating, publishing, matching and releasing the 2,000 blocks of one prompt costs the agent's loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, dense
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.pool import Pool
+from prfaas.events import PoolEvent
+from prfaas.types import BlockHash
+
+NUM_BLOCKS = 2_000
+BLOCK_TOKENS = 16
+NUM_ROUNDS = 60
+NUM_WARM_UP = 10
+STEPS = ("allocate", "publish", "match", "release")
+
+
+def measure() -> dict[str, Any]:
+    """Milliseconds of processor time per 2,000 blocks: while the pool fills, and once every block evicts another."""
+    filling, full = NUM_ROUNDS + NUM_WARM_UP, 4
+    return {
+        "filling": _rounds(filling, on_event=None),
+        "filling_with_events": _rounds(filling, on_event=lambda event: None),
+        "full": _rounds(full, on_event=None),
+        "full_with_events": _rounds(full, on_event=lambda event: None),
+    }
+
+
+def _rounds(num_prompts: int, *, on_event: Callable[[PoolEvent], None] | None) -> dict[str, Any]:
+    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, on_event=on_event)
+    arena = pool.arena(dense(BLOCK_TOKENS))
+    rounds = [_round(pool, arena) for _ in range(NUM_ROUNDS + NUM_WARM_UP)][NUM_WARM_UP:]
+    pool.check_integrity()
+    pool.close()
+    together = sorted(sum(its) for its in rounds)
+    per_step = {name: round(median(its[step] for its in rounds) * 1e3, 3) for step, name in enumerate(STEPS)}
+    figures = {"median": median(together), "min": together[0], "max": together[-1]}
+    return per_step | {name: round(value * 1e3, 3) for name, value in figures.items()}
+
+
+def _round(pool: Pool, arena: Arena) -> list[float]:
+    hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BLOCKS)]
+    lengths = range(BLOCK_TOKENS, BLOCK_TOKENS * NUM_BLOCKS + 1, BLOCK_TOKENS)
+    lease = pool.open_lease("engine")
+    marks = [time.process_time()]
+    run = pool.allocate(arena, NUM_BLOCKS, lease)
+    marks.append(time.process_time())
+    assert run is not None
+    pool.publish_run(arena, run, group=ATTENTION, hashes=hashes, parent=BlockHash(bytes(16)), num_tokens=lengths)
+    marks.append(time.process_time())
+    found = pool.find_all(arena, ATTENTION, hashes)
+    marks.append(time.process_time())
+    pool.end_lease(lease)
+    marks.append(time.process_time())
+    assert found == run
+    return [after - before for before, after in pairwise(marks)]

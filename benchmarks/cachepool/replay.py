@@ -1,0 +1,156 @@
+"""A trace through the real pool: what each eviction policy hits, in bytes and in prefill that need not be done."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, STATE, dense, hybrid
+from benchmarks.cachepool.trace import BLOCK_TOKENS, MAX_INPUT_TOKENS, Request
+from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
+from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.types import BlockHash
+
+CAPACITIES = (1_000, 3_000, 10_000, 30_000)  # blocks
+_ROOM = 2 * MAX_INPUT_TOKENS // BLOCK_TOKENS  # transfer slots: what the longest request needs
+_DOUBLE_COST_TOKENS = 32_768  # as the policy assumes
+_ROOT = BlockHash(bytes(16))
+
+
+@dataclass
+class Savings:
+    """Sums over all requests; saved and total prefill in the cost of a first token."""
+
+    hit_tokens: int = 0
+    total_tokens: int = 0
+    saved: float = 0.0
+    total: float = 0.0
+
+    def add(self, hit_tokens: int, total_tokens: int) -> None:
+        self.hit_tokens += hit_tokens
+        self.total_tokens += total_tokens
+        self.saved += _prefill_cost(hit_tokens)
+        self.total += _prefill_cost(total_tokens)
+
+    def ratios(self) -> dict[str, float]:
+        return {
+            "bytes": round(self.hit_tokens / self.total_tokens, 4),
+            "prefill": round(self.saved / self.total, 4),
+        }
+
+
+def _prefill_cost(num_tokens: int) -> float:
+    return num_tokens + num_tokens**2 / (2 * _DOUBLE_COST_TOKENS)
+
+
+def measure(requests: Sequence[Request]) -> dict[str, Any]:
+    """Share of prompt bytes and of prefill that is saved, per model kind, capacity and policy, beside the bounds."""
+    return {
+        kind: {
+            str(capacity): {
+                **{name: replay(requests, capacity, name, states=states).ratios() for name in POLICIES},
+                **({} if states else {"clairvoyant": clairvoyant(requests, capacity).ratios()}),
+            }
+            for capacity in CAPACITIES
+        }
+        | {"unlimited": replay(requests, 1_000_000, "lru", states=states).ratios()}
+        for kind, states in (("dense", False), ("hybrid", True))
+    }
+
+
+def replay(requests: Iterable[Request], capacity: int, eviction: EvictionPolicy, *, states: bool) -> Savings:
+    """All requests through a pool of `capacity` prefix slots; with `states` a hit needs a state at its very end."""
+    pool = Pool((capacity + _ROOM) * SLOT_BYTES, transfer_ratio=_ROOM / (capacity + _ROOM), eviction=eviction)
+    node = _Node(pool, states=states)
+    savings = Savings()
+    for request in requests:
+        savings.add(node.serve(request) * BLOCK_TOKENS, request.input_tokens)
+    pool.check_integrity()
+    pool.close()
+    return savings
+
+
+class _Node:
+    def __init__(self, pool: Pool, *, states: bool) -> None:
+        self._pool = pool
+        self._states = states
+        self._arena = pool.arena(hybrid(BLOCK_TOKENS) if states else dense(BLOCK_TOKENS))
+
+    def serve(self, request: Request) -> int:
+        """Blocks of the prompt that need not be computed; afterwards the request's own blocks are in the pool."""
+        hashes = [BlockHash(block.to_bytes(16, "big")) for block in request.stored]
+        found = self._pool.find_all(self._arena, ATTENTION, hashes)
+        num_held = next((i for i, slot in enumerate(found) if slot is None), len(found))
+        num_hit = self._usable(hashes, min(num_held, len(request.blocks)))
+        lease = self._pool.open_lease("engine")
+        held = [slot for slot in found[:num_held] if slot is not None]
+        self._pool.pin(self._arena, held[:num_hit], lease)
+        if self._states and num_hit:
+            self._pin_state(hashes[num_hit - 1], lease)
+        self._store(hashes, num_held, lease)
+        self._pool.end_lease(lease)
+        return num_hit
+
+    def _usable(self, hashes: list[BlockHash], num_blocks: int) -> int:
+        if not self._states:
+            return num_blocks
+        ends = range(num_blocks, 0, -1)
+        return next((n for n in ends if self._pool.find(self._arena, STATE, hashes[n - 1]) is not None), 0)
+
+    def _pin_state(self, block_hash: BlockHash, lease: LeaseId) -> None:
+        slot = self._pool.find(self._arena, STATE, block_hash)
+        assert slot is not None
+        self._pool.pin(self._arena, [slot], lease)
+
+    def _store(self, hashes: list[BlockHash], num_held: int, lease: LeaseId) -> None:
+        lengths = range(BLOCK_TOKENS, BLOCK_TOKENS * len(hashes) + 1, BLOCK_TOKENS)
+        run = self._pool.allocate(self._arena, len(hashes) - num_held, lease)
+        assert run is not None
+        if run:
+            self._pool.publish_run(
+                self._arena,
+                run,
+                group=ATTENTION,
+                hashes=hashes[num_held:],
+                parent=hashes[num_held - 1] if num_held else _ROOT,
+                num_tokens=lengths[num_held:],
+            )
+        if self._states and self._pool.find(self._arena, ATTENTION, hashes[-1]) is not None:
+            slots = self._pool.allocate(self._arena, 1, lease)
+            assert slots is not None
+            self._pool.publish(
+                self._arena,
+                slots[0],
+                group=STATE,
+                block_hash=hashes[-1],
+                parent=hashes[-1],
+                num_tokens=lengths[-1],
+            )
+
+
+def clairvoyant(requests: Sequence[Request], capacity: int) -> Savings:
+    """Nobody who may keep blocks but not states does better: what is asked for last (or never) leaves first (Belady)."""
+    uses: dict[int, list[int]] = {}
+    for position in range(len(requests) - 1, -1, -1):
+        for block in requests[position].blocks:
+            uses.setdefault(block, []).append(position)  # the next use is at the end
+    held: set[int] = set()
+    farthest: list[tuple[int, int]] = []  # (minus the next use, block)
+    savings = Savings()
+    for request in requests:
+        num_hit = next((i for i, block in enumerate(request.blocks) if block not in held), len(request.blocks))
+        savings.add(num_hit * BLOCK_TOKENS, request.input_tokens)
+        for block in request.blocks:
+            uses[block].pop()
+        kept = [block for block in request.stored if uses.get(block)]
+        held.difference_update(request.stored)
+        held.update(kept)
+        for block in kept:
+            heapq.heappush(farthest, (-uses[block][-1], block))
+        while len(held) > capacity:
+            next_use, block = heapq.heappop(farthest)
+            if block in held and uses[block][-1] == -next_use:
+                held.discard(block)
+    return savings
