@@ -59,8 +59,7 @@ class Answering:
             turn=parsed.turn,
             max_output_tokens=parsed.max_output_tokens,
         )
-        short = facts.num_prompt_tokens <= self.fleet.threshold_tokens
-        if facts.obstacle is not None or short:
+        if facts.obstacle is not None or not self.fleet.must_count(facts.num_prompt_tokens):
             return Ask(facts, parsed.model, session=session)
         prompt = await self._prompt(parsed)
         if prompt is None:

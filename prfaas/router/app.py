@@ -9,6 +9,7 @@ import secrets
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from prfaas.router.admission import Admission, NotLetIn
 from prfaas.router.answering import Answering, NobodyReady
 from prfaas.router.config import RouterConfig
 from prfaas.router.fleet import Fleet
@@ -19,14 +20,19 @@ from prfaas.router.record import Record, Records
 
 SESSION_HEADER = "x-session-id"  # names a conversation, so that its later turns go where its KV is
 CLIENT_GONE = 499  # the status of a request whose client left, as nginx logs it
+RETRY_AFTER_SECONDS = "1"
+REFUSALS = (BadRequest, web.HTTPRequestEntityTooLarge, NobodyReady, NotLetIn, LegFailed)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Router:
     """The state behind the routes of one front door."""
 
-    def __init__(self, config: RouterConfig, *, fleet: Fleet, answering: Answering, passing: Passing) -> None:
+    def __init__(
+        self, config: RouterConfig, fleet: Fleet, *, answering: Answering, passing: Passing, admission: Admission
+    ) -> None:
         self._config = config
+        self._admission = admission
         self._fleet = fleet
         self._answering = answering
         self._passing = passing
@@ -55,17 +61,13 @@ class Router:
 
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
-            parsed = parse(endpoint, await request.read())
-            session = request.headers.get(SESSION_HEADER, "")
-            return await self._answering.answer(request, parsed, record, session=session)
-        except BadRequest as error:
-            response = _error(400, str(error), kind="invalid_request_error")
-        except web.HTTPRequestEntityTooLarge:
-            response = _too_large(self._config)
-        except NobodyReady as error:
-            response = _error(503, str(error), kind="service_unavailable")
-        except LegFailed as error:
-            response = _failed(error)
+            self._admission.check_key(request.headers.get("Authorization"))
+            with self._admission.place():
+                parsed = parse(endpoint, await request.read())
+                session = request.headers.get(SESSION_HEADER, "")
+                return await self._answering.answer(request, parsed, record, session=session)
+        except REFUSALS as error:
+            response = _refused(error, self._config)
         record.status = response.status
         response.headers.update(record.headers())
         return response
@@ -73,16 +75,12 @@ class Router:
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""
         try:
-            async with asyncio.timeout(self._config.request_timeout):
-                return await self._passing.pass_on(request)
-        except BadRequest as error:
-            return _error(400, str(error), kind="invalid_request_error")
-        except web.HTTPRequestEntityTooLarge:
-            return _too_large(self._config)
-        except NobodyReady as error:
-            return _error(503, str(error), kind="service_unavailable")
-        except LegFailed as error:
-            return _failed(error)
+            self._admission.check_key(request.headers.get("Authorization"))
+            with self._admission.place():
+                async with asyncio.timeout(self._config.request_timeout):
+                    return await self._passing.pass_on(request)
+        except REFUSALS as error:
+            return _refused(error, self._config)
         except TimeoutError:
             return _error(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
 
@@ -115,8 +113,23 @@ def _error(status: int, message: str, *, kind: str) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-def _too_large(config: RouterConfig) -> web.Response:
-    return _error(413, f"the body exceeds {config.max_body_bytes} bytes", kind="invalid_request_error")
+def _refused(error: Exception, config: RouterConfig) -> web.Response:
+    """What a client is told of one of `REFUSALS`."""
+    match error:
+        case BadRequest():
+            return _error(400, str(error), kind="invalid_request_error")
+        case web.HTTPRequestEntityTooLarge():
+            return _error(413, f"the body exceeds {config.max_body_bytes} bytes", kind="invalid_request_error")
+        case NotLetIn(status=429):
+            response = _error(429, str(error), kind="rate_limit_error")
+            response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+            return response
+        case NotLetIn():
+            return _error(error.status, str(error), kind="authentication_error")
+        case LegFailed():
+            return _failed(error)
+        case _:
+            return _error(503, str(error), kind="service_unavailable")
 
 
 def _failed(failure: LegFailed) -> web.Response:

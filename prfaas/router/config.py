@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from prfaas.config import records, setting
+from prfaas.scheduler.snapshot import LocalPolicy
+from prfaas.types import ClusterKind, InstanceRole
+from prfaas.units import choice
 
 
 @dataclass(frozen=True)
@@ -13,13 +17,11 @@ class InstanceConfig:
 
     name: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
     url: str = setting("text", required=True, doc="Base URL of its OpenAI server, such as http://10.0.0.5:8000.")
-    role: str = setting("text", required=True, doc="What it does: prefill, decode or both.")
+    role: InstanceRole = setting(choice("prefill", "decode", "both"), required=True, doc="What it does.")
     agent: str = setting("text", required=True, doc="Name of the agent on its machine.")
     wire: str = setting("address", required=True, doc="Where other agents reach that agent's wire.")
 
     def __post_init__(self) -> None:
-        if self.role not in ("prefill", "decode", "both"):
-            raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url: {self.url!r}; write http://host:port")
 
@@ -29,12 +31,15 @@ class ClusterConfig:
     """Homogeneous machines on one fast network."""
 
     name: str = setting("text", required=True, doc="Name of the cluster.")
-    kind: str = setting("text", required=True, doc="prfaas (prefill for others) or pd (prefill and decode).")
+    kind: ClusterKind = setting(
+        choice("prfaas", "pd"), required=True, doc="prfaas (prefills for other clusters) or pd (prefill and decode)."
+    )
     instances: tuple[InstanceConfig, ...] = setting(records(InstanceConfig), default=(), doc="Its engines.")
 
     def __post_init__(self) -> None:
-        if self.kind not in ("prfaas", "pd"):
-            raise ValueError(f"kind: {self.kind!r}; write prfaas or pd")
+        decoding = [its.name for its in self.instances if its.role == "decode"]
+        if self.kind == "prfaas" and decoding:
+            raise ValueError(f"instances: {decoding[0]} decodes, and a prfaas cluster never does; write role: prefill")
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,23 @@ class RouterConfig:
         default=16_000,
         doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. A manager's own t counts before it.",
     )
+    local_policy: LocalPolicy = setting(
+        choice("decode", "pd"),
+        default="decode",
+        doc="What prefills a request that no PrfaaS cluster takes: the decode instance, or always a prefill instance of its "
+        "own cluster. With managers they decide.",
+    )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     max_body_bytes: int = setting("bytes", default=32 << 20, doc="Largest request body.")
+    max_requests: int = setting(
+        "count", default=4096, minimum=1, doc="Requests under way at once; one more is told to come again (429)."
+    )
+    api_keys_file: Path | None = setting(
+        "path", default=None, doc="File with the keys of the clients, one a line; when not given anybody is served."
+    )
+    engine_api_key_file: Path | None = setting(
+        "path", default=None, doc="File with the key that the engines ask for (vLLM's --api-key)."
+    )
     transfer_deadline: float = setting(
         "seconds", default=120.0, doc="When a transfer that has not arrived is given up."
     )
@@ -68,9 +88,15 @@ class RouterConfig:
     tenant: str = setting("text", default="", doc="Salt of every prefix hash; equal in every engine's connector.")
 
     def __post_init__(self) -> None:
+        clusters = [cluster.name for cluster in self.clusters]
+        if self.cluster and clusters and self.cluster not in clusters:
+            raise ValueError(f"cluster: {self.cluster!r} is none of {', '.join(clusters)}")
         names = [instance.name for cluster in self.clusters for instance in cluster.instances]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"clusters: instance {twice[0]} is named twice")
+        for what, given in (("cluster", clusters), ("instance", names)):
+            twice = sorted({name for name in given if given.count(name) > 1})
+            if twice:
+                raise ValueError(f"clusters: {what} {twice[0]} is named twice")
+        if self.managers and self.local_policy != "decode":
+            raise ValueError("local_policy: the managers decide; leave it out")
         if not self.managers and not any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters):
             raise ValueError("clusters: no pd cluster with an instance, and no managers; nobody could decode")

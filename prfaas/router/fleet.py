@@ -113,11 +113,15 @@ class Fleet:
         serving = [its for its in self._instances.values() if model in its.models] or self._instances.values()
         states = (instance.state() for instance in serving)
         seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")
-        return Snapshot(threshold_tokens=self.threshold_tokens, instances=seen)
+        return Snapshot(self.threshold_tokens, seen, local_policy=self._config.local_policy)
 
     def is_base_model(self, model: str | None) -> bool:
         """Whether it is no adapter and no unknown name; without one an engine takes its base model."""
         return model is None or any(model in instance.base_models for instance in self._instances.values())
+
+    def must_count(self, max_prompt_tokens: int) -> bool:
+        """Whether a prompt of at most so many tokens may be prefilled elsewhere than where it is decoded."""
+        return max_prompt_tokens > self.threshold_tokens or self._config.local_policy != "decode"
 
     def any_decode(self, model: str | None = None) -> Instance | None:
         """A decode instance for a request whose tokens do not matter; None when nobody is ready."""
@@ -161,16 +165,16 @@ def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]
             yield InstanceAddress(
                 name=InstanceId(its.name),
                 url=its.url,
-                role=role_of(its.role),
+                role=its.role,
                 agent=AgentName(its.agent),
                 wire=its.wire,
                 cluster=ClusterName(cluster.name),
-                cluster_kind=kind_of(cluster.kind),
+                cluster_kind=cluster.kind,
             )
 
 
 def role_of(text: str) -> InstanceRole:
-    """The role that a configuration or a manager names; a router can do nothing with another one, so it is `both`."""
+    """The role that a manager names; a router can do nothing with another one, so it is `both`."""
     return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from prfaas import logs
 from prfaas.errors import ConfigError
+from prfaas.router.admission import Admission, read_keys
 from prfaas.router.answering import Answering
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
@@ -72,8 +73,8 @@ async def _listen(runner: web.AppRunner, listen: str) -> str:
 @contextlib.asynccontextmanager
 async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[Router]:
     """A router whose fleet is kept up to date as long as the block runs."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    admission = Admission(read_keys(config.api_keys_file, setting="api_keys_file"), max_requests=config.max_requests)
+    async with _session(config) as session:
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
         watches = [asyncio.create_task(fleet.probe_forever())]
@@ -86,10 +87,22 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             tokenizer=Tokenizer(session),
         )
         try:
-            yield Router(config, fleet=fleet, answering=answering, passing=Passing(fleet, session))
+            yield Router(config, fleet, answering=answering, passing=Passing(fleet, session), admission=admission)
         finally:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
             if manager is not None:
                 await manager.close()
+
+
+def _session(config: RouterConfig) -> aiohttp.ClientSession:
+    """Connections to the engines, as many as there are requests, with the key that the engines ask for."""
+    keys = read_keys(config.engine_api_key_file, setting="engine_api_key_file")
+    if len(keys) > 1:
+        raise ConfigError(f"engine_api_key_file: {config.engine_api_key_file} has {len(keys)} keys; write one")
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        connector=aiohttp.TCPConnector(limit=0),
+        headers={"Authorization": f"Bearer {next(iter(keys))}"} if keys else {},
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
+from prfaas.types import ClusterKind, InstanceRole
 from tests.e2e.pair import CHUNK_TOKENS, Pair
 from tests.waiting import until
 from tools.demo.client import transfers
@@ -41,7 +42,7 @@ async def door(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-def _cluster(name: str, kind: str, role: str, url: str, wire: str) -> ClusterConfig:
+def _cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str, wire: str) -> ClusterConfig:
     instance = InstanceConfig(name=f"{name}/0", url=url, role=role, agent=name, wire=wire)
     return ClusterConfig(name=name, kind=kind, instances=(instance,))
 

@@ -12,6 +12,7 @@ import aiohttp
 
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
+from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
 
 SECRET = b"s" * 32
@@ -63,12 +64,18 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def make_door(*, num_easts: int = 1, num_wests: int = 1, **settings: Any) -> AsyncIterator[Door]:
-    """A router whose engines are all seen to be healthy."""
+async def make_door(
+    *, num_easts: int = 1, num_wests: int = 1, one_cluster: bool = False, **settings: Any
+) -> AsyncIterator[Door]:
+    """A router whose engines are all seen to be healthy; the easts prefill for the wests, from a cluster of their own or
+    as PD-P instances of theirs.
+    """
     easts, wests = [PacedEngine() for _ in range(num_easts)], [PacedEngine() for _ in range(num_wests)]
     for engine in (*easts, *wests):
         await engine.start()
-    clusters = (_cluster("east", "prfaas", "prefill", easts), _cluster("west", "pd", "both", wests))
+    prefilling, decoding = _instances("east", "prefill", easts), _instances("west", "both", wests)
+    apart = (_cluster("east", "prfaas", prefilling), _cluster("west", "pd", decoding))
+    clusters = (_cluster("west", "pd", [*prefilling, *decoding]),) if one_cluster else apart
     defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "threshold_tokens": T, "probe_interval": 0.1}
     config = RouterConfig(secret_file="-", clusters=clusters, **(defaults | settings))
     async with aiohttp.ClientSession() as session, open_door(config, SECRET) as address:
@@ -80,11 +87,14 @@ async def make_door(*, num_easts: int = 1, num_wests: int = 1, **settings: Any) 
         await engine.stop()
 
 
-def _cluster(name: str, kind: str, role: str, engines: Sequence[PacedEngine]) -> ClusterConfig:
-    instances = tuple(
+def _cluster(name: str, kind: ClusterKind, instances: Sequence[InstanceConfig]) -> ClusterConfig:
+    return ClusterConfig(name=name, kind=kind, instances=tuple(instances))
+
+
+def _instances(name: str, role: InstanceRole, engines: Sequence[PacedEngine]) -> list[InstanceConfig]:
+    return [
         InstanceConfig(
             name=f"{name}/{number}", url=engine.url, role=role, agent=f"agent-{name}-{number}", wire="127.0.0.1:7400"
         )
         for number, engine in enumerate(engines)
-    )
-    return ClusterConfig(name=name, kind=kind, instances=instances)
+    ]

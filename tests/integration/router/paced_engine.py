@@ -30,6 +30,7 @@ class PacedEngine:
     break_after_tokens: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
+    authorizations: set[str] = field(default_factory=set)
     num_tokenised: int = 0
     num_broken_off: int = 0
     url: str = ""
@@ -86,6 +87,7 @@ class PacedEngine:
         body = await request.json()
         self.bodies.append(body)
         self.request_ids.append(request.headers.get("X-Request-Id", ""))
+        self.authorizations.add(request.headers.get("Authorization", ""))
         try:
             await asyncio.sleep(3600 if self.hangs else self.prefill_seconds)
             if self.status != 200 or (self.refuses_transfers and "kv_transfer_params" in body):

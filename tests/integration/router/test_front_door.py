@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,6 +17,7 @@ from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
 from tests.integration.router.paced_engine import MODEL
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -147,3 +150,45 @@ async def test_an_unchanged_openai_client_is_served_on_every_route(door: Door) -
         assert embedded.data[0].embedding == [0.5]
         with pytest.raises(openai.BadRequestError, match="cache_salt"):
             await client.completions.create(model=MODEL, prompt=SHORT, extra_body={"cache_salt": "s"})
+
+
+async def test_only_clients_with_a_key_are_served_and_engines_get_their_own(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("# ours\nsecret-one\n\nsecret-two\n")
+    (tmp_path / "engine").write_text("engine-key\n")
+    async with make_door(api_keys_file=tmp_path / "clients", engine_api_key_file=tmp_path / "engine") as door:
+        for path in ("/v1/completions", "/v1/embeddings"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret-one"}):
+                status, body, _ = await door.post({"prompt": LONG, "input": "x"}, path=path, **headers)
+                assert (status, b"authentication_error" in body) == (401, True)
+        assert door.west.bodies == []
+        for key in ("secret-one", "secret-two"):
+            assert (await door.post({"prompt": LONG}, Authorization=f"Bearer {key}"))[0] == 200
+        assert door.east.authorizations == door.west.authorizations == {"Bearer engine-key"}
+
+
+async def test_more_requests_than_there_is_room_for_are_told_to_come_again() -> None:
+    async with make_door(max_requests=1) as door:
+        door.west.hangs = True
+        first = asyncio.create_task(door.post({"prompt": SHORT}))
+        await until(lambda: door.west.bodies)
+        for path in ("/v1/completions", "/v1/embeddings"):
+            status, body, headers = await door.post({"prompt": SHORT}, path=path)
+            assert (status, headers["Retry-After"]) == (429, "1") and b"rate_limit_error" in body
+        first.cancel()
+        await until(lambda: door.west.num_broken_off == 1)
+        door.west.hangs = False
+        assert (await door.post({"prompt": SHORT}))[0] == 200
+
+
+async def test_within_one_cluster_the_policy_pd_prefills_every_prompt_on_a_pd_p_instance() -> None:
+    async with make_door(one_cluster=True, local_policy="pd") as door:
+        for prompt in (SHORT, LONG):
+            _, _, headers = await door.post({"prompt": prompt})
+            assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("remote", "pd")
+        assert [len(engine.bodies) for engine in (door.east, door.west)] == [2, 2]
+        await door.east.stop()
+        _, _, headers = await door.post({"prompt": SHORT})
+        assert headers["x-prfaas-fallback"] == "prefill_unreachable"
+    async with make_door(one_cluster=True) as door:
+        _, _, headers = await door.post({"prompt": LONG})
+        assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "no_prefill_instance")

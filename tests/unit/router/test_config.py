@@ -1,0 +1,68 @@
+"""A wrong configuration stops the start with file, line, key and the accepted form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prfaas import config
+from prfaas.errors import ConfigError
+from prfaas.router.admission import read_keys
+from prfaas.router.config import RouterConfig
+
+GOOD = """\
+secret_file: /etc/prfaas/secret
+clusters:
+  - name: west
+    kind: pd
+    instances:
+      - {name: w, url: "http://10.0.1.1:8000", role: both, agent: w, wire: "10.0.1.1:7400"}
+  - name: east
+    kind: prfaas
+    instances:
+      - {name: e, url: "http://10.0.2.1:8000", role: prefill, agent: e, wire: "10.0.2.1:7400"}
+"""
+
+
+def _load(text: str, tmp_path: Path) -> RouterConfig:
+    path = tmp_path / "router.yaml"
+    path.write_text(text)
+    return config.load(RouterConfig, component="router", file=path, environment={})
+
+
+def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
+    loaded = _load(GOOD, tmp_path)
+    assert [cluster.kind for cluster in loaded.clusters] == ["pd", "prfaas"]
+    assert loaded.clusters[1].instances[0].role == "prefill"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("kind: pd", "kind: gpu", r'line 4: clusters\[0\]\.kind: .*one of "prfaas", "pd"'),
+        ("role: both", "role: nothing", r'line 6: clusters\[0\]\.instances\[0\]\.role: .*one of "prefill", "decode", "both"'),
+        ("role: prefill", "role: decode", r"line 7: .*e decodes, and a prfaas cluster never does"),
+        ('"http://10.0.1.1:8000"', '"10.0.1.1:8000"', r"line 6: .*url: '10.0.1.1:8000'; write http://host:port"),
+        ('wire: "10.0.1.1:7400"', "wire: nowhere", r"line 6: clusters\[0\]\.instances\[0\]\.wire: .*host:port"),
+        ("name: e,", "name: w,", r"instance w is named twice"),
+        ("name: east", "name: west", r"cluster west is named twice"),
+        ("secret_file:", "treshold_tokens: 5\nsecret_file:", r"line 1: treshold_tokens: unknown key.*threshold_tokens"),
+        ("secret_file:", "threshold_tokens: much\nsecret_file:", r"line 1: threshold_tokens: .*a number of tokens"),
+        ("secret_file:", "cluster: north\nsecret_file:", r"cluster: 'north' is none of west, east"),
+        ("secret_file:", "local_policy: pd\nmanagers: [a:1]\nsecret_file:", r"local_policy: the managers decide"),
+        ("secret_file:", "max_requests: 0\nsecret_file:", r"line 1: max_requests: .*at least 1"),
+        ("kind: pd", "kind: prfaas", r"no pd cluster with an instance, and no managers"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        _load(GOOD.replace(old, new, 1), tmp_path)
+
+
+def test_a_file_without_keys_is_refused_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nobody\n\n")
+    with pytest.raises(ConfigError, match=r"api_keys_file: .*has no key"):
+        read_keys(tmp_path / "keys", setting="api_keys_file")
+    with pytest.raises(ConfigError, match=r"api_keys_file: .*cannot be read"):
+        read_keys(tmp_path / "absent", setting="api_keys_file")
