@@ -11,11 +11,22 @@ from prfaas.model.bound import Bound, gain_of_offloading
 from prfaas.model.curve import FloatArray
 from prfaas.model.loads import LoadModel
 
-Verdict = Literal["optimal", "any", "reversed", "not-monotone", "several-clusters", "nothing-to-route"]
+Verdict = Literal[
+    "optimal",
+    "any",
+    "reversed",
+    "not-monotone",
+    "equal-lengths",
+    "cached-prefixes",
+    "several-clusters",
+    "nothing-to-route",
+]
 
 _NUM_LENGTHS = 400
+_NUM_POINTS = 1 << 14
 _FLAT = 1e-3  # a ratio that moves by less over the whole range does not depend on the length
 _NOISE = 1e-9
+_GAP = 1e-3  # a plan within a thousandth of the bound is as good as optimal
 
 
 @dataclass(frozen=True)
@@ -28,8 +39,12 @@ class Advantage:
     ratio_at_longest: float | None = None
 
 
-def judge(loads: LoadModel, bound: Bound) -> Advantage:
-    """The verdict on thresholds; `bound` is the program at the plan's own splits."""
+def judge(loads: LoadModel, bound: Bound, *, gap: float) -> Advantage:
+    """The verdict on thresholds.
+
+    `bound` is the program with roles free, whose prices weigh both kinds of prefill; `gap` is how far the plan is below
+    the bound for whole splits.
+    """
     deployment = loads.deployment
     if not deployment.prfaas:
         return Advantage("nothing-to-route", "there is no PrfaaS cluster to offload to")
@@ -43,6 +58,8 @@ def judge(loads: LoadModel, bound: Bound) -> Advantage:
     ratio = _ratio(loads, lengths)
     ends = float(ratio[0]), float(ratio[-1])
     verdict, reason = _verdict(loads, bound, lengths, ratio)
+    if verdict == "optimal" and gap > _GAP:
+        verdict, reason = _what_is_left(loads)
     return Advantage(verdict, reason, *ends)
 
 
@@ -74,4 +91,20 @@ def _verdict(loads: LoadModel, bound: Bound, lengths: FloatArray, ratio: FloatAr
     return "not-monotone", (
         f"local over remote prefill time goes {span}, but not steadily: the best policy offloads"
         f" {(changes.size + 1) // 2} ranges of lengths"
+    )
+
+
+def _what_is_left(loads: LoadModel) -> tuple[Verdict, str]:
+    """Why a threshold on uncached tokens falls short although long requests gain most."""
+    new, _, weights = loads.lengths.points(_NUM_POINTS)
+    lengths, where = np.unique(new, return_inverse=True)
+    shares = np.bincount(where, weights)
+    if shares.max() > _GAP:
+        return "equal-lengths", (
+            f"{shares.max():.1%} of the requests have {lengths[shares.argmax()]:.0f} uncached tokens: a threshold sends"
+            " them all one way, where the best policy would divide them"
+        )
+    return "cached-prefixes", (
+        "of two requests with as many uncached tokens the one with the longer cached prefix gains more:"
+        " the best policy looks at both"
     )

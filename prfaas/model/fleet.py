@@ -12,6 +12,7 @@ from prfaas.model.loads import LoadModel, Loads
 from prfaas.model.plan import Limit, Plan, Split
 from prfaas.model.program import Demand, Solution, solve
 
+_NUM_ROUNDS = 2  # of improving the splits and the threshold in turn
 _BUSY = 1e-9  # a price above it marks a station that limits
 
 
@@ -27,17 +28,24 @@ class ManyPd:
 
     def plan(self) -> Plan:
         """The best threshold found, with whole splits where nothing is shared."""
-        fixed = [cluster.num_prefill for cluster in self._pd]
-        threshold = self._best_threshold(None)
-        free = self._solve(threshold, None).num_prefill
-        splits = [self._rounded(index, free[index]) if given is None else given for index, given in enumerate(fixed)]
-        for _ in range(3):
+        relaxed = self.relaxed()
+        threshold = self._threshold_of(relaxed)
+        splits = [self._rounded(index, split.num_prefill) for index, split in enumerate(relaxed.splits)]
+        for _ in range(_NUM_ROUNDS):
             improved = self._improved(splits, threshold)
-            again = self._best_threshold(improved)
+            again = self._best_threshold(improved, near=threshold)
             if (improved, again) == (splits, threshold):
                 break
             splits, threshold = improved, again
         return self._at(threshold, splits)
+
+    def relaxed(self, *, near: int | None = None, tolerance: float = 0.0) -> Plan:
+        """The best threshold with splits that need not be whole; to a part `tolerance` of itself, sought around `near`."""
+        threshold = self._best_threshold(None, near=near, tolerance=tolerance)
+        return self._at(threshold, list(self._solve(threshold, None).num_prefill))
+
+    def _threshold_of(self, plan: Plan) -> int:
+        return self._loads.everything_offloaded if plan.threshold_tokens is None else plan.threshold_tokens
 
     def _rounded(self, index: int, num_prefill: float) -> float:
         return num_prefill if self._pd[index].shared_instances else float(round(num_prefill))
@@ -45,11 +53,22 @@ class ManyPd:
     def _solve(self, threshold: int, splits: Sequence[float] | None) -> Solution:
         return solve(_short_and_long(self._loads.at(threshold)), self._loads, splits=splits)
 
-    def _best_threshold(self, splits: Sequence[float] | None) -> int:
+    def _best_threshold(
+        self, splits: Sequence[float] | None, *, near: int | None = None, tolerance: float = 0.0
+    ) -> int:
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
         if not self._loads.deployment.prfaas:
             return high
-        return _highest(lambda t: self._solve(t, splits).system_throughput, low, high)
+        known: dict[int, float] = {}
+
+        def value(threshold: int) -> float:
+            if threshold not in known:
+                known[threshold] = self._solve(threshold, splits).system_throughput
+            return known[threshold]
+
+        if near is not None:
+            low, high = _around(value, near, low, high)
+        return _highest(value, low, high, tolerance=tolerance)
 
     def _improved(self, splits: list[float], threshold: int) -> list[float]:
         """`splits` with single instances moved between the roles as long as that sustains more."""
@@ -81,7 +100,7 @@ class ManyPd:
         remote_flow, local_flow = solution.remote_flows.sum(), solution.local_flows.sum()
         return Plan(
             name=deployment.name,
-            threshold_tokens=threshold if deployment.prfaas else None,
+            threshold_tokens=threshold if deployment.prfaas and local else None,
             splits=tuple(Split(c.name, n, c.num_decode(n)) for c, n in zip(self._pd, splits, strict=True)),
             offload_ratio=offload,
             local_ratio=local,
@@ -140,21 +159,29 @@ def _limit(solution: Solution) -> Limit:
     return "pd-prefill" if (solution.local > _BUSY).any() else "pd-decode"
 
 
-def _highest(value: Callable[[int], float], low: int, high: int) -> int:
-    """The integer in [low, high] with the greatest value, for values that rise and then fall."""
-    known: dict[int, float] = {}
+def _around(value: Callable[[int], float], near: int, low: int, high: int) -> tuple[int, int]:
+    """An interval around `near` that holds the greatest value: grown on each side until the value falls."""
+    step = max(near // 32, 2)
+    left, right = max(near - step, low), min(near + step, high)
+    while left > low and value(left) >= value(min(left + step, high)):
+        step *= 2
+        left = max(left - step, low)
+    step = max(near // 32, 2)
+    while right < high and value(right) >= value(max(right - step, low)):
+        step *= 2
+        right = min(right + step, high)
+    return left, right
 
-    def at(point: int) -> float:
-        if point not in known:
-            known[point] = value(point)
-        return known[point]
 
+def _highest(value: Callable[[int], float], low: int, high: int, *, tolerance: float) -> int:
+    """The integer in [low, high] with the greatest value, for values that rise and then fall: golden section."""
     golden = (math.sqrt(5) - 1) / 2
-    while high - low > 3:
+    while high - low > max(3, tolerance * high):
         left, right = high - math.ceil(golden * (high - low)), low + math.ceil(golden * (high - low))
         left, right = (left, right) if left < right else (right - 1, right)
-        if at(left) >= at(right):
+        if value(left) >= value(right):
             high = right
         else:
             low = left
-    return max(range(low, high + 1), key=at)
+    inside = range(low, high + 1) if high - low <= 3 else (low, (low + high) // 2, high)
+    return max(inside, key=value)

@@ -14,6 +14,8 @@ import numpy as np
 
 from prfaas.model.curve import NEW_TOKENS, ONE, Coefficients, Cost, FloatArray
 
+_NUM_QUANTILES = 2048  # more of them move no figure of a smooth distribution by a thousandth
+
 Cumulative = Callable[[float], float]  # t ↦ E[cost; L ≤ t]
 Points = tuple[FloatArray, FloatArray, FloatArray]  # new tokens, cached tokens, weight
 
@@ -29,7 +31,7 @@ class Lengths(Protocol):
         """t ↦ E[cost; L ≤ t], exact; at the upper end of the support it is E[cost]."""
 
     def points(self, count: int) -> Points:
-        """The distribution as weighted requests: `count` of equal weight, or every request of a trace."""
+        """The distribution as at most about `count` weighted requests, in the order of their new tokens."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class LogNormal:
         return integral
 
     def points(self, count: int) -> Points:
+        count = min(count, _NUM_QUANTILES)
         shares = self._below + self.kept_mass * (np.arange(count) + 0.5) / count
         inverse = NormalDist(self.mu, self.sigma).inv_cdf
         new = np.clip(np.exp([inverse(share) for share in shares]), self.low, self.high)
@@ -126,8 +129,15 @@ class Empirical:
 
         return partial
 
+    @property
+    def requests(self) -> tuple[FloatArray, FloatArray]:
+        """New and cached tokens of every request, in the order of their new tokens."""
+        return self._new, self._cached
+
     def points(self, count: int) -> Points:
-        return self._new, self._cached, np.full(len(self._new), 1.0 / len(self._new))
+        size = min(len(self._new), count)
+        chosen = ((np.arange(size) + 0.5) * len(self._new) / size).astype(int)
+        return self._new[chosen], self._cached[chosen], np.full(size, 1.0 / size)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from prfaas.model.deployment import Deployment, Link, Objectives, PdCluster, PrfaasCluster
+from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.geometry import Geometry, KVGroup
 from prfaas.model.lengths import Empirical, Lengths, LogNormal, Mixture
 from prfaas.model.loads import Method
 from prfaas.model.plan import Plan
-from prfaas.model.planning import best_plan
+from prfaas.model.planning import relaxed_plan
 from prfaas.model.workload import Workload
 
 C = TypeVar("C", PrfaasCluster, PdCluster)
@@ -29,25 +29,37 @@ class Answer:
     plan: Plan
 
 
-def sensitivity(deployment: Deployment, workload: Workload, *, method: Method, step: float = 0.2) -> list[Answer]:
-    """Each input lower and higher by `step`, the plan found anew each time."""
-    return [
-        Answer(name, factor, best_plan(*change(deployment, workload, factor), method=method))
+@dataclass(frozen=True)
+class Sensitivity:
+    """The plan that the answers are compared with, and the answers: each input lower, then higher."""
+
+    base: Plan
+    answers: tuple[Answer, ...]
+
+
+def sensitivity(
+    deployment: Deployment, workload: Workload, plan: Plan, *, method: Method, step: float = 0.2
+) -> Sensitivity:
+    """Each input lower and higher by `step`, the plan found anew each time.
+
+    With several PD clusters all plans compared have splits that need not be whole.
+    """
+    answers = (
+        Answer(name, factor, relaxed_plan(*change(deployment, workload, factor), method=method, near=plan))
         for name, change in _changes(deployment).items()
         for factor in (1.0 - step, 1.0 + step)
-    ]
+    )
+    return Sensitivity(relaxed_plan(deployment, workload, method=method, near=plan), tuple(answers))
 
 
 def _changes(deployment: Deployment) -> dict[str, Change]:
+    """Every input by its name; clusters of one kind change together."""
     changes: dict[str, Change] = {}
-    for index, cluster in enumerate(deployment.prfaas):
-        changes[f"prefill time of {cluster.name}"] = _of_prfaas(index, _slower_prefill)
-        changes[f"egress of {cluster.name}"] = _of_prfaas(index, _wider)
-    for index, pd in enumerate(deployment.pd):
-        changes[f"prefill time of {pd.name}"] = _of_pd(index, _slower_prefill)
-        changes[f"decode step of {pd.name}"] = _of_pd(index, _slower_decode)
-    if deployment.links:
-        changes["links"] = lambda d, w, f: (replace(d, links=tuple(_wider_link(link, f) for link in d.links)), w)
+    if deployment.prfaas:
+        changes["remote prefill time"] = _of_prfaas(_slower_prefill)
+        changes["egress and links"] = _wider
+    changes["local prefill time"] = _of_pd(_slower_prefill)
+    changes["decode step"] = _of_pd(_slower_decode)
     changes["decode objective"] = lambda d, w, f: (replace(d, objectives=_faster(d.objectives, f)), w)
     changes["KV bytes"] = lambda d, w, f: (replace(d, model=_larger(d.model, f)), w)
     changes["input lengths"] = lambda d, w, f: (d, replace(w, lengths=longer(w.lengths, f)))
@@ -55,22 +67,12 @@ def _changes(deployment: Deployment) -> dict[str, Change]:
     return changes
 
 
-def _of_prfaas(index: int, change: Callable[[PrfaasCluster, float], PrfaasCluster]) -> Change:
-    def changed(deployment: Deployment, workload: Workload, factor: float) -> Input:
-        clusters = list(deployment.prfaas)
-        clusters[index] = change(clusters[index], factor)
-        return replace(deployment, prfaas=tuple(clusters)), workload
-
-    return changed
+def _of_prfaas(change: Callable[[PrfaasCluster, float], PrfaasCluster]) -> Change:
+    return lambda d, w, f: (replace(d, prfaas=tuple(change(cluster, f) for cluster in d.prfaas)), w)
 
 
-def _of_pd(index: int, change: Callable[[PdCluster, float], PdCluster]) -> Change:
-    def changed(deployment: Deployment, workload: Workload, factor: float) -> Input:
-        clusters = list(deployment.pd)
-        clusters[index] = change(clusters[index], factor)
-        return replace(deployment, pd=tuple(clusters)), workload
-
-    return changed
+def _of_pd(change: Callable[[PdCluster, float], PdCluster]) -> Change:
+    return lambda d, w, f: (replace(d, pd=tuple(change(cluster, f) for cluster in d.pd)), w)
 
 
 def _slower_prefill(cluster: C, factor: float) -> C:
@@ -85,12 +87,13 @@ def _slower_decode(cluster: PdCluster, factor: float) -> PdCluster:
     )
 
 
-def _wider(cluster: PrfaasCluster, factor: float) -> PrfaasCluster:
-    return replace(cluster, egress_bytes_per_second=cluster.egress_bytes_per_second * factor)
-
-
-def _wider_link(link: Link, factor: float) -> Link:
-    return replace(link, bytes_per_second=link.bytes_per_second * factor)
+def _wider(deployment: Deployment, workload: Workload, factor: float) -> Input:
+    links = tuple(replace(link, bytes_per_second=link.bytes_per_second * factor) for link in deployment.links)
+    clusters = tuple(
+        replace(cluster, egress_bytes_per_second=cluster.egress_bytes_per_second * factor)
+        for cluster in deployment.prfaas
+    )
+    return replace(deployment, prfaas=clusters, links=links), workload
 
 
 def _faster(objectives: Objectives, factor: float) -> Objectives:
@@ -118,5 +121,6 @@ def longer(lengths: Lengths, factor: float) -> Lengths:
         return replace(lengths, mu=shifted, low=lengths.low * factor, high=lengths.high * factor)
     if isinstance(lengths, Mixture):
         return Mixture(tuple((weight, longer(part, factor)) for weight, part in lengths.parts))
-    new, cached, _ = lengths.points(0)
+    assert isinstance(lengths, Empirical)
+    new, cached = lengths.requests
     return Empirical(new * factor, cached * factor)

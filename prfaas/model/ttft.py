@@ -13,7 +13,10 @@ from prfaas.model.plan import Plan
 from prfaas.model.queueing import Station
 from prfaas.model.workload import Workload
 
-_NUM_POINTS = 2048
+# A trace of more requests is represented by so many of them: the queue-free figures are read off directly, those with
+# queues take a bisection over all of them.
+_NUM_POINTS = 1 << 15
+_NUM_QUEUED_POINTS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class _Path:
 
 def queue_free(plan: Plan, deployment: Deployment, workload: Workload, *, quantile: float = 0.9) -> Ttft:
     """The paper's TTFT: T_prefill(L), and S_kv(L) over the link for what is offloaded; local transfers are free."""
-    paths = _paths(plan, deployment, workload)
+    paths = _paths(plan, deployment, workload, _NUM_POINTS)
     weights = np.concatenate([path.weights for path in paths])
     seconds = np.concatenate([path.service for path in paths])
     return Ttft(float(weights @ seconds / weights.sum()), _weighted_quantile(seconds, weights, quantile))
@@ -51,7 +54,7 @@ def with_queueing(
     plan: Plan, deployment: Deployment, workload: Workload, *, arrivals_per_second: float, quantile: float = 0.9
 ) -> Ttft:
     """TTFT when requests arrive at random at this rate: M/G/k before each prefill pool, M/G/1 before each link."""
-    paths = [path for path in _paths(plan, deployment, workload) if path.weights.any()]
+    paths = [path for path in _paths(plan, deployment, workload, _NUM_QUEUED_POINTS) if path.weights.any()]
     total = sum(path.weights.sum() for path in paths)
     mean = 0.0
     queues = []
@@ -65,9 +68,9 @@ def with_queueing(
     return Ttft(mean, _queued_quantile(queues, arrivals_per_second, quantile))
 
 
-def _paths(plan: Plan, deployment: Deployment, workload: Workload) -> list[_Path]:
+def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -> list[_Path]:
     """Every way with its share; requests whose turn is appended on a decode node are prefilled there at once."""
-    new, cached, weights = workload.prefilled.points(_NUM_POINTS)
+    new, cached, weights = workload.prefilled.points(count)
     threshold = math.inf if plan.threshold_tokens is None else plan.threshold_tokens
     if plan.threshold_tokens is None and plan.offload_ratio:
         threshold = 0.0
@@ -81,15 +84,15 @@ def _paths(plan: Plan, deployment: Deployment, workload: Workload) -> list[_Path
         seconds = pd.profile.prefill.at(new[~long], cached[~long])
         paths.append(_Path(weights[~long] * share, seconds, np.zeros_like(seconds), split.num_prefill, math.inf))
     if workload.later is not None and workload.later.local_ratio:
-        paths.append(_appended(deployment, workload, workload.later.appended_ratio))
+        paths.append(_appended(deployment, workload, count))
     return paths
 
 
-def _appended(deployment: Deployment, workload: Workload, share: float) -> _Path:
+def _appended(deployment: Deployment, workload: Workload, count: int) -> _Path:
     assert workload.later is not None
-    new, cached, weights = workload.later.lengths.points(_NUM_POINTS)
+    new, cached, weights = workload.later.lengths.points(count)
     seconds = deployment.pd[0].profile.prefill.at(new, cached)
-    return _Path(weights * share, seconds, np.zeros_like(seconds), math.inf, math.inf)
+    return _Path(weights * workload.appended_ratio, seconds, np.zeros_like(seconds), math.inf, math.inf)
 
 
 def _pool(path: _Path, arrivals_per_second: float) -> Station:
@@ -123,7 +126,7 @@ def _queued_quantile(queues: list[tuple[_Path, Station]], arrivals: float, quant
         0.0,
         max(float(service.max()) for service in services) + 50 * max(p.mean_wait_seconds for _, p in queues),
     )
-    for _ in range(40):
+    for _ in range(26):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if beyond(middle) > 1 - quantile else (low, middle)
     return high

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prfaas.model.curve import Cost, Curve, FloatArray, OfNewTokens, polynomial
-from prfaas.model.lengths import Lengths, LogNormal, Mixture
+from prfaas.model.lengths import Empirical, Lengths, LogNormal, Mixture
 
 _NUM_GRID = 1024
 
@@ -40,8 +40,8 @@ def expected_minimum(lengths: Lengths, costs: Sequence[Cost]) -> float:
         return sum(weight * expected_minimum(part, costs) for weight, part in lengths.parts)
     if isinstance(lengths, LogNormal):
         return _closed_form(lengths, [cost.along(lengths.cached_ratio) for cost in costs])
-    new, cached, weights = lengths.points(0)
-    return float(weights @ np.minimum.reduce([cost.at(new, cached) for cost in costs]))
+    assert isinstance(lengths, Empirical)
+    return float(np.minimum.reduce([cost.at(*lengths.requests) for cost in costs]).mean())
 
 
 def _closed_form(lengths: LogNormal, curves: list[Curve]) -> float:

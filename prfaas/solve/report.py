@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.model.lengths import mean_tokens
+from prfaas.model.plan import Plan
 from prfaas.solve.case_study import TABLE_6, sizing_claims
 from prfaas.solve.quantities import show_gbps, show_seconds, show_tokens
 from prfaas.solve.study import Option, Study
@@ -88,8 +89,8 @@ def _rows(option: Option) -> dict[str, tuple[float | None, str]]:
     return {
         "threshold_tokens": (plan.threshold_tokens, "{:.0f}"),
         "num_prfaas": (num_prfaas or None, "{:.0f}"),
-        "num_prefill": (plan.num_prefill or None, "{:.3g}"),
-        "num_decode": (plan.num_decode, "{:.3g}"),
+        "num_prefill": (plan.num_prefill or None, _count(plan.num_prefill)),
+        "num_decode": (plan.num_decode, _count(plan.num_decode)),
         "offload_ratio": (plan.offload_ratio if num_prfaas else None, "{:.1%}"),
         "mean_offloaded_tokens": (plan.mean_offloaded_tokens, "{:.0f}"),
         "prfaas_throughput": (plan.prfaas_throughput, "{:.2f}"),
@@ -100,6 +101,15 @@ def _rows(option: Option) -> dict[str, tuple[float | None, str]]:
         "ttft_mean_seconds": (option.queue_free.mean_seconds, "{:.2f}"),
         "ttft_p90_seconds": (option.queue_free.quantile_seconds, "{:.2f}"),
     }
+
+
+def _count(number: float) -> str:
+    """The form of a number of instances: whole ones without decimals."""
+    return "{:.0f}" if abs(number - round(number)) < 1e-6 else "{:.2f}"
+
+
+def _split(plan: Plan) -> str:
+    return "/".join(_count(number).format(number) for number in (plan.num_prefill, plan.num_decode))
 
 
 _LABELS = {
@@ -186,20 +196,22 @@ def _forms(study: Study) -> str:
         ("exact expectations", study.forms.exact),
     ):
         threshold = _NONE if plan.threshold_tokens is None else str(plan.threshold_tokens)
-        rows.append([name, threshold, f"{plan.num_prefill:.3g}/{plan.num_decode:.3g}", f"{plan.system_throughput:.3f}"])
+        rows.append([name, threshold, f"{_split(plan)}", f"{plan.system_throughput:.3f}"])
     over = study.forms.overstatement
     word = "overstates" if over >= 0 else "understates"
     return _table(rows) + f"\n  the paper's form {word} what its own plan sustains by {abs(over):.1%}"
 
 
 def _bound(study: Study) -> str:
+    shared = any(pd.shared_instances for pd in study.main.deployment.pd)
+    planned = "roles as planned" if shared or len(study.main.deployment.pd) > 1 else "whole instances "
     lines = [
         "bound over every routing policy (linear program over lengths and stations, exact expectations)",
-        f"  whole instances  {study.integer.system_throughput:.4f} req/s; the exact plan is {max(study.gap, 0):.4%} below it",
-        f"  shared instances {study.fractional.system_throughput:.4f} req/s, with N_p ="
+        f"  {planned} {study.integer.system_throughput:.4f} req/s; the exact plan is {max(study.gap, 0):.4%} below it",
+        f"  roles free       {study.fractional.system_throughput:.4f} req/s, with N_p ="
         f" {', '.join(f'{n:.2f}' for n in study.fractional.solution.num_prefill)}",
     ]
-    rows = [["one more", "is worth, roles free", "roles as planned"]]
+    rows = [["one more", "is worth with roles free", "roles as planned"]]
     for name, value in study.duals.items():
         kind, _, where = name.partition(":")
         label = f"instance of {where}" if kind == "instance" else f"Gbps of {where}"
@@ -213,6 +225,8 @@ def _threshold(study: Study) -> str:
         "any": "no threshold is better than another",
         "reversed": "a threshold is not the best policy",
         "not-monotone": "a threshold is not the best policy",
+        "equal-lengths": "a threshold is not the best policy",
+        "cached-prefixes": "a threshold on uncached tokens is not the best policy",
         "several-clusters": "one threshold is not the best policy",
         "nothing-to-route": "nothing to route",
     }
@@ -240,18 +254,18 @@ def _queueing(study: Study) -> str:
 
 
 def _sensitivity(study: Study) -> str:
-    if not study.answers:
+    if study.sensitivity is None:
         return ""
-    base = study.main.plan.system_throughput
+    base, answers = study.sensitivity.base.system_throughput, study.sensitivity.answers
     rows = [["if an input is", "-20 %", "t, N_p/N_d", "+20 %", "t, N_p/N_d"]]
-    for low, high in zip(study.answers[::2], study.answers[1::2], strict=True):
+    for low, high in zip(answers[::2], answers[1::2], strict=True):
         row = [low.input_name]
         for answer in (low, high):
             plan = answer.plan
             threshold = _NONE if plan.threshold_tokens is None else show_tokens(plan.threshold_tokens)
             row += [
                 f"{plan.system_throughput / base - 1:+.1%}",
-                f"{threshold}, {plan.num_prefill:.3g}/{plan.num_decode:.3g}",
+                f"{threshold}, {_split(plan)}",
             ]
         rows.append(row)
     return "Λ_max when planned anew\n" + _table(rows)

@@ -13,7 +13,7 @@ from prfaas.model.deployment import Deployment
 from prfaas.model.loads import LoadModel, Method
 from prfaas.model.plan import Plan
 from prfaas.model.planning import best_plan, equal_cost, homogeneous, naive
-from prfaas.model.sensitivity import Answer, sensitivity
+from prfaas.model.sensitivity import Sensitivity, sensitivity
 from prfaas.model.solver import SinglePd
 from prfaas.model.ttft import Ttft
 from prfaas.model.workload import Workload
@@ -71,7 +71,7 @@ class Study:
     advantage: Advantage
     equally_good: tuple[int, int] | None
     decode: tuple[DecodeCapacity, ...]
-    answers: tuple[Answer, ...]
+    sensitivity: Sensitivity | None
     slo_rate: float | None
     inferred: tuple[str, ...]
     notes: tuple[str, ...]
@@ -84,7 +84,7 @@ class Study:
     @property
     def gap(self) -> float:
         """How far the exact plan is below the bound for whole splits."""
-        return 1 - self.forms.exact.system_throughput / self.integer.system_throughput
+        return _gap(self.forms.exact, self.integer)
 
 
 def study(
@@ -124,10 +124,10 @@ def study(
         integer=integer,
         duals=fractional.duals(exact),
         integer_duals=integer.duals(exact),
-        advantage=judge(exact, integer),
+        advantage=judge(exact, fractional, gap=_gap(forms.exact, integer)),
         equally_good=_equally_good(deployment, workload, plan, method),
         decode=exact.decode,
-        answers=tuple(sensitivity(deployment, workload, method=method)) if with_sensitivity else (),
+        sensitivity=sensitivity(deployment, workload, plan, method=method) if with_sensitivity else None,
         slo_rate=_slo_rate(plan, deployment, workload),
         inferred=(*inferred, *inferred_inputs(deployment, workload)),
         notes=notes(deployment, workload, plan, exact),
@@ -138,6 +138,10 @@ def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: fl
     free = ttft.queue_free(plan, deployment, workload)
     queued = ttft.with_queueing(plan, deployment, workload, arrivals_per_second=arrivals)
     return Option(deployment, plan, free, queued, deployment.price_per_hour)
+
+
+def _gap(plan: Plan, bound: Bound) -> float:
+    return 1 - plan.system_throughput / bound.system_throughput
 
 
 def _solved(deployment: Deployment, workload: Workload, method: Method, arrivals: float) -> Option:

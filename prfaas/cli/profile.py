@@ -1,0 +1,105 @@
+"""`prfaas-profile`: measure a running vLLM endpoint and write the profile that `prfaas-solve` reads."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+import prfaas
+from prfaas.errors import ConfigError
+from prfaas.solve import measuring
+from prfaas.units import parse_count, parse_tokens
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write; 2 when the endpoint or a flag cannot be used."""
+    flags = _parser().parse_args(argv)
+    try:
+        profile = _measured(flags)
+        text = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True)
+        if flags.output is None:
+            print(text, end="")
+        else:
+            flags.output.write_text(text, encoding="utf-8")
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"prfaas-profile: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+def _list_of(parse: Callable[[str], int], least: int) -> Callable[[str], list[int]]:
+    def read(text: str) -> list[int]:
+        try:
+            values = [parse(item) for item in text.split(",") if item.strip()]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+        if not values or min(values) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: at least one value, none below {least}")
+        return sorted(set(values))
+
+    return read
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="prfaas-profile", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    parser.add_argument("--endpoint", required=True, metavar="URL", help="http://host:port of the engine")
+    parser.add_argument("--model", required=True, help="the engine's served model name")
+    parser.add_argument("--name", required=True, help="name of the profile")
+    parser.add_argument("--hardware", required=True, help="kind of GPU")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this instance")
+    lengths, counts = _list_of(parse_tokens, 1), _list_of(parse_count, 1)
+    parser.add_argument("--lengths", type=lengths, default="1K,2K,4K,8K,16K,32K", help="prompts to prefill")
+    parser.add_argument("--append", type=lengths, default="512,2K", help="new tokens behind a cached prefix")
+    parser.add_argument("--cached", type=lengths, help="cached prefixes to append to; none when not given")
+    parser.add_argument("--batches", type=counts, default="1,2,4,8,16,32", help="decode batches")
+    parser.add_argument("--contexts", type=lengths, default="1K,4K", help="tokens that each decoding request holds")
+    parser.add_argument("--decode-tokens", type=int, default=64, help="tokens that each of them decodes")
+    parser.add_argument("--repeats", type=int, default=3, help="prompts of each length; the median counts")
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="token ids are drawn below this")
+    parser.add_argument("--fit", choices=("quadratic", "interpolate"), default="quadratic", help="how prefill is read")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write; the screen when not given")
+    return parser
+
+
+def _measured(flags: argparse.Namespace) -> dict[str, Any]:
+    endpoint = measuring.Endpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
+    prefill = measuring.measure_prefill(endpoint, flags.lengths, repeats=flags.repeats)
+    if flags.cached:
+        prefill += measuring.measure_appends(endpoint, flags.append, flags.cached, repeats=flags.repeats)
+    steps = measuring.measure_decode(endpoint, flags.batches, flags.contexts, num_tokens=flags.decode_tokens)
+    return {
+        "name": flags.name,
+        "hardware": flags.hardware,
+        "gpus_per_instance": flags.gpus,
+        "model": flags.model,
+        "source": f"prfaas-profile {prfaas.__version__}, median of {flags.repeats}, batch 1 for prefill",
+        "prefill": {
+            "fit": flags.fit,
+            "points": [
+                {"tokens": point.tokens, "cached": point.cached, "seconds": round(point.seconds, 6)}
+                for point in prefill
+            ],
+        },
+        "decode": {
+            "points": [
+                {"batch": point.batch, "context": point.context, "step": round(point.step, 6)} for point in steps
+            ]
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Measures a profile on a running OpenAI-compatible endpoint (vLLM): prefill by length, appends, decode steps."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import random
+import statistics
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prfaas.errors import ConfigError
+
+_TIMEOUT_SECONDS = 600.0  # of one answer; a prompt of 128K tokens on one slow GPU stays below it
+_FIRST_TOKEN_ID = 10  # below it tokenizers keep their special tokens
+
+
+@dataclass(frozen=True)
+class PrefillTime:
+    """The median over some prompts of this many new tokens behind this many cached ones."""
+
+    tokens: int
+    cached: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The median gap between the tokens of each of `batch` requests decoding at once."""
+
+    batch: int
+    context: int
+    step: float
+
+
+class Endpoint:
+    """One engine. Prompts are random token ids, each new, so that nothing is cached that was not put there."""
+
+    def __init__(self, url: str, *, model: str, vocabulary: int, seed: int = 0) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--endpoint {url!r}: write http://host:port")
+        self._parts = parts
+        self._model = model
+        self._vocabulary = vocabulary
+        self._random = random.Random(seed)
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Random token ids."""
+        return [self._random.randrange(_FIRST_TOKEN_ID, self._vocabulary) for _ in range(num_tokens)]
+
+    def prefill_seconds(self, prompt: Sequence[int]) -> float:
+        """From sending a prompt to having its first and only token."""
+        started = time.perf_counter()
+        with _Answer(self._parts, self._body(prompt, max_tokens=1)) as answer:
+            answer.read()
+        return time.perf_counter() - started
+
+    def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
+        """The moments at which the tokens of an answer arrive."""
+        body = self._body(prompt, max_tokens=num_tokens) | {
+            "stream": True,
+            "ignore_eos": True,
+            "min_tokens": num_tokens,
+        }
+        with _Answer(self._parts, body) as answer:
+            return [time.perf_counter() for _ in answer.events()]
+
+    def _body(self, prompt: Sequence[int], *, max_tokens: int) -> dict[str, Any]:
+        return {"model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0}
+
+
+class _Answer:
+    """One request's answer; every failure of the other side becomes a ConfigError."""
+
+    def __init__(self, parts: urllib.parse.SplitResult, body: dict[str, Any]) -> None:
+        secure = parts.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._connection = connect(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+        self._path = parts.path.rstrip("/") + "/v1/completions"
+        self._body = json.dumps(body).encode()
+        self._where = parts.geturl()
+
+    def __enter__(self) -> _Answer:
+        try:
+            self._connection.request("POST", self._path, self._body, {"Content-Type": "application/json"})
+            self._response = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(f"{self._where}: {error}") from error
+        if self._response.status != 200:
+            text = self._response.read(300).decode(errors="replace")
+            raise ConfigError(f"{self._where}: status {self._response.status}: {text}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def read(self) -> bytes:
+        """The whole body."""
+        return self._response.read()
+
+    def events(self) -> Iterator[bytes]:
+        """Each server-sent event but the closing one."""
+        for line in self._response:
+            if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
+                yield line
+
+
+def measure_prefill(endpoint: Endpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillTime]:
+    """T_prefill at each length, nothing cached."""
+    endpoint.prefill_seconds(endpoint.prompt(min(lengths)))  # the first request of an engine compiles and warms up
+    return [
+        PrefillTime(
+            length, 0, statistics.median(endpoint.prefill_seconds(endpoint.prompt(length)) for _ in range(repeats))
+        )
+        for length in lengths
+    ]
+
+
+def measure_appends(
+    endpoint: Endpoint, lengths: Sequence[int], cached: Sequence[int], *, repeats: int
+) -> list[PrefillTime]:
+    """T_prefill(m | n): the prefix is sent once, then prompts that continue it."""
+    times = []
+    for prefix_length in cached:
+        prefix = endpoint.prompt(prefix_length)
+        endpoint.prefill_seconds(prefix)
+        for length in lengths:
+            seconds = [endpoint.prefill_seconds(prefix + endpoint.prompt(length)) for _ in range(repeats)]
+            times.append(PrefillTime(length, prefix_length, statistics.median(seconds)))
+    return times
+
+
+def measure_decode(
+    endpoint: Endpoint, batches: Sequence[int], contexts: Sequence[int], *, num_tokens: int
+) -> list[StepTime]:
+    """T_decode at each batch and context."""
+    return [_step(endpoint, batch, context, num_tokens) for context in contexts for batch in batches]
+
+
+def _step(endpoint: Endpoint, batch: int, context: int, num_tokens: int) -> StepTime:
+    """Gaps while every request of the batch is decoding: from the last first token to the first last one."""
+    prompts = [endpoint.prompt(context) for _ in range(batch)]
+    arrivals: list[list[float]] = [[] for _ in prompts]
+    failures: list[ConfigError] = []
+
+    def run(index: int) -> None:
+        try:
+            arrivals[index] = endpoint.token_times(prompts[index], num_tokens)
+        except ConfigError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(batch)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    begin, end = max(times[0] for times in arrivals if times), min(times[-1] for times in arrivals if times)
+    gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times) if a >= begin and b <= end]
+    if not gaps:
+        raise ConfigError(f"a batch of {batch} never decoded together for a whole step; ask for more --decode-tokens")
+    return StepTime(batch, context, statistics.median(gaps))
