@@ -1,0 +1,134 @@
+"""The router with a real manager: instances and decisions come from it, and the router goes on alone when it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from prfaas import grants
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.membership import Engine, Node
+from prfaas.manager.daemon import Manager
+from prfaas.router.config import RouterConfig
+from prfaas.router.server import open_door
+from prfaas.rpc.reporter import Reporter
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
+from tests.integration.router.door import Door
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.waiting import until
+
+T = 100
+PROMPT = list(range(1, 2 * T + 1))
+
+
+@dataclass
+class Managed:
+    """A router that knows its engines from a manager only."""
+
+    door: Door
+    manager: Manager
+    deployment: Deployment
+    reporters: dict[str, Reporter]
+
+
+@contextlib.asynccontextmanager
+async def _managed(directory: Path, *, router_secret: bytes = SECRET, num_wests: int = 1) -> AsyncIterator[Managed]:
+    easts, wests = [PacedEngine()], [PacedEngine() for _ in range(num_wests)]
+    for engine in (*easts, *wests):
+        await engine.start()
+    async with Deployment(directory) as deployment:
+        manager = await deployment.start_manager(threshold_tokens=T, expiry_seconds=30.0)
+        reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0])}
+        for number, engine in enumerate(wests):
+            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine)
+        for reporter in reporters.values():
+            deployment.run(reporter)
+        await until(lambda: all(its.status.manager for its in reporters.values()), what="the nodes at the manager")
+        config = RouterConfig(
+            listen="127.0.0.1:0",
+            secret_file="-",
+            managers=(manager.address,),
+            threshold_tokens=9 * T,
+            probe_interval=0.1,
+        )
+        async with open_door(config, router_secret) as address, aiohttp.ClientSession() as session:
+            yield Managed(Door(f"http://{address}", easts, wests, session), manager, deployment, reporters)
+    for engine in (*easts, *wests):
+        await engine.stop()
+
+
+def _reporter(name: str, manager: Manager, kind: ClusterKind, role: InstanceRole, engine: PacedEngine) -> Reporter:
+    its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
+    cluster = ClusterName("east" if kind == "prfaas" else "west")
+    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, (hybrid_layout(MODEL),), (its,))
+    return Reporter((manager.address,), node=node, secret=SECRET)
+
+
+@pytest.fixture
+async def managed(tmp_path: Path) -> AsyncIterator[Managed]:
+    async with _managed(tmp_path) as made:
+        await made.door.until_health(**{"east_0": True, "west-0_0": True})
+        yield made
+
+
+async def _decided(door: Door, prompt: list[int], **headers: str) -> dict[str, object]:
+    _, _, answered = await door.post({"prompt": prompt}, **headers)
+    _, record = await door.get(f"/debug/decision/{answered['x-request-id']}")
+    return dict(record)
+
+
+async def test_a_long_prompt_is_decided_by_the_manager_under_its_grant_and_its_threshold(managed: Managed) -> None:
+    record = await _decided(managed.door, PROMPT)
+    assert (record["decided_by"], record["route"], record["reason"]) == ("manager", "remote", "long")
+    text = managed.door.west.bodies[0]["kv_transfer_params"]["prfaas_grant"]
+    grant = grants.verify(grants.from_text(text), grants.derive_key(SECRET, "grant"), now=0.0)
+    assert grant.transfer_id.hex() == record["transfer_id"]
+    assert grant.prompt_hash == HashChain(root_hash(MODEL), PROMPT[:-1]).at(len(PROMPT) - 1)
+    assert (grant.source, grant.destination, grant.destination_address) == ("east", "west-0", "west-0:7400")
+
+
+async def test_what_a_node_has_cached_keeps_a_long_prompt_there(managed: Managed) -> None:
+    chain = HashChain(root_hash(MODEL), PROMPT)
+    reporter = managed.reporters["west-0"]
+    reporter.publish(stored(hybrid_layout(MODEL), chain, 160))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    record = await _decided(managed.door, PROMPT)
+    assert (record["decided_by"], record["reason"], record["num_cached_tokens"]) == ("manager", "short", 160)
+
+
+async def test_a_short_prompt_is_decided_without_the_manager(managed: Managed) -> None:
+    record = await _decided(managed.door, PROMPT[:T])
+    assert (record["decided_by"], record["reason"]) == ("router", "short")
+
+
+async def test_the_router_goes_on_alone_when_the_manager_is_gone(managed: Managed) -> None:
+    await managed.deployment.stop_manager(managed.manager)
+    record = await _decided(managed.door, PROMPT)
+    assert (record["decided_by"], record["route"], record["reason"]) == ("router", "remote", "long")
+    assert record["status"] == 200
+
+
+async def test_the_manager_is_asked_again_without_the_node_that_failed(tmp_path: Path) -> None:
+    async with _managed(tmp_path, num_wests=2) as managed:
+        names = ("east_0", "west-0_0", "west-1_0")
+        await managed.door.until_health(**dict.fromkeys(names, True))
+        managed.door.west.break_after_tokens = 0  # it closes the connection in place of a first token
+        _, _, headers = await managed.door.post({"prompt": PROMPT, "stream": True}, **{"x-session-id": "s"})
+        _, record = await managed.door.get(f"/debug/decision/{headers['x-request-id']}")
+        assert (record["decided_by"], record["status"]) == ("manager", 200)
+        assert record["decode"] == "west-1/0" and record["failures"][0].startswith("decode_broke_off")
+
+
+async def test_a_router_with_another_secret_serves_nobody_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _managed(tmp_path, router_secret=b"x" * 32) as managed:
+        await until(lambda: "manager.refuses" in caplog.text)
+        assert await managed.door.health() == {}
+        assert (await managed.door.post({"prompt": PROMPT}))[0] == 503
