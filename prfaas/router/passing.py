@@ -48,7 +48,10 @@ class Passing:
         headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
         url = f"{instance.url}{request.rel_url}"
         with instance.busy():
-            async with self.session.request(request.method, url, data=body or None, headers=headers) as upstream:
+            sending = self.session.request(
+                request.method, url, data=body or None, headers=headers, allow_redirects=False
+            )
+            async with sending as upstream:
                 content_type = upstream.headers.get("Content-Type", "application/octet-stream")
                 first = await upstream.content.readany()
                 response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type})

@@ -24,6 +24,7 @@ from prfaas.router.tokens import Tokenizer
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
+IDLE_SECONDS = 4.0  # vLLM closes idle connections after 5 s; a request must not meet that moment
 DRAIN_SECONDS = 10.0  # answers under way when the router is told to stop
 _log = logs.get("router")
 
@@ -103,6 +104,7 @@ def _session(config: RouterConfig) -> aiohttp.ClientSession:
         raise ConfigError(f"engine_api_key_file: {config.engine_api_key_file} has {len(keys)} keys; write one")
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),  # what an engine tells one client is not for the next
         headers={"Authorization": f"Bearer {next(iter(keys))}"} if keys else {},
     )

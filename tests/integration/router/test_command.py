@@ -1,0 +1,86 @@
+"""`prfaas-router` as a process, where neither torch nor vLLM can be imported: it serves, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.free_ports import free_address
+from tests.integration.router.door import SHORT, STREAMED
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+
+WITHOUT_ENGINES = (
+    "import sys; sys.modules.update(torch=None, vllm=None); from prfaas.cli.router import main; sys.exit(main())"
+)
+
+
+@contextlib.asynccontextmanager
+async def _router(directory: Path, engine: PacedEngine) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    address = free_address()
+    (directory / "secret").write_bytes(bytes(32))
+    (directory / "secret").chmod(0o600)
+    instance = {"name": "w", "url": engine.url, "role": "both", "agent": "w", "wire": "127.0.0.1:1"}
+    config = {
+        "listen": address,
+        "secret_file": str(directory / "secret"),
+        "probe_interval": "100ms",
+        "clusters": [{"name": "west", "kind": "pd", "instances": [instance]}],
+    }
+    (directory / "router.yaml").write_text(yaml.safe_dump(config))
+    arguments = ("-c", WITHOUT_ENGINES, "--config", str(directory / "router.yaml"))
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
+    try:
+        yield process, f"http://{address}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def _serves(session: aiohttp.ClientSession, url: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_the_answer_under_way_end_and_then_the_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    engine = PacedEngine(token_seconds=0.3)
+    await engine.start()
+    async with _router(tmp_path, engine) as (process, url), aiohttp.ClientSession() as session:
+        await _serves(session, url)
+        body = {"model": MODEL, "prompt": SHORT, "stream": True}
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            first = await response.content.readany()
+            process.send_signal(number)
+            assert first + await response.read() == STREAMED
+        _, errors = await asyncio.wait_for(process.communicate(), 15)
+        assert process.returncode == 0
+        assert b"router.started" in errors and b"Traceback" not in errors
+    await engine.stop()
+
+
+async def test_a_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> None:
+    engine = PacedEngine()
+    await engine.start()
+    async with _router(tmp_path, engine) as (_, url), aiohttp.ClientSession() as session:
+        await _serves(session, url)
+        arguments = ("-c", WITHOUT_ENGINES, "--config", str(tmp_path / "router.yaml"))
+        second = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
+        _, errors = await asyncio.wait_for(second.communicate(), 20)
+        assert second.returncode == 2 and f"listen: {url.removeprefix('http://')} cannot be bound" in errors.decode()
+    await engine.stop()
