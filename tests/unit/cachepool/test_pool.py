@@ -159,6 +159,31 @@ def test_pinned_blocks_stay_and_soft_pinned_ones_leave_last() -> None:
     node.pool.check_integrity()
 
 
+def test_a_soft_pin_ends_with_its_block() -> None:
+    node = Node(num_prefix=1)
+    node.keep(1)
+    slot = node.slot(1)
+    node.pool.soft_pin(node.arena, [slot], keep=True)
+    node.keep(2)
+    node.keep(3)
+    assert node.holds(1, 2, 3) == [3]
+    assert node.pool.arena(hybrid()) is node.arena
+    node.pool.check_integrity()
+
+
+def test_the_block_that_was_asked_for_last_stays_longest_even_when_its_reader_ended_first() -> None:
+    node = Node(num_prefix=2)
+    node.keep(1)
+    node.keep(2)
+    early, late = node.pool.open_lease("early"), node.pool.open_lease("late")
+    node.pool.pin(node.arena, [node.slot(1)], early)
+    node.pool.pin(node.arena, [node.slot(2)], late)
+    node.pool.end_lease(late)
+    node.pool.end_lease(early)
+    node.keep(3)
+    assert node.holds(1, 2, 3) == [2, 3]
+
+
 def test_a_state_leaves_before_the_attention_block_that_ends_with_it() -> None:
     node = Node(num_prefix=2)
     node.keep(1)

@@ -1,0 +1,62 @@
+"""Candidates leave in the order of their keys, however often they come and go; policies rank as they say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from prfaas.cachepool.eviction import BlockFacts, Candidates, cost, lfu, lru, policy_of
+from prfaas.types import GroupKind
+
+
+def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1, num_uses: int = 1) -> BlockFacts:
+    its: GroupKind = "linear_state" if kind == "state" else "full_attention"
+    return BlockFacts(its, 512, num_tokens, 1 << 20, last_used, num_uses)
+
+
+def _drain(candidates: Candidates) -> list[tuple[int, int]]:
+    left = []
+    while (block := candidates.pop()) is not None:
+        left.append(block[:2])
+    return left
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_leave_in_the_order_of_their_last_keys(seed: int) -> None:
+    rng = random.Random(seed)
+    candidates = Candidates()
+    expected: dict[tuple[int, int], tuple[bool, float]] = {}
+    for _ in range(2_000):
+        block = (rng.randrange(2), rng.randrange(40))
+        if rng.random() < 0.4:
+            candidates.discard(block)
+            expected.pop(block, None)
+        else:
+            soft, key = rng.random() < 0.2, rng.random()
+            candidates.add(block, key, soft=soft)
+            expected[block] = (soft, key)
+    assert len(candidates) == len(expected)
+    assert _drain(candidates) == sorted(expected, key=expected.__getitem__)
+    assert len(candidates) == 0
+
+
+def test_forgotten_entries_take_no_memory() -> None:
+    candidates = Candidates()
+    for round_ in range(10_000):
+        candidates.add((0, 1), round_)
+    assert len(candidates._heap) <= 66
+
+
+def test_policies_rank_by_age_by_uses_and_by_what_a_byte_saves() -> None:
+    assert lru(_facts(last_used=1, num_uses=9), 0) < lru(_facts(last_used=2), 0)
+    assert lfu(_facts(last_used=9, num_uses=1), 0) < lfu(_facts(num_uses=2), 0)
+    assert lfu(_facts(num_uses=3), 0) < lfu(_facts(num_uses=1), 4), "old fame fades"
+    assert cost(_facts(num_tokens=32_000), 0) < cost(_facts("state", num_tokens=32_000), 0)
+    assert cost(_facts(num_tokens=512), 0) < cost(_facts(num_tokens=100_000), 0), "late tokens cost more to prefill"
+
+
+def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are() -> None:
+    assert policy_of("cost") == "cost"
+    with pytest.raises(ValueError, match="'fifo'; write one of lru, lfu, cost"):
+        policy_of("fifo")
