@@ -39,10 +39,12 @@ class Child:
 
 
 class Children:
-    """The processes of one deployment; leaving the context stops them all."""
+    """The processes of one deployment; leaving the context stops them all. Their temporary files lie in `directory`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called while waiting and may raise to give up."""
         self._directory = directory
+        self._check = check
         self._children: list[Child] = []
 
     def __enter__(self) -> Children:
@@ -60,7 +62,7 @@ class Children:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "TMPDIR": str(self._directory), **(environment or {})},
                 preexec_fn=_die_with_parent,
             )
         child = Child(name, process, log, command, environment)
@@ -82,6 +84,7 @@ class Children:
         """
         deadline = time.monotonic() + seconds
         while not ready():
+            self._check()
             if not child.alive():
                 raise ProcessDied(f"{child.name} ended with status {child.process.returncode}:\n{child.tail()}")
             if time.monotonic() > deadline:

@@ -25,6 +25,7 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
+_MAX_DIRECTORY_CHARACTERS = 96  # a Unix socket's path has at most 107
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _RESTART_SECONDS = 0.2
@@ -74,6 +75,8 @@ class EmbeddedRedis:
             TimeoutError: it does not come up.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        if len(str(self.directory)) > _MAX_DIRECTORY_CHARACTERS:
+            raise ConfigError(f"redis_directory: {self.directory} is too long a path for a Unix socket in it")
         await self._launch()
         if self._process is not None and self._process.returncode is not None:
             raise ConfigError(f"redis-server ended at once; see {self.directory}/redis.log")

@@ -7,6 +7,8 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +53,9 @@ class Surroundings:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path) -> Surroundings:
-    return Surroundings(tmp_path, secrets.token_hex(8), frozenset(os.listdir("/dev/shm")))
+def surroundings() -> Iterator[Surroundings]:
+    with tempfile.TemporaryDirectory(prefix="d-") as directory:  # short: Unix sockets lie in it
+        yield Surroundings(Path(directory), secrets.token_hex(8), frozenset(os.listdir("/dev/shm")))
 
 
 def test_every_row_is_right_also_when_a_byte_is_flipped_and_nothing_is_left(surroundings: Surroundings) -> None:

@@ -29,10 +29,12 @@ def main() -> int:
     parser.add_argument("--model", default=os.environ.get("MODEL") or DEFAULT_MODEL, choices=sorted(FAMILIES))
     parser.add_argument("--corrupt", action="store_true", default=os.environ.get("PRFAAS_DEMO_CORRUPT") == "1")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     started = time.monotonic()
 
     def say(text: str) -> None:
+        _check_interrupt()
         sys.stderr.write(f"[{time.monotonic() - started:5.1f} s] {text}\n")
         sys.stderr.flush()
 
@@ -40,7 +42,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="prfaas-demo-") as directory:
             rows = _play(Path(directory), arguments.model, corrupt=arguments.corrupt, say=say)
     except KeyboardInterrupt:
-        say("interrupted; everything is stopped")
+        sys.stderr.write("interrupted; everything is stopped\n")
         return 130
     except (ProcessDied, RuntimeError) as error:
         say(f"failed: {error}")
@@ -51,15 +53,25 @@ def main() -> int:
     return 1 if wrong else 0
 
 
+_interrupts: list[int] = []
+
+
 def _interrupt(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    """Give up now, or, where Python swallows the exception (between fork and exec, say), at the next step."""
+    _interrupts.append(number)
+    if len(_interrupts) == 1:
+        raise KeyboardInterrupt
+
+
+def _check_interrupt() -> None:
+    if _interrupts:
+        raise KeyboardInterrupt
 
 
 def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]:
     say(f"a tiny {family} model with random weights")
     model = make_model(family, directory / family)
-    with Children(directory) as children:
+    with Children(directory, check=_check_interrupt) as children:
         stack = Stack(children, directory)
         say("manager with its own Redis")
         manager, grpc, manager_url = stack.start_manager(
