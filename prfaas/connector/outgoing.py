@@ -60,6 +60,7 @@ class OutgoingRequests:
         self._by_request: dict[str, Outgoing] = {}
         self._by_transfer: dict[TransferId, Outgoing] = {}
         self._ends: list[int] = []
+        self._given_up: dict[str, Outcome] = {}  # requests that still run, without their transfer
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -115,12 +116,13 @@ class OutgoingRequests:
         last = outgoing.saved_tokens == outgoing.num_tokens
         return Save(opened.handle, last, tuple(with_slots(span, opened) for span in spans))
 
-    def end(self, request_id: str) -> None:
-        """The request has ended; what was copied still travels."""
+    def end(self, request_id: str) -> Outcome | None:
+        """The request has ended; what was copied still travels. How its transfer stands, None when it had none."""
         outgoing = self._by_request.get(request_id)
         if outgoing is not None:
             whole = outgoing.saved_tokens >= outgoing.num_tokens
             self._end(outgoing, "completed" if whole else "aborted")
+        return self._given_up.pop(request_id, None)
 
     def fail_all(self, reason: Outcome) -> None:
         """The agent is gone."""
@@ -142,6 +144,7 @@ class OutgoingRequests:
         self._count(outgoing.request_id, outcome, transfer_id=outgoing.transfer_id, message=message)
 
     def _count(self, request_id: str, outcome: Outcome, **fields: object) -> None:
+        self._given_up[request_id] = outcome
         self._tally.transfers["send", outcome] += 1
         _log.info("request.sent", request_id=request_id, outcome=outcome, **fields)
 

@@ -34,6 +34,18 @@ class Scheduled:
     tables: Tables
 
 
+@dataclass(frozen=True)
+class Finished:
+    """What follows the end of a request.
+
+    `keeps_blocks`: its engine blocks stay until `on_stored`. `sent`: how a prefill leg's transfer stands; anything but
+    "completed" means that no KV is under way and the decode side waits in vain.
+    """
+
+    keeps_blocks: bool
+    sent: Outcome | None
+
+
 class SchedulerSide:
     """All transfers of one engine. Runs on the scheduler's thread."""
 
@@ -63,6 +75,7 @@ class SchedulerSide:
             block_map, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
         )
         self._reattach_at = 0.0  # monotonic seconds
+        self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
 
@@ -71,6 +84,8 @@ class SchedulerSide:
         direction = direction_of(request.parameters)
         refusal = self._begin(request, direction) if direction else None
         if direction and refusal:
+            if direction == "send":
+                self._refused[request.request_id] = refusal
             self.tally.transfers[direction, refusal] += 1
             _log.info("request.without_transfer", request_id=request.request_id, direction=direction, reason=refusal)
         if direction != "receive" or refusal:
@@ -178,19 +193,19 @@ class SchedulerSide:
         for request_id in request_ids:
             self._leftovers.released(request_id)
 
-    def on_finished(self, request_id: str, leaves: Callable[[], HashChain | None], tables: Tables) -> bool:
-        """The request has ended, however it did; True when its engine blocks must be kept until `on_stored`.
+    def on_finished(self, request_id: str, leaves: Callable[[], HashChain | None], tables: Tables) -> Finished:
+        """The request has ended, however it did.
 
         `leaves()` is the chain of all its computed tokens, or None when they are of no use to later requests.
         """
-        self._outgoing.end(request_id)
+        sent = self._outgoing.end(request_id) or self._refused.pop(request_id, None)
         self._lookups.end(request_id)
         self._incoming.end(request_id)
         chain = leaves() if self._settings.reuse and self._client.connected else None
         if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
-            return False
+            return Finished(keeps_blocks=False, sent=sent)
         self._leftovers.begin(request_id, chain, tables(), now=time.monotonic())
-        return True
+        return Finished(keeps_blocks=True, sent=sent)
 
     def close(self) -> None:
         """Leave the agent; it takes back every lease."""

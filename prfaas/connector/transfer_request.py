@@ -13,6 +13,7 @@ from prfaas.grants import Grant
 from prfaas.hashing import HashChain
 
 GRANT_KEY = "prfaas_grant"
+SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
 _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_prefill": "receive"}
 
 

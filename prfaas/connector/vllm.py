@@ -50,7 +50,7 @@ from prfaas.connector.outcomes import Direction
 from prfaas.connector.request_hashes import prompt_chain, token_chain
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest
+from prfaas.connector.transfer_request import SENT_KEY, EngineRequest
 from prfaas.connector.worker_side import WorkerSide
 from prfaas.errors import ConfigError
 from prfaas.hashing import HashChain
@@ -155,10 +155,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
-        keep = self._scheduler.on_finished(
+        finished = self._scheduler.on_finished(
             request.request_id, lambda: self._leaves(request), lambda: self._tables(block_ids)
         )
-        return keep, None
+        return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
 
     def _leaves(self, request: Any) -> HashChain | None:
         """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those."""

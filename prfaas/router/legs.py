@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
 
@@ -18,6 +18,7 @@ LegReason = Literal[
     "prefill_broke_off",
     "prefill_error",
     "prefill_late",
+    "prefill_without_transfer",  # computed, but its connector has given the transfer up
     "decode_unreachable",
     "decode_broke_off",
     "decode_error",
@@ -25,6 +26,7 @@ LegReason = Literal[
 UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
 _BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
 COMPLETIONS_PATH = "/v1/completions"
+SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
 _MESSAGE_BYTES = 500  # of an engine's error text that go into ours
 
 
@@ -119,7 +121,7 @@ class Legs:
                     async with self._session.post(url, data=body, headers=headers) as response:
                         if response.status != 200:
                             raise await _engine_error("prefill", response)
-                        await response.read()
+                        _check_sent(instance, await response.json())
             except TimeoutError as error:
                 message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                 raise LegFailed("prefill", "prefill_late", message) from error
@@ -143,6 +145,14 @@ class Legs:
             raise
         answer.prefilling = prefill
         return answer
+
+
+def _check_sent(instance: Instance, answer: Any) -> None:
+    """Raise LegFailed when the prefill engine's connector says that no KV is on its way."""
+    params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
+    sent = params.get(SENT_KEY) if isinstance(params, dict) else None
+    if sent not in (None, "completed"):
+        raise LegFailed("prefill", "prefill_without_transfer", f"{instance.address.name} sends nothing: {sent}")
 
 
 async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:

@@ -168,7 +168,10 @@ class FakeEngine:
     def finish(self, running: Running, *, leaves: bool = False) -> None:
         """The request ends and its blocks are freed; when it `leaves` them to the pool, once they are copied."""
         chain = HashChain(root_hash(MODEL), running.prompt[: running.computed])
-        keep = self.scheduler.on_finished(running.request_id, lambda: chain if leaves else None, lambda: running.tables)
+        finished = self.scheduler.on_finished(
+            running.request_id, lambda: chain if leaves else None, lambda: running.tables
+        )
+        keep = finished.keeps_blocks
         self._kept[running.request_id] = running
         if not keep:
             self._release(running.request_id)
