@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from prfaas.model import throughput
+from prfaas.model.deployment import PdCluster
 from prfaas.model.loads import LoadModel, Loads
 from prfaas.model.plan import Limit, Plan, Split
 from prfaas.model.program import Demand, Solution, solve
 
-_NUM_ROUNDS = 2  # of improving the splits and the threshold in turn
 _BUSY = 1e-9  # a price above it marks a station that limits
 
 
@@ -29,15 +29,21 @@ class ManyPd:
     def plan(self) -> Plan:
         """The best threshold found, with whole splits where nothing is shared."""
         relaxed = self.relaxed()
-        threshold = self._threshold_of(relaxed)
-        splits = [self._rounded(index, split.num_prefill) for index, split in enumerate(relaxed.splits)]
-        for _ in range(_NUM_ROUNDS):
-            improved = self._improved(splits, threshold)
-            again = self._best_threshold(improved, near=threshold)
-            if (improved, again) == (splits, threshold):
-                break
-            splits, threshold = improved, again
-        return self._at(threshold, splits)
+        starts = _whole_splits([split.num_prefill for split in relaxed.splits], [self._is_free(c) for c in self._pd])
+        plans = [self._settled(splits, near=self._threshold_of(relaxed)) for splits in starts]
+        return max(plans, key=lambda plan: plan.system_throughput)
+
+    def _settled(self, splits: list[float], *, near: int) -> Plan:
+        """Threshold and splits improved in turn from a start."""
+        threshold = self._best_threshold(splits, near=near)
+        improved = self._improved(splits, threshold)
+        if improved != splits:
+            threshold = self._best_threshold(improved, near=threshold)
+        return self._at(threshold, improved)
+
+    def _is_free(self, cluster: PdCluster) -> bool:
+        """Its N_p is ours to choose and must be whole."""
+        return cluster.num_prefill is None and not cluster.shared_instances
 
     def relaxed(self, *, near: int | None = None, tolerance: float = 0.0) -> Plan:
         """The best threshold with splits that need not be whole; to a part `tolerance` of itself, sought around `near`."""
@@ -46,9 +52,6 @@ class ManyPd:
 
     def _threshold_of(self, plan: Plan) -> int:
         return self._loads.everything_offloaded if plan.threshold_tokens is None else plan.threshold_tokens
-
-    def _rounded(self, index: int, num_prefill: float) -> float:
-        return num_prefill if self._pd[index].shared_instances else float(round(num_prefill))
 
     def _solve(self, threshold: int, splits: Sequence[float] | None) -> Solution:
         return solve(_short_and_long(self._loads.at(threshold)), self._loads, splits=splits)
@@ -87,7 +90,7 @@ class ManyPd:
         return [
             [*splits[:index], splits[index] + step, *splits[index + 1 :]]
             for index, cluster in enumerate(self._pd)
-            if cluster.num_prefill is None and not cluster.shared_instances
+            if self._is_free(cluster)
             for step in (-1.0, 1.0)
             if 0 <= splits[index] + step <= cluster.num_instances
         ]
@@ -137,6 +140,21 @@ class ManyPd:
             throughput.pd_prefill_throughput(count, seconds / loads.local_ratio)
             for count, seconds in zip(splits, loads.local_seconds, strict=True)
         )
+
+
+def _whole_splits(relaxed: Sequence[float], free: Sequence[bool]) -> list[list[float]]:
+    """`relaxed` with whole numbers where `free`: their sum rounded down and up, the largest remainders first.
+
+    What the system sustains is concave in the sum, so that one of the two is best up to how it is distributed.
+    """
+    floors = [math.floor(number + 1e-9) if is_free else number for number, is_free in zip(relaxed, free, strict=True)]
+    order = sorted((i for i, is_free in enumerate(free) if is_free), key=lambda i: floors[i] - relaxed[i])
+    left = sum(relaxed) - sum(floors)
+    starts = []
+    for extra in {math.floor(left + 1e-9), math.ceil(left - 1e-9)}:
+        raised = order[:extra]
+        starts.append([float(floor + (index in raised)) for index, floor in enumerate(floors)])
+    return starts
 
 
 def _short_and_long(loads: Loads) -> Demand:

@@ -1,0 +1,159 @@
+"""Thresholds and splits: the paper's optimum found, never below brute force, on either side of every limit."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from prfaas.model.deployment import Deployment
+from prfaas.model.lengths import Empirical, Mixture
+from prfaas.model.loads import LoadModel, Method
+from prfaas.model.planning import best_plan, equal_cost, homogeneous, naive
+from prfaas.model.solver import SinglePd
+from prfaas.model.workload import LaterTurns, Workload
+from tests.planner_inputs import PAPER_LENGTHS, case_study, profile, small_deployment, with_links_as_wide, workload
+
+# Every token of a short range, so that brute force is quick.
+SHORT = workload(Empirical([17, 30, 30, 41, 55, 80, 80, 80, 123, 200, 377, 390]))
+REMOTE, LOCAL = profile(0.05, 1e-3, 1e-6), profile(0.06, 3e-3, 9e-6)
+
+
+def brute_force(deployment: Deployment, traffic: Workload) -> float:
+    solver = SinglePd(LoadModel(deployment, traffic, "exact"))
+    thresholds = range(int(traffic.prefilled.support[1]) + 2)
+    return max(
+        solver.sustained(t, n) for t, n in itertools.product(thresholds, range(deployment.pd[0].num_instances + 1))
+    )
+
+
+@pytest.mark.parametrize(("num_prfaas", "num_pd"), [(1, 2), (2, 4), (3, 9), (8, 3)])
+@pytest.mark.parametrize("egress", [1e8, 1e9, 12.5e9])
+def test_the_exact_plan_is_never_below_brute_force(num_prfaas: int, num_pd: int, egress: float) -> None:
+    made = small_deployment(REMOTE, LOCAL, num_prfaas=num_prfaas, num_pd=num_pd, egress=egress)
+    assert best_plan(made, SHORT, method="exact").system_throughput >= brute_force(made, SHORT) * (1 - 1e-12)
+
+
+def test_every_token_and_split_of_the_case_study_is_no_better() -> None:
+    deployment, traffic = case_study()
+    solver = SinglePd(LoadModel(deployment, traffic, "exact"))
+    plan = solver.plan()
+    around = range(plan.threshold_tokens - 300, plan.threshold_tokens + 300)  # type: ignore[operator]
+    coarse = range(0, 131_073, 257)
+    for num_prefill in range(9):
+        best = max(solver.sustained(t, num_prefill) for t in itertools.chain(around, coarse))
+        assert best <= plan.system_throughput * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("method", ["paper", "exact"])
+def test_the_paper_s_splits_are_found(method: Method) -> None:
+    deployment, traffic = case_study()
+    plans = [
+        best_plan(made, traffic, method=method) for made in (deployment, homogeneous(deployment), naive(deployment))
+    ]
+    assert [(plan.num_prefill, plan.num_decode) for plan in plans] == [(3, 5), (9, 3), (0, 8)]
+    assert plans[0].threshold_tokens == pytest.approx(19_400, rel=0.005 if method == "paper" else 0.02)
+    assert [plan.threshold_tokens for plan in plans[1:]] == [None, None]
+
+
+def test_the_paper_form_s_threshold_is_the_best_of_all() -> None:
+    deployment, traffic = case_study()
+    solver = SinglePd(LoadModel(deployment, traffic, "paper"))
+    plan = solver.plan()
+    best = max(solver.sustained(t, 3) for t in range(15_000, 25_000))
+    assert plan.system_throughput >= best * (1 - 1e-12)
+
+
+def test_a_narrow_link_raises_the_threshold_and_is_named() -> None:
+    deployment, traffic = case_study()
+    wide = best_plan(deployment, traffic, method="exact")
+    narrow = best_plan(with_links_as_wide(deployment, 0.5e9), traffic, method="exact")
+    assert wide.limit == "prfaas"
+    assert narrow.limit == "link"
+    assert narrow.threshold_tokens > wide.threshold_tokens  # type: ignore[operator]
+    assert narrow.system_throughput < wide.system_throughput
+
+
+def test_two_prfaas_clusters_with_their_own_links_add_up() -> None:
+    deployment, traffic = case_study()
+    (cluster,) = deployment.prfaas
+    halves = tuple(replace(cluster, name=name, num_instances=2) for name in ("east", "west"))
+    together = best_plan(replace(deployment, prfaas=halves), traffic, method="exact")
+    assert together.system_throughput == pytest.approx(best_plan(deployment, traffic, method="exact").system_throughput)
+    assert together.remote_shares == pytest.approx((0.5, 0.5))
+
+
+def test_a_fixed_split_is_kept() -> None:
+    deployment, traffic = case_study()
+    fixed = replace(deployment, pd=(replace(deployment.pd[0], num_prefill=5),))
+    plan = best_plan(fixed, traffic, method="exact")
+    assert plan.num_prefill == 5
+    assert plan.system_throughput < best_plan(deployment, traffic, method="exact").system_throughput
+
+
+def test_sharing_without_overlap_balances_what_whole_instances_cannot() -> None:
+    deployment, traffic = case_study()
+    shared = replace(deployment, pd=(replace(deployment.pd[0], shared_instances=1),))
+    plan = best_plan(shared, traffic, method="exact")
+    assert plan.num_prefill + plan.num_decode == pytest.approx(8)
+    assert plan.pd_decode_throughput == pytest.approx(plan.system_throughput, rel=1e-6)
+    assert plan.system_throughput > best_plan(deployment, traffic, method="exact").system_throughput
+
+
+def test_overlap_adds_roles() -> None:
+    deployment, traffic = case_study()
+    gains = []
+    for overlap in (0.0, 0.2, 0.4):
+        shared = replace(deployment, pd=(replace(deployment.pd[0], shared_instances=8, overlap=overlap),))
+        plan = best_plan(shared, traffic, method="exact")
+        assert plan.num_prefill + plan.num_decode == pytest.approx(8 * (1 + overlap), rel=1e-6)
+        gains.append(plan.system_throughput)
+    assert gains == sorted(gains)
+
+
+def test_an_intra_cluster_network_can_limit_local_prefill() -> None:
+    deployment, traffic = case_study()
+    narrow = replace(deployment, pd=(replace(deployment.pd[0], intra_bytes_per_second=50e6),))
+    assert best_plan(narrow, traffic, method="exact").system_throughput < 0.9 * 3.187
+
+
+def test_no_local_turns_is_the_paper_and_local_turns_take_decode() -> None:
+    deployment, traffic = case_study()
+    turns = LaterTurns(0.4, PAPER_LENGTHS, local_ratio=0.0)
+    same = best_plan(deployment, replace(traffic, later=turns), method="exact")
+    plain = best_plan(deployment, traffic, method="exact")
+    assert same.system_throughput == pytest.approx(plain.system_throughput)
+    appended = best_plan(deployment, replace(traffic, later=replace(turns, local_ratio=0.5)), method="exact")
+    assert appended.offload_ratio + appended.local_ratio == pytest.approx(0.8)
+    assert appended.pd_decode_throughput / appended.num_decode < plain.pd_decode_throughput / plain.num_decode
+
+
+def test_equal_cost_is_fifteen_percent_below_the_case_study() -> None:
+    deployment, traffic = case_study()
+    other = equal_cost(deployment)
+    assert other is not None
+    assert other.price_per_hour == deployment.price_per_hour
+    gain = best_plan(deployment, traffic, method="paper").system_throughput
+    gain /= best_plan(other, traffic, method="paper").system_throughput
+    assert gain == pytest.approx(1.15, abs=0.01)
+
+
+def test_prefix_hits_cost_less_than_whole_prompts() -> None:
+    deployment, traffic = case_study()
+    hits = Mixture(((0.5, PAPER_LENGTHS), (0.5, replace(PAPER_LENGTHS, mu=PAPER_LENGTHS.mu - 0.7, cached_ratio=1.0))))
+    assert (
+        best_plan(deployment, workload(hits), method="exact").system_throughput
+        > best_plan(deployment, traffic, method="exact").system_throughput
+    )
+
+
+def test_thresholds_that_are_as_good_surround_the_best() -> None:
+    deployment, traffic = case_study()
+    solver = SinglePd(LoadModel(deployment, traffic, "exact"))
+    plan = solver.plan()
+    low, high = solver.equally_good(plan, tolerance=0.01)
+    assert low < plan.threshold_tokens < high  # type: ignore[operator]
+    enough = 0.99 * plan.system_throughput
+    assert solver.sustained(low, 3) >= enough > solver.sustained(low - 1, 3)
+    assert solver.sustained(high, 3) >= enough > solver.sustained(high + 1, 3)
