@@ -68,8 +68,8 @@ class Relay:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
-        await self._drop_all()
-        for _ in range(3):  # aborted connections are closed by the loop's next rounds
+        for _ in range(5):  # connections accepted just before show up, and aborted ones close, in the loop's next rounds
+            await self._drop_all()
             await asyncio.sleep(0)
 
     async def _drop_all(self) -> None:
@@ -112,10 +112,10 @@ class Relay:
         try:
             await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            far_writer.transport.abort()  # first: a second cancellation ends the wait below
             for pump in (there, back):
                 pump.cancel()
             await asyncio.gather(there, back, return_exceptions=True)
-            far_writer.transport.abort()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter | None, *, counted: bool

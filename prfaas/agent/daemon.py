@@ -250,6 +250,7 @@ class Agent:
                     num_connections=self._config.num_connections,
                     congestion_control=self._config.congestion_control,
                     reconnect_seconds=self._config.reconnect_seconds,
+                    insecure_plaintext=self._config.insecure_plaintext,
                 ),
                 local_name=self._name,
                 peer_name=peer,

@@ -1,46 +1,87 @@
-"""One TCP connection of a link: made by one function, authenticated by a handshake, then frames."""
+"""One TCP connection of the wire: made and tuned here, and nowhere else; frames go over it whole."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import secrets
+import ipaddress
+import select
 import socket
+import struct
 import threading
-from typing import Any
+import time
+from collections.abc import Sequence
 
-import msgpack
-
-from prfaas.errors import RemoteProtocolError
+from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
 from prfaas.transport.tcp_info import TcpInfo
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, control
+from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
+from prfaas.units import split_address
 
-HANDSHAKE_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
+HANDSHAKE_SECONDS = 5.0  # for each read of the handshake, of which there are four
 SEND_SECONDS = 10.0  # a peer that takes nothing for this long is gone
 SILENCE_SECONDS = 15.0  # a peer that says nothing for this long is gone; PING goes out at a third of it
+FRAME_SECONDS = 60.0  # a frame that has begun is there by then, or the connection ends
 NOT_SENT_LOW_WATER_BYTES = 128 << 10  # a connection takes new work only when its own is nearly on the wire
 SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
-NONCE_BYTES = 32
 _TCP_NOTSENT_LOWAT = 25
+_TCP_USER_TIMEOUT = 18
 
 
-def make_socket(address: str, *, congestion_control: str) -> socket.socket:
-    """Connect to `address`; every socket of the wire is made here.
+def make_socket(address: str, *, congestion_control: str, insecure_plaintext: bool) -> socket.socket:
+    """Connect to `address`; every socket of the wire is made here or in `listen`.
 
     Raises:
+        ConfigError: it is public, and nobody has allowed that.
         OSError: nobody answers.
     """
-    host, _, port = address.rpartition(":")
-    made = socket.create_connection((host.strip("[]"), int(port)), timeout=HANDSHAKE_SECONDS)
-    tune(made, congestion_control=congestion_control)
+    host, port = split_address(address)
+    if not insecure_plaintext and (public := _public_address(host)):
+        raise ConfigError(f"{public} is public; set insecure_plaintext: true to send KV there unencrypted")
+    made = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
+    try:
+        tune(made, congestion_control=congestion_control)
+    except OSError:
+        made.close()
+        raise
     return made
 
 
+def listen(address: str, *, insecure_plaintext: bool) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the address is taken, or public, and nobody has allowed that.
+    """
+    host, port = split_address(address)
+    try:
+        if not insecure_plaintext and (public := _public_address(host)):
+            raise ConfigError(
+                f"listen: {public} is not a private address; KV would cross it unencrypted. "
+                "Listen on a private address, or set insecure_plaintext: true"
+            )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(f"listen: {address} cannot be bound ({error.strerror})") from error
+
+
+def _public_address(host: str) -> str | None:
+    """The first address of `host` that lies beyond private networks; binding to all of them counts."""
+    for *_, address in socket.getaddrinfo(host, None):
+        ip = ipaddress.ip_address(address[0])
+        if not ip.is_private or ip.is_unspecified:
+            return host
+    return None
+
+
 def tune(connection: socket.socket, *, congestion_control: str) -> None:
-    """Set what a long link needs; what the kernel refuses stays as it is."""
+    """Set what a long link needs; where the kernel refuses an optional setting its own default stays.
+
+    SO_RCVBUF stays unset: setting it ends the kernel's own tuning, which reaches further.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(SEND_SECONDS * 1000))
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
     with contextlib.suppress(OSError):
@@ -49,113 +90,136 @@ def tune(connection: socket.socket, *, congestion_control: str) -> None:
 
 
 class Connection:
-    """Frames over one socket. One thread reads; any thread writes, one frame at a time."""
+    """Frames over one socket. One thread reads; any thread writes, one frame at a time; any thread may abort.
 
-    def __init__(self, sock: socket.socket) -> None:
+    The socket blocks, with the kernel's own time-outs: so one call takes or gives a whole chunk.
+    """
+
+    def __init__(self, sock: socket.socket, *, state: State) -> None:
+        self.state = state
         self._socket = sock
         self._write_lock = threading.Lock()
-        self._header = bytearray(HEADER_BYTES)
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        sock.settimeout(None)
+        self._set_timeout(socket.SO_SNDTIMEO, SEND_SECONDS)
+        self.set_read_timeout(HANDSHAKE_SECONDS)
+        self._writable, self._readable = select.poll(), select.poll()
+        self._writable.register(sock, select.POLLOUT)
+        self._readable.register(sock, select.POLLIN)
 
-    def write(self, header: bytes, payload: memoryview | bytes = b"") -> None:
+    def _set_timeout(self, option: int, seconds: float) -> None:
+        whole = int(seconds)
+        self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+
+    def set_read_timeout(self, seconds: float) -> None:
+        """How long the peer may be silent."""
+        self._set_timeout(socket.SO_RCVTIMEO, seconds)
+
+    # Writing
+
+    def write(self, *buffers: bytes | memoryview) -> None:
         """Write one frame.
 
         Raises:
-            OSError: the connection is gone or the peer takes nothing.
+            OSError: the connection is gone, or the peer takes nothing.
         """
         with self._write_lock:
-            sent = self._socket.sendmsg([header, payload])
-            total = len(header) + len(payload)
-            while sent < total:
-                if sent < len(header):
-                    sent += self._socket.send(header[sent:])
-                else:
-                    sent += self._socket.send(memoryview(payload)[sent - len(header) :])
+            sent = self._socket.sendmsg(buffers)
+            total = sum(map(len, buffers))
+            if sent < total:
+                self._write_rest(_after(buffers, sent), total - sent)
+
+    def _write_rest(self, buffers: list[memoryview], left: int) -> None:
+        deadline = time.monotonic() + FRAME_SECONDS
+        while left:
+            sent = self._socket.sendmsg(buffers)
+            left -= sent
+            buffers = _after(buffers, sent)
+            if left and time.monotonic() > deadline:
+                raise TimeoutError("the peer takes a frame too slowly")
+
+    def wait_writable(self, seconds: float) -> bool:
+        """Whether the kernel takes more; a connection that is gone counts as writable."""
+        return bool(self._writable.poll(seconds * 1000))
+
+    # Reading
 
     def read_header(self) -> Header:
-        """The next frame's header.
+        """The next frame's header, if it may come now.
 
         Raises:
             OSError: the connection is gone, or silent for too long.
-            RemoteProtocolError: it is no header.
+            RemoteProtocolError: it is no header, or not of a frame that may come now.
         """
-        self.read_into(memoryview(self._header))
-        return Header.decode(self._header)
+        self.read_into([self._header])
+        header = Header.decode(self._header)
+        self.state = next_state(self.state, header.type)
+        return header
 
-    def read_into(self, target: memoryview) -> None:
-        got = 0
-        while got < len(target):
-            count = self._socket.recv_into(target[got:])
-            if not count:
-                raise ConnectionResetError("the peer closed the connection")
-            got += count
-
-    def read_body(self, header: Header) -> Any:
-        """The control payload of `header` as plain data."""
+    def read_payload(self, header: Header) -> bytearray:
+        """A control frame's payload; its length was checked with the header."""
         payload = bytearray(header.length)
-        self.read_into(memoryview(payload))
-        try:
-            return msgpack.unpackb(payload)
-        except ValueError as error:
-            raise RemoteProtocolError("body", f"{header.type.name}: not msgpack") from error
+        if payload:
+            self.read_into([memoryview(payload)])
+        return payload
 
-    def set_timeout(self, seconds: float) -> None:
-        self._socket.settimeout(seconds)
+    def read_into(self, views: Sequence[memoryview]) -> None:
+        """Fill `views` with the next bytes.
+
+        Raises:
+            OSError: the connection is gone, or silent for too long, or too slow.
+        """
+        got = self._receive(views)
+        total = sum(map(len, views))
+        if got < total:
+            self._read_rest(_after(views, got), total - got)
+
+    def _receive(self, views: Sequence[memoryview]) -> int:
+        if len(views) == 1:
+            got = self._socket.recv_into(views[0], 0, socket.MSG_WAITALL)
+        else:
+            got = self._socket.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+        if not got:
+            raise ConnectionResetError("the peer closed the connection")
+        return got
+
+    def _read_rest(self, views: list[memoryview], left: int) -> None:
+        if self.state not in ("sending", "receiving"):
+            raise TimeoutError("a handshake that comes in pieces")
+        deadline = time.monotonic() + FRAME_SECONDS
+        while left:
+            got = self._receive(views)
+            left -= got
+            views = _after(views, got)
+            if left and time.monotonic() > deadline:
+                raise TimeoutError("a frame comes too slowly")
+
+    def has_input(self) -> bool:
+        """Whether bytes of the peer wait to be read."""
+        return bool(self._readable.poll(0))
+
+    # Ending
 
     def tcp_info(self) -> TcpInfo | None:
         """The kernel's figures of this connection."""
         return tcp_info.read(self._socket)
 
-    def close(self) -> None:
-        """Wake every thread that reads or writes, with an OSError."""
+    def abort(self) -> None:
+        """Wake every thread that reads or writes, with an OSError; they, or their owner, then `close`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back; nobody else may use it any more."""
+        self.abort()
         self._socket.close()
 
-    # Handshake
 
-    def _expect(self, kind: FrameType, fields: dict[str, type]) -> dict[str, Any]:
-        header = self.read_header()
-        if header.type is FrameType.ERROR:
-            raise RemoteProtocolError("refused", str(self.read_body(header)))
-        if header.type is not kind:
-            raise RemoteProtocolError("order", f"{header.type.name} where {kind.name} belongs")
-        body = self.read_body(header)
-        if not isinstance(body, dict) or {name: type(value) for name, value in body.items()} != fields:
-            raise RemoteProtocolError("body", f"{kind.name} has the fields {', '.join(fields)}")
-        return body
-
-    def dial_handshake(self, key: bytes, *, local_name: str, peer_name: str) -> None:
-        """Prove to the listener that we know the secret, and have it prove the same."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        self.write(control(FrameType.HELLO, {"name": local_name, "nonce": nonce}))
-        answer = self._expect(FrameType.CHALLENGE, {"name": str, "nonce": bytes, "proof": bytes})
-        transcript = _transcript(local_name, nonce, answer["name"], answer["nonce"])
-        if not hmac.compare_digest(answer["proof"], _proof(key, b"listener", transcript)):
-            raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")
-        if answer["name"] != peer_name:
-            raise RemoteProtocolError("name", f"{answer['name']} answers where {peer_name} was expected")
-        self.write(control(FrameType.PROOF, {"proof": _proof(key, b"dialer", transcript)}))
-        self._expect(FrameType.WELCOME, {})
-
-    def listen_handshake(self, key: bytes, *, local_name: str) -> str:
-        """The dialer's name, proven."""
-        hello = self._expect(FrameType.HELLO, {"name": str, "nonce": bytes})
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        transcript = _transcript(hello["name"], hello["nonce"], local_name, nonce)
-        proof = _proof(key, b"listener", transcript)
-        self.write(control(FrameType.CHALLENGE, {"name": local_name, "nonce": nonce, "proof": proof}))
-        answer = self._expect(FrameType.PROOF, {"proof": bytes})
-        if not hmac.compare_digest(answer["proof"], _proof(key, b"dialer", transcript)):
-            raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")
-        self.write(control(FrameType.WELCOME, {}))
-        name: str = hello["name"]
-        return name
-
-
-def _transcript(dialer: str, dialer_nonce: bytes, listener: str, listener_nonce: bytes) -> bytes:
-    packed: bytes = msgpack.packb([dialer, dialer_nonce, listener, listener_nonce])
-    return packed
-
-
-def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
-    return hmac.digest(key, role + transcript, hashlib.sha256)
+def _after(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of `buffers` after the first `num_bytes`."""
+    left = []
+    for buffer in buffers:
+        if num_bytes < len(buffer):
+            left.append(memoryview(buffer)[num_bytes:])
+        num_bytes = max(0, num_bytes - len(buffer))
+    return left

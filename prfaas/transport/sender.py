@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import xxhash
-
-from prfaas.errors import RemoteProtocolError
-from prfaas.transport.connection import SILENCE_SECONDS, Connection, make_socket
+from prfaas.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from prfaas.transport import handshake, messages
+from prfaas.transport.area import Area, Slab
+from prfaas.transport.chunker import Chunk, Chunker
+from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.handshake import Identity
+from prfaas.transport.inbound import TransferStats
+from prfaas.transport.line import Job, Line
 from prfaas.transport.link_state import LinkState, retransmit_ratio
+from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.ordered_events import OrderedEvents
+from prfaas.transport.outbound import (
+    Outgoing,
+    SendAccepted,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+)
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.receiver import TransferStats
-from prfaas.transport.tcp_info import TcpInfo
-from prfaas.transport.wire import FrameType, Header, control
+from prfaas.transport.wire import FrameType, Header
+from prfaas.types import FailureReason
 
-CHUNK_BYTES = 256 << 10
+__all__ = [
+    "Link",
+    "LinkConfig",
+    "Outgoing",
+    "SendAccepted",
+    "SendCompleted",
+    "SendEvent",
+    "SendFailed",
+    "SendMemoryFree",
+    "SendProgress",
+]
+
 TICK_SECONDS = 0.05
 KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
+CLOSE_SECONDS = 15.0
+MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
 
 
 @dataclass(frozen=True)
@@ -35,78 +59,42 @@ class LinkConfig:
     num_connections: int = 8
     congestion_control: str = "bbr"
     reconnect_seconds: float = 3.0
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """Objects to send; `source` gives an object's memory, which must stay unchanged until SendMemoryFree."""
-
-    transfer_id: bytes
-    open_body: bytes
-    object_bytes: Sequence[int]
-    source: Callable[[int], memoryview]
-    priority: int
-    deadline_seconds: float
-
-
-@dataclass(frozen=True)
-class SendAccepted:
-    transfer_id: bytes
-    missing_bytes: int
-
-
-@dataclass(frozen=True)
-class SendProgress:
-    transfer_id: bytes
-    acked_bytes: int
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class SendCompleted:
-    transfer_id: bytes
-    stats: TransferStats
-
-
-@dataclass(frozen=True)
-class SendFailed:
-    transfer_id: bytes
-    reason: Any
-    message: str
-
-
-@dataclass(frozen=True)
-class SendMemoryFree:
-    transfer_id: bytes
-
-
-SendEvent = SendAccepted | SendProgress | SendCompleted | SendFailed | SendMemoryFree
+    insecure_plaintext: bool = False
 
 
 @dataclass(eq=False)
 class _Sending:
     transfer: Outgoing
-    deadline: float
-    accepted: bool = False
-    early: list[tuple[int, int, int]] = field(default_factory=list)  # ready before HAVE
-    held: set[int] = field(default_factory=set)
-    acked: dict[int, Ranges] = field(default_factory=dict)
-    missing_bytes: int = 0
-    acked_bytes: int = 0
+    sizes: ObjectSizes
+    opened_at: float
+    is_accepted: bool = False  # the peer has answered the latest OPEN
+    was_accepted: bool = False
+    ready: Area = field(default_factory=Area)
+    acked: Area = field(default_factory=Area)
+    held: Ranges = field(default_factory=Ranges)
+    missing_bytes: int = 0  # that must travel
+    unready_bytes: int = 0  # of those
+    said_end: bool = False
     num_users: int = 0  # threads that read its memory
-    ended: bool = False
+    has_ended: bool = False
 
+    @property
+    def id(self) -> bytes:
+        return self.transfer.transfer_id
 
-@dataclass(order=True)
-class _Work:
-    """A range of one object that may leave."""
+    @property
+    def deadline(self) -> float:
+        return self.opened_at + self.transfer.deadline_seconds
 
-    priority: int
-    order: int
-    sending: _Sending = field(compare=False)
-    object: int = field(compare=False)
-    start: int = field(compare=False)
-    end: int = field(compare=False)
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the next word is the peer's: losing a connection may have lost it."""
+        return not self.is_accepted or self.acked.num_bytes == self.missing_bytes
+
+    def wanted(self, slab: Slab) -> Iterator[Slab]:
+        """The parts of a slab whose objects the peer does not hold."""
+        for first, last in self.held.missing(slab.first, slab.last):
+            yield Slab(first, last - first, slab.offset, slab.length)
 
 
 class Link:
@@ -122,44 +110,49 @@ class Link:
         key: bytes,
         on_event: Callable[[SendEvent], None],
     ) -> None:
+        """Events come from the link's threads, in order, with none of its locks held."""
         self.address = address
         self._config = config
-        self._local_name = local_name
+        self._identity = Identity(local_name, key)
         self._peer_name = peer_name
-        self._key = key
-        self._on_event = on_event
-        self._changed = threading.Condition()
+        self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
+        self._changed = threading.Condition(threading.Lock())
         self._sendings: dict[bytes, _Sending] = {}
-        self._work: list[_Work] = []
-        self._to_open: deque[_Sending] = deque()
-        self._cancels: deque[bytes] = deque()
-        self._order = itertools.count()
-        self._num_connected = 0
+        self._chunker = Chunker(config.num_connections)
+        self._frames: deque[bytes] = deque(maxlen=MAX_FRAMES)  # control frames that any connection may carry
+        self._to_open: dict[bytes, _Sending] = {}  # in order
+        self._lines: set[Line] = set()
+        self._boot_id: bytes | None = None  # of the peer's process
+        self._generation = 0
         self._last_transfer_at = time.monotonic()
-        self._disconnected_since: float | None = None
-        self._in_flight_bytes = 0
+        self._disconnected_since: float | None = time.monotonic()
+        self._last_error = ""
         self._acknowledged_bytes = 0
-        self._closed = False
+        self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._lines: set[_Line] = set()
 
     # What the agent says
 
     def open(self, transfer: Outgoing) -> None:
-        sending = _Sending(transfer, time.monotonic() + transfer.deadline_seconds)
+        """Offer a transfer to the peer. What `ready` names leaves once the peer has said what it holds."""
+        sending = _Sending(transfer, ObjectSizes.of(transfer.object_bytes), time.monotonic())
         with self._changed:
-            self._sendings[transfer.transfer_id] = sending
-            self._last_transfer_at = time.monotonic()
-            self._to_open.append(sending)
-            if self._num_connected == 0 and self._disconnected_since is None:
-                self._disconnected_since = time.monotonic()
-            self._changed.notify_all()
-            if not self._threads:
+            if transfer.transfer_id in self._sendings:
+                raise LocalProtocolError(f"transfer {transfer.transfer_id.hex()} is open already")
+            self._sendings[sending.id] = sending
+            self._chunker.add(sending.id, priority=transfer.priority)
+            self._to_open[sending.id] = sending
+            if self._is_closed.is_set():
+                self._end(sending, SendFailed(sending.id, "shutdown", "this agent stops"))
+            elif len(transfer.open_body) > MAX_BODY_BYTES:
+                self._end(sending, SendFailed(sending.id, "protocol", "its OPEN is longer than the wire allows"))
+            elif not self._threads:
                 self._start()
+            self._changed.notify_all()
+        self._events.tell()
 
     def _start(self) -> None:
-        targets = [self._watch_forever, *[self._connect_forever] * self._config.num_connections]
-        for target in targets:
+        for target in (self._watch_forever, *[self._connect_forever] * self._config.num_connections):
             thread = threading.Thread(target=target, name=f"send-{self._peer_name}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -167,45 +160,57 @@ class Link:
     def ready(
         self, transfer_id: bytes, *, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int
     ) -> None:
-        """This range of each of these objects may leave."""
+        """This byte range of each of these objects may leave now."""
+        slab = Slab(first_object, num_objects, offset_bytes, length_bytes)
         with self._changed:
             sending = self._sendings.get(transfer_id)
-            if sending is None or sending.ended:
+            if sending is None or sending.has_ended:
                 return
-            for index in range(first_object, first_object + num_objects):
-                piece = (index, offset_bytes, offset_bytes + length_bytes)
-                if sending.accepted:
-                    self._enqueue(sending, *piece)
-                else:
-                    sending.early.append(piece)
-            self._changed.notify(num_objects)
+            if not sending.sizes.holds(slab):
+                raise LocalProtocolError(f"no object of transfer {transfer_id.hex()} has {slab}")
+            fresh = list(sending.ready.missing(slab))
+            sending.ready.add(slab)
+            if sending.is_accepted:
+                self._queue(sending, fresh)
+                self._changed.notify_all()
 
-    def _enqueue(self, sending: _Sending, index: int, start: int, end: int) -> None:
-        if index not in sending.held:
-            heapq.heappush(self._work, _Work(sending.transfer.priority, next(self._order), sending, index, start, end))
+    def _queue(self, sending: _Sending, slabs: list[Slab]) -> None:
+        for slab in slabs:
+            for wanted in sending.wanted(slab):
+                sending.unready_bytes -= wanted.num_bytes
+                for gap in sending.acked.missing(wanted):
+                    self._chunker.ready(sending.id, gap)
 
-    def cancel(self, transfer_id: bytes, reason: str, message: str) -> None:
+    def set_priority(self, transfer_id: bytes, priority: int) -> None:
+        """Change a transfer's share of the link from here on."""
+        with self._changed:
+            if transfer_id in self._sendings:
+                self._chunker.set_priority(transfer_id, priority)
+
+    def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
         """End a transfer; SendFailed and SendMemoryFree follow, the peer hears of it."""
         with self._changed:
             sending = self._sendings.get(transfer_id)
-            if sending is None:
+            if sending is None or sending.has_ended:
                 return
-            self._cancels.append(control(FrameType.CANCEL, [reason, message], transfer_id=transfer_id))
+            ending = Ending(reason, message)
+            self._frames.append(messages.encode_ending(FrameType.CANCEL, transfer_id, ending))
             self._changed.notify()
-        self._end(sending, SendFailed(transfer_id, reason, message))
+            self._end(sending, SendFailed(transfer_id, reason, message))
+        self._events.tell()
 
     def close(self) -> None:
         """End every transfer and every thread."""
         with self._changed:
-            self._closed = True
-            sendings, lines = list(self._sendings.values()), list(self._lines)
+            self._is_closed.set()
+            for sending in list(self._sendings.values()):
+                self._end(sending, SendFailed(sending.id, "shutdown", "this agent stops"))
+            for line in self._lines:
+                line.abort()
             self._changed.notify_all()
-        for sending in sendings:
-            self._end(sending, SendFailed(sending.transfer.transfer_id, "shutdown", "this agent stops"))
-        for line in lines:
-            line.close()
+        self._events.tell()
         for thread in self._threads:
-            thread.join(15)
+            thread.join(CLOSE_SECONDS)
 
     def snapshot(self) -> LinkState:
         """The link's figures; costs a few microseconds a connection."""
@@ -214,10 +219,10 @@ class Link:
             return LinkState(
                 peer=self._peer_name,
                 address=self.address,
-                num_connections=self._num_connected,
+                num_connections=len(self._lines),
                 num_transfers=len(self._sendings),
-                queued_bytes=sum(work.end - work.start for work in self._work if not work.sending.ended),
-                unacknowledged_bytes=self._in_flight_bytes,
+                queued_bytes=self._chunker.queued_bytes,
+                unacknowledged_bytes=sum(line.in_flight_bytes for line in self._lines),
                 acknowledged_bytes=self._acknowledged_bytes,
                 rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
@@ -228,313 +233,260 @@ class Link:
     # Threads
 
     def _watch_forever(self) -> None:
-        while not self._closed:
-            time.sleep(TICK_SECONDS)
-            now = time.monotonic()
-            with self._changed:
-                since = self._disconnected_since
-                gone = since is not None and now - since >= self._config.reconnect_seconds
-                late = [
-                    (s, "unreachable" if gone else "deadline")
-                    for s in self._sendings.values()
-                    if gone or now >= s.deadline
-                ]
-            for sending, reason in late:
-                message = f"{self._peer_name} at {self.address} was not reached in time"
-                self.cancel(sending.transfer.transfer_id, reason, message)
+        while not self._is_closed.wait(TICK_SECONDS):
+            for transfer_id, reason in self._late(time.monotonic()):
+                message = f"{self._peer_name} at {self.address} did not take it in time {self._last_error}".rstrip()
+                self.cancel(transfer_id, reason, message)
+
+    def _late(self, now: float) -> list[tuple[bytes, FailureReason]]:
+        with self._changed:
+            reasons = [(its.id, self._lateness(its, now)) for its in self._sendings.values() if not its.has_ended]
+        return [(transfer_id, reason) for transfer_id, reason in reasons if reason is not None]
+
+    def _lateness(self, sending: _Sending, now: float) -> FailureReason | None:
+        if now >= sending.deadline:
+            return "deadline"
+        since = self._disconnected_since
+        is_gone = since is not None and now - max(since, sending.opened_at) >= self._config.reconnect_seconds
+        return "unreachable" if is_gone else None
 
     def _connect_forever(self) -> None:
         pause = FIRST_RETRY_SECONDS
-        while not self._closed:
-            if self._is_forgotten():
-                self._wait_for_work()
-                continue
+        while not self._is_closed.is_set():
+            self._wait_until_wanted()
             try:
-                sock = make_socket(self.address, congestion_control=self._config.congestion_control)
-                line = Connection(sock)
-            except OSError:
-                time.sleep(pause)
-                pause = min(2 * pause, MAX_RETRY_SECONDS)
-                continue
-            try:
-                line.dial_handshake(self._key, local_name=self._local_name, peer_name=self._peer_name)
+                self._connect_once()
                 pause = FIRST_RETRY_SECONDS
-                line.set_timeout(SILENCE_SECONDS)
-                _Line(self, line).run()
-            except (OSError, RemoteProtocolError):
-                time.sleep(pause)
-            finally:
-                line.close()
+            except (OSError, RemoteProtocolError, ConfigError) as error:
+                self._last_error = f"({error})"
+                self._is_closed.wait(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    def _is_forgotten(self) -> bool:
-        """Whether nobody has sent anything for so long that lost connections are not made again before somebody does."""
+    def _wait_until_wanted(self) -> None:
+        """Return when somebody sends, or has sent not long ago: then connections are kept, and made again."""
         with self._changed:
-            return not self._sendings and time.monotonic() - self._last_transfer_at > KEEP_WARM_SECONDS
-
-    def _wait_for_work(self) -> None:
-        with self._changed:
-            if not self._sendings and not self._closed:
+            while not (self._sendings or self._is_closed.is_set()):
+                if time.monotonic() - self._last_transfer_at < KEEP_WARM_SECONDS:
+                    return
                 self._changed.wait(MAX_RETRY_SECONDS)
 
-    # What the connections do, under the lock where they touch the link
+    def _connect_once(self) -> None:
+        """Serve one connection until it is lost, by the peer's going or by our closing."""
+        sock = make_socket(
+            self.address,
+            congestion_control=self._config.congestion_control,
+            insecure_plaintext=self._config.insecure_plaintext,
+        )
+        connection = Connection(sock, state="challenge")
+        try:
+            challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
+            line = self._connected(connection, challenge.boot_id)
+            try:
+                line.run()
+            except OSError as error:
+                self._last_error = f"({error})"
+            finally:
+                self._lost(line)
+        finally:
+            connection.close()
 
-    def connected(self, line: _Line) -> None:
+    # Lines come and go
+
+    def _connected(self, connection: Connection, boot_id: bytes) -> Line:
         with self._changed:
+            if boot_id != self._boot_id:
+                self._peer_restarted(boot_id)
+            line = Line(self, connection, generation=self._generation)
             self._lines.add(line)
-            self._num_connected += 1
             self._disconnected_since = None
-            if self._closed:
-                raise ConnectionAbortedError("the link is closed")
+            if self._is_closed.is_set():
+                line.abort()
+            return line
 
-    def lost(self, line: _Line, unacknowledged: Sequence[_Work]) -> None:
-        """A connection went: what it carried goes to the others; when it was the last, every transfer is opened again."""
+    def _peer_restarted(self, boot_id: bytes) -> None:
+        """Another process answers: what the earlier one acknowledged is lost, its connections are dead."""
+        self._boot_id = boot_id
+        self._generation += 1
+        for line in self._lines:
+            line.abort()
+        for sending in self._sendings.values():
+            self._open_again(sending)
+
+    def _lost(self, line: Line) -> None:
+        """A connection went: what it carried goes to the others; who waits for an answer asks again."""
         with self._changed:
             self._lines.discard(line)
-            self._num_connected -= 1
-            for work in unacknowledged:
-                self._in_flight_bytes -= work.end - work.start
-                if not work.sending.ended:
-                    heapq.heappush(self._work, work)
-            if self._num_connected == 0:
+            is_last = not self._lines
+            if is_last:
                 self._disconnected_since = time.monotonic()
-                self._to_open.extend(s for s in self._sendings.values() if s not in self._to_open)
+            for sending in self._sendings.values():
+                if is_last or sending.awaits_answer:
+                    self._open_again(sending)
+            if line.generation == self._generation:
+                self._put_back(line.unacknowledged())
             self._changed.notify_all()
 
-    def next_frame(self, alive: threading.Event, timeout_seconds: float) -> bytes | _Sending | _Work | None:
-        """What to send next: a cancel, an open, a chunk; None when nothing came up in time.
+    def _open_again(self, sending: _Sending) -> None:
+        sending.is_accepted = False
+        if not sending.has_ended:
+            self._to_open[sending.id] = sending
+        self._chunker.clear(sending.id)  # HAVE tells what is still to be sent
+
+    def _put_back(self, chunks: list[Chunk]) -> None:
+        for chunk in reversed(chunks):
+            sending = self._sendings.get(chunk.transfer_id)
+            if sending is not None and sending.is_accepted and not sending.has_ended:
+                self._chunker.put_back(chunk)
+
+    # What the lines ask for and report (see `line.Work`)
+
+    def next_job(self, line: Line, timeout_seconds: float) -> Job | None:
+        """What to send next, or None when nothing came up in time.
 
         Raises:
-            OSError: the connection is not `alive` any more, or the link is closed.
+            OSError: the line is dead.
         """
+        end = time.monotonic() + timeout_seconds
         with self._changed:
-            end = time.monotonic() + timeout_seconds
-            while alive.is_set() and not self._closed:
-                if self._cancels:
-                    return self._cancels.popleft()
-                if self._to_open:
-                    return self._to_open.popleft()
-                work = self._take_chunk()
-                if work is not None:
-                    return work
+            while line.is_alive:
+                frames = self._next_frames()
+                if frames or self._chunker.has_work():
+                    return Job(frames)
                 left = end - time.monotonic()
                 if left <= 0:
                     return None
                 self._changed.wait(left)
-        raise ConnectionAbortedError("the connection or the link is closed")
+        raise ConnectionAbortedError("the connection was lost")
 
-    def wake(self) -> None:
-        """Have every connection look at what there is to do."""
+    def _next_frames(self) -> list[bytes]:
+        if self._frames:
+            return [self._frames.popleft()]
+        if self._to_open:
+            return [self._open_frame(self._to_open.pop(next(iter(self._to_open))))]
+        return []
+
+    def _open_frame(self, sending: _Sending) -> bytes:
+        left = max(0.1, sending.deadline - time.monotonic())
+        transfer = sending.transfer
+        opened = messages.Open(sending.sizes, max(0, transfer.priority), left, transfer.open_body)
+        return messages.encode_open(sending.id, opened)
+
+    def take_chunk(self, line: Line) -> tuple[Chunk, Callable[[int], memoryview]] | None:
+        """The next bytes to send; their memory is in use until `sent`."""
         with self._changed:
-            self._changed.notify_all()
+            chunk = self._chunker.take() if line.is_alive else None
+            if chunk is None:
+                return None
+            sending = self._sendings[chunk.transfer_id]
+            sending.num_users += 1
+            return chunk, sending.transfer.source
 
-    def _take_chunk(self) -> _Work | None:
-        """The next bytes to send; the transfer's memory is in use until `sent`."""
-        while self._work:
-            work = heapq.heappop(self._work)
-            if work.sending.ended:
-                continue
-            if work.end - work.start > CHUNK_BYTES:
-                rest = _Work(work.priority, work.order, work.sending, work.object, work.start + CHUNK_BYTES, work.end)
-                heapq.heappush(self._work, rest)
-                work = _Work(work.priority, work.order, work.sending, work.object, work.start, work.start + CHUNK_BYTES)
-            work.sending.num_users += 1
-            return work
-        return None
-
-    def sent(self, work: _Work) -> None:
+    def sent(self, chunk: Chunk) -> None:
+        """The line has read the chunk's memory for the last time."""
         with self._changed:
-            work.sending.num_users -= 1
-            self._in_flight_bytes += work.end - work.start
-            ended = work.sending.ended
-        if ended:
-            self._end(work.sending, None)
+            sending = self._sendings[chunk.transfer_id]
+            sending.num_users -= 1
+            if sending.has_ended:
+                self._free(sending)
+            else:
+                self._say_end(sending)
+        self._events.tell()
 
-    def have(self, transfer_id: bytes, held_runs: list[list[int]], partial: list[tuple[int, list[list[int]]]]) -> None:
-        """The peer has accepted a transfer and says what it holds."""
+    def _say_end(self, sending: _Sending) -> None:
+        is_all = sending.is_accepted and not sending.unready_bytes and self._chunker.is_drained(sending.id)
+        if is_all and not sending.said_end:
+            sending.said_end = True
+            self._frames.append(Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode())
+            self._changed.notify()
+
+    def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None:
+        """Chunks have arrived whole, and others changed, which leave again."""
+        now = time.monotonic_ns()
         with self._changed:
-            sending = self._sendings.get(transfer_id)
-            if sending is None or sending.ended:
+            if line.generation != self._generation:
                 return
-            first = not sending.accepted
-            if first:
-                self._accept(sending, held_runs)
-            for index, ranges in partial:
-                for start, end in ranges:
-                    sending.acked_bytes += sending.acked[index].add(start, end)
-            missing = sending.missing_bytes
-            self._changed.notify_all()
-        if first:
-            self._on_event(SendAccepted(transfer_id, missing))
+            for chunk in landed:
+                sending = self._sendings.get(chunk.transfer_id)
+                if sending is not None and not sending.has_ended:
+                    self._acknowledged_bytes += sending.acked.add(chunk.slab)
+            for transfer_id in dict.fromkeys(chunk.transfer_id for chunk in landed):
+                sending = self._sendings.get(transfer_id)
+                if sending is not None and not sending.has_ended:
+                    self._events.put(SendProgress(transfer_id, sending.acked.num_bytes, now))
+            self._put_back(changed)
+            if changed:
+                self._changed.notify_all()
+        self._events.tell()
 
-    def _accept(self, sending: _Sending, held_runs: list[list[int]]) -> None:
-        sending.held = {index for start, count in held_runs for index in range(start, start + count)}
-        sizes = sending.transfer.object_bytes
-        sending.acked = {index: Ranges() for index in range(len(sizes)) if index not in sending.held}
-        sending.missing_bytes = sum(sizes[index] for index in sending.acked)
-        sending.accepted = True
-        for piece in sending.early:
-            self._enqueue(sending, *piece)
-        sending.early.clear()
-
-    def acknowledged(self, transfer_id: bytes, pieces: list[list[int]], *, in_flight_bytes: int) -> None:
-        """Pieces have arrived whole; `in_flight_bytes` of what that connection carried are accounted for."""
+    def have(self, line: Line, transfer_id: bytes, have: Have) -> None:
+        """The peer has accepted a transfer and says what it holds; all else that is ready leaves."""
         with self._changed:
-            self._in_flight_bytes -= in_flight_bytes
             sending = self._sendings.get(transfer_id)
-            if sending is None or not sending.accepted or sending.ended:
+            current = line.generation == self._generation
+            if sending is None or sending.has_ended or sending.is_accepted or not current:
                 return
-            for index, offset, length in pieces:
-                new = sending.acked[index].add(offset, offset + length)
-                sending.acked_bytes += new
-                self._acknowledged_bytes += new
-            total = sending.acked_bytes
-        self._on_event(SendProgress(transfer_id, total, time.monotonic_ns()))
+            _check_have(sending.sizes, have)
+            sending.is_accepted = True
+            sending.said_end = False
+            sending.held, sending.acked = have.held, Area(have.arrived)
+            sending.missing_bytes = sending.sizes.total_bytes - sending.sizes.bytes_of(have.held)
+            sending.unready_bytes = sending.missing_bytes
+            self._queue(sending, list(sending.ready.slabs()))
+            if not sending.was_accepted:
+                sending.was_accepted = True
+                self._events.put(SendAccepted(transfer_id, sending.missing_bytes, have.held.copy()))
+            self._changed.notify_all()
+        self._events.tell()
 
-    def again(self, transfer_id: bytes, index: int, offset: int, length: int) -> None:
+    def done(self, transfer_id: bytes, done: Done) -> None:
+        """The peer has every byte. The last acknowledgements may come after this."""
         with self._changed:
             sending = self._sendings.get(transfer_id)
-            if sending is not None and sending.accepted and not sending.ended:
-                self._enqueue(sending, index, offset, offset + length)
+            if sending is not None and not sending.has_ended:
+                self._acknowledged_bytes += sending.missing_bytes - sending.acked.num_bytes
+                stats = TransferStats(done.wire_bytes, done.checksum_failures)
+                self._end(sending, SendCompleted(transfer_id, stats))
+        self._events.tell()
+
+    def refused(self, transfer_id: bytes, ending: Ending) -> None:
+        """The peer gives a transfer up, or does not take it."""
+        with self._changed:
+            sending = self._sendings.get(transfer_id)
+            if sending is not None:
+                self._end(sending, SendFailed(transfer_id, ending.reason, ending.message))
+        self._events.tell()
+
+    def reopen(self, transfer_id: bytes) -> None:
+        """The peer does not know a transfer that it was sent chunks of."""
+        with self._changed:
+            sending = self._sendings.get(transfer_id)
+            if sending is not None and sending.is_accepted:
+                self._open_again(sending)
                 self._changed.notify()
 
-    def done(self, transfer_id: bytes, wire_bytes: int, checksum_failures: int) -> None:
+    def wake(self) -> None:
+        """Have every line look at what there is to do."""
         with self._changed:
-            sending = self._sendings.get(transfer_id)
-            if sending is not None and not sending.ended:  # the last acknowledgements may come after this
-                self._acknowledged_bytes += sending.missing_bytes - sending.acked_bytes
-                sending.acked_bytes = sending.missing_bytes
-        if sending is not None:
-            self._end(sending, SendCompleted(transfer_id, TransferStats(wire_bytes, checksum_failures)))
+            self._changed.notify_all()
 
-    def refused(self, transfer_id: bytes, reason: str, message: str) -> None:
-        with self._changed:
-            sending = self._sendings.get(transfer_id)
-        if sending is not None:
-            self._end(sending, SendFailed(transfer_id, reason, message))
+    # Ending, with the lock held
 
-    def _end(self, sending: _Sending, event: SendCompleted | SendFailed | None) -> None:
-        transfer_id = sending.transfer.transfer_id
-        with self._changed:
-            first = not sending.ended
-            sending.ended = True
-            free = sending.num_users == 0 and self._sendings.get(transfer_id) is sending
-            if free:
-                del self._sendings[transfer_id]
-            with contextlib.suppress(ValueError):
-                self._to_open.remove(sending)
-            lines = list(self._lines)
-        for line in lines:
-            line.forget(transfer_id)
-        if first and event is not None:
-            self._on_event(event)
-        if free:
-            self._on_event(SendMemoryFree(transfer_id))
-
-    def forgotten(self, num_bytes: int) -> None:
-        """Bytes in flight of a transfer that has ended."""
-        with self._changed:
-            self._in_flight_bytes -= num_bytes
-
-
-class _Line:
-    """One connection of a link: this thread writes, a second one reads."""
-
-    def __init__(self, link: Link, connection: Connection) -> None:
-        self._link = link
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._unacknowledged: dict[tuple[bytes, int, int], _Work] = {}
-        self._alive = threading.Event()
-
-    def run(self) -> None:
-        """Send until the connection is lost.
-
-        Raises:
-            OSError: it is.
-        """
-        self._link.connected(self)
-        self._alive.set()
-        reader = threading.Thread(target=self._read_forever, name="send-read", daemon=True)
-        reader.start()
-        try:
-            while True:
-                self._send(self._link.next_frame(self._alive, SILENCE_SECONDS / 3))
-        finally:
-            self._connection.close()
-            reader.join()
-            self._link.lost(self, list(self._unacknowledged.values()))
-
-    def _send(self, frame: bytes | _Sending | _Work | None) -> None:
-        if frame is None:
-            self._connection.write(Header(FrameType.PING, 0).encode())
-        elif isinstance(frame, bytes):
-            self._connection.write(frame)
-        elif isinstance(frame, _Sending):
-            transfer = frame.transfer
-            body = [transfer.open_body, _sizes(transfer.object_bytes), max(0.1, frame.deadline - time.monotonic())]
-            self._connection.write(control(FrameType.OPEN, body, transfer_id=transfer.transfer_id))
-        else:
-            self._send_chunk(frame)
-
-    def _send_chunk(self, work: _Work) -> None:
-        transfer = work.sending.transfer
-        with self._lock:
-            self._unacknowledged[transfer.transfer_id, work.object, work.start] = work
-        try:
-            payload = transfer.source(work.object)[work.start : work.end]
-            checksum = xxhash.xxh3_64_intdigest(payload)
-            header = Header(FrameType.CHUNK, len(payload), transfer.transfer_id, work.object, work.start, checksum)
-            self._connection.write(header.encode(), payload)
-            payload.release()
-        finally:
-            self._link.sent(work)
-
-    def _read_forever(self) -> None:
-        try:
-            while True:
-                self._heard(self._connection.read_header())
-        except (OSError, RemoteProtocolError, TypeError, ValueError, KeyError):
-            self._alive.clear()
-            self._connection.close()
-            self._link.wake()
-
-    def _heard(self, header: Header) -> None:
-        if header.type is FrameType.PONG:
+    def _end(self, sending: _Sending, event: SendCompleted | SendFailed) -> None:
+        if sending.has_ended:
             return
-        body = self._connection.read_body(header)
-        if header.type is FrameType.ACK:
-            self._acknowledged(header.transfer_id, body)
-        elif header.type is FrameType.HAVE:
-            self._link.have(header.transfer_id, body[0], body[1])
-        elif header.type is FrameType.AGAIN:
-            self._link.again(header.transfer_id, *body)
-        elif header.type is FrameType.DONE:
-            self._link.done(header.transfer_id, *body)
-        elif header.type in (FrameType.CANCEL, FrameType.ERROR):
-            self._link.refused(header.transfer_id, str(body[0]), str(body[1]))
-        else:
-            raise RemoteProtocolError("order", f"{header.type.name} from a receiver")
+        sending.has_ended = True
+        self._chunker.remove(sending.id)
+        self._to_open.pop(sending.id, None)
+        self._events.put(event)
+        self._free(sending)
 
-    def _acknowledged(self, transfer_id: bytes, pieces: list[list[int]]) -> None:
-        with self._lock:
-            popped = [self._unacknowledged.pop((transfer_id, index, offset), None) for index, offset, _ in pieces]
-        landed = sum(work.end - work.start for work in popped if work is not None)
-        self._link.acknowledged(transfer_id, pieces, in_flight_bytes=landed)
-
-    def forget(self, transfer_id: bytes) -> None:
-        """The transfer has ended: nothing of it is sent again."""
-        with self._lock:
-            keys = [key for key in self._unacknowledged if key[0] == transfer_id]
-            gone = sum(work.end - work.start for work in map(self._unacknowledged.pop, keys))
-        self._link.forgotten(gone)
-
-    def tcp_info(self) -> TcpInfo | None:
-        return self._connection.tcp_info()
-
-    def close(self) -> None:
-        self._connection.close()
+    def _free(self, sending: _Sending) -> None:
+        if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
+            self._last_transfer_at = time.monotonic()
+            self._events.put(SendMemoryFree(sending.id))
 
 
-def _sizes(object_bytes: Sequence[int]) -> list[list[int]]:
-    """Sizes as [size, count] runs."""
-    return [[size, len(list(same))] for size, same in itertools.groupby(object_bytes)]
+def _check_have(sizes: ObjectSizes, have: Have) -> None:
+    last_held = have.held.to_list()[-1][1] if len(have.held) else 0
+    if last_held > len(sizes) or not all(sizes.holds(slab) for slab in have.arrived):
+        raise RemoteProtocolError("range", "HAVE of objects that the transfer does not have")

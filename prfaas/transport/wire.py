@@ -3,21 +3,27 @@
 Theory of operation. A link is a set of TCP connections from a sending to a receiving agent. Each begins with a handshake
 in which both sides prove that they know the secret, over fresh nonces; then frames of any transfer may cross any of them:
 
-    sender                          receiver
-    HELLO (name, nonce)        ──▶
-                               ◀──  CHALLENGE (name, nonce, proof)
+    sender (dials)                  receiver (listens)
+    HELLO (name, nonce, versions)  ──▶
+                               ◀──  CHALLENGE (name, nonce, version, boot id, proof)
     PROOF                      ──▶
                                ◀──  WELCOME
-    OPEN (body, object sizes)  ──▶                    once per transfer, again after all connections were lost
-                               ◀──  HAVE (held objects, ranges received) | ERROR
-    CHUNK (object, offset)     ──▶                    on any connection
-                               ◀──  ACK (ranges) | AGAIN (range: its checksum did not match)
+    OPEN (object sizes, body)  ──▶                    once per transfer, again when the receiver may have lost it
+                               ◀──  HAVE (held objects, slabs received) | ERROR
+    CHUNK (slab)               ──▶                    on any connection
+                               ◀──  ACK (how many chunks of this connection) | AGAIN (which came changed)
+    END (total)                ──▶                    every byte has been handed to a connection
                                ◀──  DONE              every byte is there
     CANCEL                     ──▶ ◀──                either side gives up
+                               ◀──  REOPEN            a chunk of a transfer that is not open here
     PING                       ──▶ ◀──  PONG          a silent connection is alive
 
-Header, little-endian: magic 4, version 1, type 1, flags 2, payload length 4, transfer id 16, object 4, offset 8, xxh3-64 of a
-chunk's payload 8. Control payloads are msgpack. Every length is checked against the limit of its type before memory is taken.
+A chunk carries a *slab*: the bytes [offset, offset + length / count) of each of `count` consecutive objects, one after the
+other. A layer's slices of many small blocks so travel in one frame, without a list of ranges.
+
+Header, little-endian: magic 4, version 1, type 1, count 2, payload length 4, transfer id 16, object 4, offset 8, xxh3-64 of
+a chunk's payload 8. `docs/wire-format.md` has every field of every frame. Every length is checked against the limit of its
+type, and every type against the state of its connection, before memory is taken.
 """
 
 from __future__ import annotations
@@ -25,11 +31,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.transport.area import Slab
 
 MAGIC = b"PRFS"
 VERSION = 1
@@ -53,9 +60,12 @@ class FrameType(IntEnum):
     ERROR = 12
     PING = 13
     PONG = 14
+    END = 15
+    REOPEN = 16
 
 
 MAX_CHUNK_BYTES = 1 << 20
+MAX_OBJECTS_PER_CHUNK = 512  # each is one entry of the kernel's scatter list, which holds 1024
 _SMALL = 4 << 10
 MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
     FrameType.HELLO: _SMALL,
@@ -63,21 +73,47 @@ MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
     FrameType.PROOF: _SMALL,
     FrameType.WELCOME: _SMALL,
     FrameType.OPEN: 16 << 20,  # 1M tokens in blocks of 16 are 1 MiB of hashes a group
-    FrameType.HAVE: 4 << 20,
+    FrameType.HAVE: 2 << 20,
     FrameType.CHUNK: MAX_CHUNK_BYTES,
-    FrameType.ACK: 64 << 10,
-    FrameType.AGAIN: _SMALL,
+    FrameType.ACK: 0,
+    FrameType.AGAIN: 0,
     FrameType.DONE: _SMALL,
     FrameType.CANCEL: _SMALL,
     FrameType.ERROR: _SMALL,
     FrameType.PING: 0,
     FrameType.PONG: 0,
+    FrameType.END: 0,
+    FrameType.REOPEN: 0,
+}
+_TYPES = {int(kind): kind for kind in FrameType}
+
+State = Literal["hello", "challenge", "proof", "welcome", "sending", "receiving"]
+_FROM_SENDER = (FrameType.OPEN, FrameType.CHUNK, FrameType.END, FrameType.CANCEL, FrameType.PING)
+_FROM_RECEIVER = (
+    FrameType.HAVE,
+    FrameType.ACK,
+    FrameType.AGAIN,
+    FrameType.DONE,
+    FrameType.CANCEL,
+    FrameType.ERROR,
+    FrameType.REOPEN,
+    FrameType.PONG,
+)
+# What may come in each state of a connection, and the state that follows. The dialer waits for CHALLENGE and WELCOME,
+# the listener for HELLO and PROOF. Anything else breaks the protocol. ERROR ends a handshake.
+NEXT_STATE: dict[State, dict[FrameType, State]] = {
+    "hello": {FrameType.HELLO: "proof"},
+    "proof": {FrameType.PROOF: "receiving"},
+    "challenge": {FrameType.CHALLENGE: "welcome", FrameType.ERROR: "challenge"},
+    "welcome": {FrameType.WELCOME: "sending", FrameType.ERROR: "welcome"},
+    "receiving": dict.fromkeys(_FROM_SENDER, "receiving"),
+    "sending": dict.fromkeys(_FROM_RECEIVER, "sending"),
 }
 
 
 @dataclass(frozen=True)
 class Header:
-    """The head of one frame; `checksum` counts for CHUNK alone."""
+    """The head of one frame. `object`, `count`, `offset` and `checksum` are a chunk's; other frames say what theirs mean."""
 
     type: FrameType
     length: int
@@ -85,14 +121,28 @@ class Header:
     object: int = 0
     offset: int = 0
     checksum: int = 0
+    count: int = 0
 
     def encode(self) -> bytes:
+        """The 48 bytes.
+
+        Raises:
+            LocalProtocolError: the payload is longer than its type allows.
+        """
         if self.length > MAX_PAYLOAD_BYTES[self.type]:
             raise LocalProtocolError(
                 f"{self.type.name} of {self.length} bytes; the limit is {MAX_PAYLOAD_BYTES[self.type]}"
             )
         return _HEADER.pack(
-            MAGIC, VERSION, self.type, 0, self.length, self.transfer_id, self.object, self.offset, self.checksum
+            MAGIC,
+            VERSION,
+            self.type,
+            self.count,
+            self.length,
+            self.transfer_id,
+            self.object,
+            self.offset,
+            self.checksum,
         )
 
     @staticmethod
@@ -100,23 +150,55 @@ class Header:
         """The header in 48 bytes.
 
         Raises:
-            RemoteProtocolError: magic, version, type or length is not of this protocol.
+            RemoteProtocolError: magic, version, type, length or count is not of this protocol.
         """
-        magic, version, kind, flags, length, transfer_id, index, offset, checksum = _HEADER.unpack(data)
+        magic, version, number, count, length, transfer_id, index, offset, checksum = _HEADER.unpack(data)
         if magic != MAGIC:
             raise RemoteProtocolError("magic", "this is no prfaas peer")
-        if version != VERSION or flags:
-            raise RemoteProtocolError(
-                "version", f"wire version {version}, flags {flags}; this side speaks version {VERSION}"
-            )
-        if kind not in FrameType.__members__.values():
-            raise RemoteProtocolError("type", f"frame type {kind} is unknown")
-        if length > MAX_PAYLOAD_BYTES[FrameType(kind)]:
-            raise RemoteProtocolError("length", f"{FrameType(kind).name} of {length} bytes")
-        return Header(FrameType(kind), length, transfer_id, index, offset, checksum)
+        if version != VERSION:
+            raise RemoteProtocolError("version", f"wire version {version}; this side speaks version {VERSION}")
+        kind = _TYPES.get(number)
+        if kind is None:
+            raise RemoteProtocolError("type", f"frame type {number} is unknown")
+        if length > MAX_PAYLOAD_BYTES[kind]:
+            raise RemoteProtocolError("length", f"{kind.name} of {length} bytes")
+        if not _count_fits(kind, count, length):
+            raise RemoteProtocolError("count", f"{kind.name} of {length} bytes over {count} objects")
+        return Header(kind, length, transfer_id, index, offset, checksum, count)
+
+    @property
+    def slab(self) -> Slab:
+        """What a CHUNK carries."""
+        return Slab(self.object, self.count, self.offset, self.length // self.count)
+
+
+def _count_fits(kind: FrameType, count: int, length: int) -> bool:
+    if kind is not FrameType.CHUNK:
+        return count == 0
+    return 0 < count <= MAX_OBJECTS_PER_CHUNK and length > 0 and length % count == 0
+
+
+def next_state(state: State, kind: FrameType) -> State:
+    """The state of a connection after a frame of this type came.
+
+    Raises:
+        RemoteProtocolError: it may not come now.
+    """
+    following = NEXT_STATE[state].get(kind)
+    if following is None:
+        raise RemoteProtocolError(
+            "order", f"{kind.name} while waiting for {', '.join(k.name for k in NEXT_STATE[state])}"
+        )
+    return following
+
+
+def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
+    """The header of a CHUNK."""
+    head = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
+    return head.encode()
 
 
 def control(kind: FrameType, body: Any, *, transfer_id: bytes = NO_TRANSFER) -> bytes:
-    """A whole control frame."""
+    """A whole control frame with a msgpack payload."""
     payload: bytes = msgpack.packb(body)
     return Header(kind, len(payload), transfer_id).encode() + payload

@@ -7,15 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport.wire import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameType, Header, control
-
-frame_types = st.sampled_from(list(FrameType))
-
-
-@given(
-    frame_types, st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.data()
+from prfaas.transport.area import Slab
+from prfaas.transport.wire import (
+    HEADER_BYTES,
+    MAX_OBJECTS_PER_CHUNK,
+    MAX_PAYLOAD_BYTES,
+    NEXT_STATE,
+    FrameType,
+    Header,
+    State,
+    chunk_header,
+    control,
+    next_state,
 )
-def test_a_header_comes_back_whole(
+
+ids = st.binary(min_size=16, max_size=16)
+u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+control_types = st.sampled_from([kind for kind in FrameType if kind is not FrameType.CHUNK])
+
+
+@given(control_types, ids, u32, u64, st.data())
+def test_a_control_header_comes_back_whole(
     kind: FrameType, transfer_id: bytes, index: int, offset: int, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(0, MAX_PAYLOAD_BYTES[kind]))
@@ -25,12 +37,20 @@ def test_a_header_comes_back_whole(
     assert Header.decode(encoded) == header
 
 
+@given(ids, u32, st.integers(1, MAX_OBJECTS_PER_CHUNK), st.integers(0, 2**63), st.integers(1, 2048), u64)
+def test_a_chunk_header_comes_back_with_its_slab(
+    transfer_id: bytes, first: int, num_objects: int, offset: int, length: int, checksum: int
+) -> None:
+    slab = Slab(first, num_objects, offset, length)
+    header = Header.decode(chunk_header(transfer_id, slab, checksum))
+    assert (header.slab, header.transfer_id, header.checksum) == (slab, transfer_id, checksum)
+
+
 def test_the_bytes_of_a_chunk_header_are_those_of_the_documented_format() -> None:
-    header = Header(FrameType.CHUNK, 5, bytes(range(16)), 7, 9, 11)
-    expected = (
-        b"PRFS\x01\x07\0\0" + b"\x05\0\0\0" + bytes(range(16)) + b"\x07\0\0\0" + b"\x09" + bytes(7) + b"\x0b" + bytes(7)
+    expected = (b"PRFS\x01\x07\x02\0" + b"\x0a\0\0\0" + bytes(range(16))) + (
+        b"\x07\0\0\0" + b"\x09" + bytes(7) + b"\x0b" + bytes(7)
     )
-    assert header.encode() == expected
+    assert chunk_header(bytes(range(16)), Slab(7, 2, 9, 5), 11) == expected
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
@@ -45,18 +65,43 @@ def test_noise_is_a_remote_protocol_error(noise: bytes) -> None:
         (0, b"X", "magic"),
         (4, b"\x02", "version"),
         (5, b"\x63", "type"),
-        (6, b"\x01", "version"),
+        (5, b"\x0d", "length"),  # a PING has no payload
+        (6, b"\0\0", "count"),  # a chunk of no objects
+        (6, b"\x03\0", "count"),  # six bytes of three objects, but not of four
+        (6, b"\xff\xff", "count"),
         (8, b"\xff" * 4, "length"),
+        (8, b"\0" * 4, "count"),
     ],
 )
 def test_each_bad_field_is_refused_by_its_name(at: int, value: bytes, reason: str) -> None:
-    encoded = bytearray(Header(FrameType.CHUNK, 5).encode())
+    encoded = bytearray(chunk_header(bytes(16), Slab(0, 2, 0, 2), 0))
     encoded[at : at + len(value)] = value
     with pytest.raises(RemoteProtocolError) as caught:
         Header.decode(encoded)
     assert caught.value.reason == reason
 
 
+def test_a_control_frame_that_counts_objects_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="over 1 objects"):
+        Header.decode(Header(FrameType.PING, 0, count=1).encode())
+
+
 def test_a_frame_that_we_would_make_too_long_is_our_own_error() -> None:
     with pytest.raises(LocalProtocolError, match="limit"):
         control(FrameType.ERROR, ["x" * MAX_PAYLOAD_BYTES[FrameType.ERROR]])
+
+
+@pytest.mark.parametrize("state", NEXT_STATE)
+def test_every_state_takes_the_frames_of_the_table_and_no_others(state: State) -> None:
+    for kind in FrameType:
+        if kind in NEXT_STATE[state]:
+            assert next_state(state, kind) == NEXT_STATE[state][kind]
+        else:
+            with pytest.raises(RemoteProtocolError, match=f"{kind.name} while waiting for"):
+                next_state(state, kind)
+
+
+def test_nobody_reaches_the_frames_of_transfers_without_a_handshake() -> None:
+    for state, kinds in (("hello", {FrameType.HELLO}), ("proof", {FrameType.PROOF})):
+        assert set(NEXT_STATE[state]) == kinds  # type: ignore[index]
+        assert all(MAX_PAYLOAD_BYTES[kind] <= 4096 for kind in kinds)

@@ -1,0 +1,129 @@
+"""Which bytes of which objects: an area over (object, byte), made of slabs (pure).
+
+Layers arrive as the same byte range of many consecutive objects. So an area is a list of byte columns, each with the
+ranges of objects that it covers; a slab that fits a column costs the same whether it spans one object or five hundred.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from prfaas.transport.ranges import Ranges
+
+
+class Slab(NamedTuple):
+    """The bytes [offset, offset + length) of each of the objects [first, first + num_objects)."""
+
+    first: int
+    num_objects: int
+    offset: int
+    length: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_objects * self.length
+
+    @property
+    def last(self) -> int:
+        """One past its last object."""
+        return self.first + self.num_objects
+
+    @property
+    def end(self) -> int:
+        """One past its last byte."""
+        return self.offset + self.length
+
+    def overlaps(self, other: Slab) -> bool:
+        return (
+            self.first < other.last and other.first < self.last and self.offset < other.end and other.offset < self.end
+        )
+
+
+class Area:
+    """A union of slabs, each byte counted once."""
+
+    def __init__(self, slabs: Iterable[Slab] = ()) -> None:
+        self._starts: list[int] = []  # of the columns, disjoint and in order
+        self._ends: list[int] = []
+        self._objects: list[Ranges] = []
+        self.num_bytes = 0
+        for slab in slabs:
+            self.add(slab)
+
+    @property
+    def num_fragments(self) -> int:
+        """How many disjoint pieces it is kept as; memory is proportional to it."""
+        return sum(map(len, self._objects))
+
+    def add(self, slab: Slab) -> int:
+        """Cover a slab; returns how many bytes were not covered before."""
+        new = 0
+        for at in self._columns(slab.offset, slab.end):
+            width = self._ends[at] - self._starts[at]
+            new += width * self._objects[at].add(slab.first, slab.last)
+        self.num_bytes += new
+        return new
+
+    def remove(self, slab: Slab) -> int:
+        """Uncover a slab; returns how many bytes were covered before."""
+        gone = 0
+        for at in self._columns(slab.offset, slab.end):
+            width = self._ends[at] - self._starts[at]
+            gone += width * self._objects[at].remove(slab.first, slab.last)
+        self.num_bytes -= gone
+        return gone
+
+    def covers(self, slab: Slab) -> bool:
+        """Whether every byte of a slab is covered."""
+        return next(self.missing(slab), None) is None
+
+    def missing(self, slab: Slab) -> Iterator[Slab]:
+        """The parts of a slab that are not covered, column by column."""
+        at_byte = slab.offset
+        for at in range(bisect_right(self._ends, slab.offset), len(self._starts)):
+            start, end = max(self._starts[at], slab.offset), min(self._ends[at], slab.end)
+            if start >= slab.end:
+                break
+            if at_byte < start:
+                yield Slab(slab.first, slab.num_objects, at_byte, start - at_byte)
+            for first, last in self._objects[at].missing(slab.first, slab.last):
+                yield Slab(first, last - first, start, end - start)
+            at_byte = end
+        if at_byte < slab.end:
+            yield Slab(slab.first, slab.num_objects, at_byte, slab.end - at_byte)
+
+    def slabs(self) -> Iterator[Slab]:
+        """Disjoint slabs that make up the area, column by column."""
+        for start, end, objects in zip(self._starts, self._ends, self._objects, strict=True):
+            for first, last in objects.to_list():
+                yield Slab(first, last - first, start, end - start)
+
+    def _columns(self, start: int, end: int) -> range:
+        """The columns that together are exactly [start, end), split and added as needed."""
+        first = bisect_left(self._starts, start)
+        if first < len(self._starts) and self._starts[first] == start and self._ends[first] == end:
+            return range(first, first + 1)
+        self._split(start)
+        self._split(end)
+        at = bisect_left(self._starts, start)
+        first = at
+        while start < end:
+            if at == len(self._starts) or self._starts[at] > start:
+                upto = min(end, self._starts[at]) if at < len(self._starts) else end
+                self._insert(at, start, upto, Ranges())
+            start = self._ends[at]
+            at += 1
+        return range(first, at)
+
+    def _split(self, position: int) -> None:
+        at = bisect_right(self._starts, position) - 1
+        if at >= 0 and self._starts[at] < position < self._ends[at]:
+            self._insert(at + 1, position, self._ends[at], self._objects[at].copy())
+            self._ends[at] = position
+
+    def _insert(self, at: int, start: int, end: int, objects: Ranges) -> None:
+        self._starts.insert(at, start)
+        self._ends.insert(at, end)
+        self._objects.insert(at, objects)

@@ -1,0 +1,341 @@
+"""The transfers that arrive: who may write where, what has landed, how each ends; no socket is read here.
+
+    unknown ──OPEN──▶ asked (the caller decides) ──Accepted──▶ arriving ──last byte──▶ ended, remembered
+                                                 ──Rejected──▶ unknown
+    asked, arriving ──CANCEL, our cancel, deadline, connections gone, checksum──▶ ended, remembered
+
+Memory is free when the transfer has ended and no thread writes to it. Bytes that count are never written over: a chunk
+whose bytes are all there goes nowhere, and two connections never write to the same bytes (the later one ends the earlier,
+whose sender has evidently given it up).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.transport import messages
+from prfaas.transport.area import Slab
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, Assembler
+from prfaas.transport.connection import Connection
+from prfaas.transport.inbound import (
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveEvent,
+    ReceiveFailed,
+    ReceiveMemoryFree,
+    Rejected,
+    TransferStats,
+)
+from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.ordered_events import OrderedEvents
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.types import FailureReason
+
+MAX_TRANSFERS = 1024  # asked and arriving, over all peers
+MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
+RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
+ChunkOutcome = Literal["whole", "changed", "lost"]
+AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
+
+
+@dataclass(eq=False)
+class _Arrival:
+    request: OpenRequest
+    sizes: ObjectSizes
+    deadline: float
+    connections: set[Connection] = field(default_factory=set)
+    alone_since: float | None = None  # when its last connection went
+    accepted: Accepted | None = None
+    assembler: Assembler | None = None
+    writers: dict[Connection, Slab] = field(default_factory=dict)
+    wire_bytes: int = 0
+    has_ended: bool = False
+
+    @property
+    def stats(self) -> TransferStats:
+        return TransferStats(self.wire_bytes, self.assembler.num_changed if self.assembler else 0)
+
+
+class Arrivals:
+    """Every transfer that arrives, from any peer. Called from the threads that read connections."""
+
+    def __init__(
+        self, *, accept: AcceptFunction, on_event: Callable[[ReceiveEvent], None], reconnect_seconds: float
+    ) -> None:
+        self._accept = accept
+        self._events: OrderedEvents[ReceiveEvent] = OrderedEvents(on_event)
+        self._reconnect_seconds = reconnect_seconds
+        self._changed = threading.Condition(threading.Lock())
+        self._arrivals: dict[bytes, _Arrival] = {}
+        self._outbox: OrderedEvents[tuple[list[Connection], bytes]] = OrderedEvents(say_on_any)
+        self._remembered: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  # what a late OPEN or chunk is answered
+
+    # Opening
+
+    def open(self, connection: Connection, request: OpenRequest, sizes: ObjectSizes) -> None:
+        """A peer opens a transfer, or asks again after it lost a connection."""
+        key = (request.peer_name, request.transfer_id)
+        is_new = False
+        with self._changed:
+            arrival = self._arrivals.get(request.transfer_id)
+            answer = self._remembered.get(key)
+            if answer is None and arrival is not None:
+                answer = self._again(connection, arrival, request)
+            elif answer is None and len(self._arrivals) >= MAX_TRANSFERS:
+                answer = _error(request.transfer_id, "no_memory", f"{MAX_TRANSFERS} transfers are arriving already")
+            elif answer is None:
+                arrival = _Arrival(request, sizes, time.monotonic() + request.deadline_seconds, {connection})
+                self._arrivals[request.transfer_id] = arrival
+                is_new = True
+            if answer:
+                self._outbox.put(([connection], answer))
+        self._tell()
+        if is_new and arrival is not None:
+            self._accept(request, functools.partial(self._decided, arrival))
+
+    def _again(self, connection: Connection, arrival: _Arrival, request: OpenRequest) -> bytes:
+        """What to answer to an OPEN of a transfer that is here: nothing while the caller has not decided."""
+        if arrival.request.peer_name != request.peer_name or arrival.has_ended:
+            return _error(request.transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
+        arrival.connections.add(connection)
+        arrival.alone_since = None
+        return _have(arrival) if arrival.assembler else b""
+
+    def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
+        """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
+        with self._changed:
+            if isinstance(decision, Rejected):
+                frame = _error(arrival.request.transfer_id, decision.reason, decision.message)
+                del self._arrivals[arrival.request.transfer_id]
+            else:
+                arrival.accepted = decision
+                arrival.assembler = Assembler(arrival.sizes, ranges_of(decision.held))
+                frame = _have(arrival)
+            if not arrival.has_ended:
+                self._outbox.put((list(arrival.connections), frame))
+            if arrival.assembler is not None:
+                self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
+        self._tell()
+
+    # Chunks
+
+    def begin_write(self, connection: Connection, peer: str, header: Header) -> list[memoryview] | None:
+        """Where a chunk goes, or None when it goes nowhere; `end_write` must follow in the first case.
+
+        Raises:
+            RemoteProtocolError: it is no part of what that peer may send.
+        """
+        slab = header.slab
+        with self._changed:
+            arrival = self._arrivals.get(header.transfer_id)
+            if arrival is None or arrival.has_ended or arrival.assembler is None:
+                return None
+            if arrival.request.peer_name != peer:
+                raise RemoteProtocolError("owner", "a chunk of another peer's transfer")
+            arrival.connections.add(connection)
+            arrival.alone_since = None
+            arrival.wire_bytes += HEADER_BYTES + header.length
+            if arrival.assembler.use_of(slab) == "discard":
+                return None
+            self._displace(arrival, slab)
+            if arrival.has_ended or arrival.assembler.use_of(slab) == "discard":
+                return None
+            arrival.writers[connection] = slab
+            accepted = arrival.accepted
+        assert accepted is not None
+        try:
+            views = [accepted.destination(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
+            if sum(map(len, views)) != slab.num_bytes:
+                raise LocalProtocolError(f"the memory of {slab} is too short")
+        except BaseException:
+            self.end_write(connection, header, "lost")
+            raise
+        return views
+
+    def _displace(self, arrival: _Arrival, slab: Slab) -> None:
+        """Have nobody else write to these bytes. The lock is given up meanwhile."""
+
+        def rivals() -> list[Connection]:
+            return [its for its, written in arrival.writers.items() if written.overlaps(slab)]
+
+        for rival in rivals():
+            rival.abort()
+        if not self._changed.wait_for(lambda: not rivals(), RIVAL_SECONDS):
+            raise RemoteProtocolError("overlap", f"{slab} is still being written by another connection")
+
+    def end_write(self, connection: Connection, header: Header, outcome: ChunkOutcome) -> bool:
+        """A chunk was read from the wire whole, came changed, or its connection was lost within it.
+
+        Returns whether the chunk must come again.
+        """
+        comes_again = False
+        with self._changed:
+            arrival = self._arrivals[header.transfer_id]
+            assert arrival.assembler is not None
+            slab = arrival.writers.pop(connection)
+            self._changed.notify_all()
+            if arrival.has_ended:
+                self._free(arrival)
+            elif outcome == "whole":
+                arrival.assembler.landed(slab)
+                self._complete_if_whole(arrival)
+            elif outcome == "changed":
+                comes_again = arrival.assembler.changed(slab)
+                if not comes_again:
+                    text = f"{slab} came changed {MAX_ATTEMPTS_PER_CHUNK} times"
+                    self._fail(arrival, "checksum", text)
+        self._tell()
+        return comes_again
+
+    def what_became_of(self, peer: str, transfer_id: bytes) -> bytes | None:
+        """The frame that answers a chunk of a transfer that does not take it any more; None when it does."""
+        with self._changed:
+            if transfer_id in self._arrivals:
+                return None
+            known = self._remembered.get((peer, transfer_id))
+            return known or Header(FrameType.REOPEN, 0, transfer_id).encode()
+
+    def all_sent(self, connection: Connection, peer: str, header: Header) -> None:
+        """The sender says that it has sent everything, and how much that is."""
+        with self._changed:
+            arrival = self._arrivals.get(header.transfer_id)
+            if arrival is None or arrival.assembler is None or arrival.request.peer_name != peer:
+                return
+            if header.offset != arrival.assembler.total_bytes:
+                text = f"the sender counts {header.offset} bytes, this side {arrival.assembler.total_bytes}"
+                self._fail(arrival, "protocol", text)
+        self._tell()
+
+    # Ending
+
+    def _complete_if_whole(self, arrival: _Arrival) -> None:
+        """With the lock held."""
+        assert arrival.assembler is not None
+        if arrival.assembler.missing_bytes:
+            return
+        self._end(arrival, _done(arrival))
+        self._events.put(ReceiveCompleted(arrival.request.transfer_id, arrival.stats))
+        self._free(arrival)
+
+    def _fail(self, arrival: _Arrival, reason: FailureReason, message: str, *, tell_caller: bool = True) -> None:
+        """End a transfer without its data; with the lock held."""
+        request = arrival.request
+        self._end(arrival, _error(request.transfer_id, reason, message))
+        if tell_caller:
+            self._events.put(ReceiveFailed(request.transfer_id, request.peer_name, reason, message, arrival.stats))
+        self._free(arrival)
+
+    def _end(self, arrival: _Arrival, answer: bytes) -> None:
+        arrival.has_ended = True
+        self._outbox.put((list(arrival.connections), answer))
+        self._remember(arrival.request.peer_name, arrival.request.transfer_id, answer)
+
+    def _remember(self, peer: str, transfer_id: bytes, answer: bytes) -> None:
+        self._remembered[peer, transfer_id] = answer
+        if len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _free(self, arrival: _Arrival) -> None:
+        """Forget an ended transfer once nobody writes to its memory, nor decides about it."""
+        is_mine = self._arrivals.get(arrival.request.transfer_id) is arrival
+        if not arrival.writers and arrival.accepted is not None and is_mine:
+            del self._arrivals[arrival.request.transfer_id]
+            self._events.put(ReceiveMemoryFree(arrival.request.transfer_id))
+
+    def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
+        """End a transfer by our own wish: ReceiveFailed does not follow, ReceiveMemoryFree does."""
+        with self._changed:
+            arrival = self._arrivals.get(transfer_id)
+            if arrival is not None and not arrival.has_ended:
+                self._fail(arrival, reason, message, tell_caller=False)
+        self._tell()
+
+    def cancelled(self, peer: str, transfer_id: bytes, ending: Ending) -> None:
+        """The sender gave up, perhaps before its OPEN came (they may cross on two connections)."""
+        with self._changed:
+            arrival = self._arrivals.get(transfer_id)
+            if arrival is not None and arrival.request.peer_name == peer and not arrival.has_ended:
+                self._fail(arrival, ending.reason, ending.message)
+            elif arrival is None and (peer, transfer_id) not in self._remembered:
+                self._remember(peer, transfer_id, _error(transfer_id, ending.reason, ending.message))
+                self._events.put(ReceiveFailed(transfer_id, peer, ending.reason, ending.message))
+        self._tell()
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        now = time.monotonic()
+        with self._changed:
+            for arrival in self._arrivals.values():
+                if connection in arrival.connections:
+                    arrival.connections.discard(connection)
+                    if not arrival.connections:
+                        arrival.alone_since = now
+
+    def expire(self, now: float) -> None:
+        """Fail what is late; `now` is monotonic seconds."""
+        with self._changed:
+            for arrival in list(self._arrivals.values()):
+                reason = self._lateness(arrival, now)
+                if reason is not None:
+                    self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")
+        self._tell()
+
+    def _tell(self) -> None:
+        """What was decided under the lock is said outside of it."""
+        self._outbox.tell()
+        self._events.tell()
+
+    def _lateness(self, arrival: _Arrival, now: float) -> FailureReason | None:
+        if arrival.has_ended:
+            return None
+        if now >= arrival.deadline:
+            return "deadline"
+        alone = arrival.alone_since
+        return "unreachable" if alone is not None and now - alone >= self._reconnect_seconds else None
+
+
+def say(connection: Connection, frame: bytes) -> bool:
+    """Write a frame; whether the connection took it."""
+    try:
+        connection.write(frame)
+        return True
+    except OSError:
+        return False
+
+
+def say_on_any(message: tuple[list[Connection], bytes]) -> None:
+    """Write a frame on the first connection that takes it at once; who waits for it in vain asks again."""
+    connections, frame = message
+    for connection in connections:
+        if connection.wait_writable(0) and say(connection, frame):
+            return
+
+
+def ranges_of(indices: Collection[int]) -> Ranges:
+    """Object indices as ranges."""
+    return Ranges((index, index + 1) for index in indices)
+
+
+def _have(arrival: _Arrival) -> bytes:
+    assert arrival.assembler is not None
+    have = Have(arrival.assembler.held, tuple(arrival.assembler.arrived.slabs()))
+    return messages.encode_have(arrival.request.transfer_id, have)
+
+
+def _done(arrival: _Arrival) -> bytes:
+    stats = arrival.stats
+    return messages.encode_done(arrival.request.transfer_id, Done(stats.wire_bytes, stats.checksum_failures))
+
+
+def _error(transfer_id: bytes, reason: FailureReason, message: str) -> bytes:
+    return messages.encode_ending(FrameType.ERROR, transfer_id, Ending(reason, message))

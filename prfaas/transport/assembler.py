@@ -1,0 +1,59 @@
+"""What has arrived of one transfer, and what that makes of the next chunk (pure).
+
+A byte counts once it has landed and its chunk's checksum matched. Loss, duplication and reordering of chunks do not matter;
+neither does how the sender cuts them, which may change from one connection to the next.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport.area import Area, Slab
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.ranges import Ranges
+
+MAX_ATTEMPTS_PER_CHUNK = 3
+MAX_FRAGMENTS = 1 << 16  # of the arrived area, about 200 bytes each; an honest sender stays far below
+Use = Literal["write", "discard"]
+
+
+class Assembler:
+    """The arrived area of one transfer whose `held` objects need not come."""
+
+    def __init__(self, sizes: ObjectSizes, held: Ranges) -> None:
+        self.sizes = sizes
+        self.held = held
+        self.total_bytes = sizes.total_bytes - sizes.bytes_of(held)  # that must come
+        self.num_changed = 0
+        self.arrived = Area()
+        self._attempts: dict[Slab, int] = {}
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.total_bytes - self.arrived.num_bytes
+
+    def use_of(self, slab: Slab) -> Use:
+        """Whether a chunk that begins to arrive is written to memory; bytes that count are never written over.
+
+        Raises:
+            RemoteProtocolError: it is no part of what must come.
+        """
+        if not self.sizes.holds(slab):
+            raise RemoteProtocolError("range", f"no object of this transfer has {slab}")
+        if self.held.touches(slab.first, slab.last):
+            raise RemoteProtocolError("range", f"{slab} is of objects that are here already")
+        if self.arrived.num_fragments > MAX_FRAGMENTS:
+            raise RemoteProtocolError("fragments", f"more than {MAX_FRAGMENTS} separate pieces")
+        return "discard" if self.arrived.covers(slab) else "write"
+
+    def landed(self, slab: Slab) -> None:
+        """A chunk was written, and its checksum matches."""
+        self.arrived.add(slab)
+
+    def changed(self, slab: Slab) -> bool:
+        """A chunk was written, and its checksum does not match; returns whether to ask for it again."""
+        self.arrived.remove(slab)
+        self.num_changed += 1
+        self._attempts[slab] = self._attempts.get(slab, 0) + 1
+        return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_changed < MAX_FRAGMENTS

@@ -1,0 +1,101 @@
+"""Both ends of a connection prove that they know the deployment's secret, and agree on a version.
+
+Each side signs both sides' names, nonces, versions and capabilities with HMAC-SHA256, in its own role. The nonces are
+fresh, so a recorded handshake proves nothing; names and versions are signed, so nobody in between can change them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, replace
+
+import msgpack
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport import messages
+from prfaas.transport.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.messages import NONCE_BYTES, PROOF_BYTES, Challenge, Hello
+from prfaas.transport.wire import NO_TRANSFER, VERSION, FrameType, Header
+
+VERSIONS = (VERSION,)
+CAPABILITIES = ("xxh3",)  # what this side can do beyond the version; unknown ones are ignored
+_NO_PROOF = bytes(PROOF_BYTES)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is on the wire, and what proves it."""
+
+    name: str
+    key: bytes
+    boot_id: bytes = NO_TRANSFER
+
+
+def dial(connection: Connection, identity: Identity, *, peer_name: str) -> Challenge:
+    """Prove who we are, and have the listener prove that it is `peer_name`.
+
+    Raises:
+        OSError: the connection is gone.
+        RemoteProtocolError: it is somebody else, knows another secret, or refuses.
+    """
+    hello = Hello(identity.name, secrets.token_bytes(NONCE_BYTES), VERSIONS, CAPABILITIES)
+    connection.write(messages.encode_hello(hello))
+    challenge = messages.decode_challenge(_payload(connection))
+    transcript = _transcript(hello, challenge)
+    if not hmac.compare_digest(challenge.proof, _proof(identity.key, b"listener", transcript)):
+        raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")
+    if challenge.name != peer_name:
+        raise RemoteProtocolError("name", f"{challenge.name} answers where {peer_name} was expected")
+    if challenge.version not in VERSIONS:
+        raise RemoteProtocolError("version", f"the peer chose version {challenge.version}")
+    connection.write(messages.encode_proof(_proof(identity.key, b"dialer", transcript)))
+    _payload(connection)  # WELCOME
+    connection.set_read_timeout(SILENCE_SECONDS)
+    return challenge
+
+
+def answer(connection: Connection, identity: Identity) -> Hello:
+    """Let a dialer prove who it is, and prove who we are.
+
+    Raises:
+        OSError: the connection is gone.
+        RemoteProtocolError: it does not know the secret, or speaks no version of ours.
+    """
+    hello = messages.decode_hello(_payload(connection))
+    version = max(set(VERSIONS) & set(hello.versions), default=None)
+    if version is None:
+        raise RemoteProtocolError("version", f"the peer speaks {hello.versions}, this side {VERSIONS}")
+    common = tuple(word for word in CAPABILITIES if word in hello.capabilities)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    challenge = Challenge(identity.name, nonce, version, common, identity.boot_id, _NO_PROOF)
+    transcript = _transcript(hello, challenge)
+    challenge = replace(challenge, proof=_proof(identity.key, b"listener", transcript))
+    connection.write(messages.encode_challenge(challenge))
+    if not hmac.compare_digest(
+        messages.decode_proof(_payload(connection)), _proof(identity.key, b"dialer", transcript)
+    ):
+        raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")
+    connection.write(Header(FrameType.WELCOME, 0).encode())
+    connection.set_read_timeout(SILENCE_SECONDS)
+    return hello
+
+
+def _payload(connection: Connection) -> bytearray:
+    header = connection.read_header()
+    payload = connection.read_payload(header)
+    if header.type is FrameType.ERROR:
+        raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
+    return payload
+
+
+def _transcript(hello: Hello, challenge: Challenge) -> bytes:
+    theirs = [hello.name, hello.nonce, list(hello.versions), list(hello.capabilities)]
+    ours = [challenge.name, challenge.nonce, challenge.version, list(challenge.capabilities), challenge.boot_id]
+    packed: bytes = msgpack.packb([theirs, ours])
+    return packed
+
+
+def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(key, role + transcript, hashlib.sha256)

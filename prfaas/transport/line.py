@@ -1,0 +1,171 @@
+"""One connection of a link, sending side: this thread writes, a second one reads the answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import xxhash
+
+from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.transport import messages
+from prfaas.transport.chunker import Chunk
+from prfaas.transport.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.wire import FrameType, Header, chunk_header
+
+WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it looks at what there is to do again
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a line sends next: control frames, or (when there are none) whatever chunk comes first."""
+
+    frames: list[bytes] = field(default_factory=list)
+
+
+class Work(Protocol):
+    """What a line does for: the link, seen from one of its lines."""
+
+    def next_job(self, line: Line, timeout_seconds: float) -> Job | None: ...
+    def take_chunk(self, line: Line) -> tuple[Chunk, Callable[[int], memoryview]] | None: ...
+    def sent(self, chunk: Chunk) -> None: ...
+    def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
+    def have(self, line: Line, transfer_id: bytes, have: Have) -> None: ...
+    def done(self, transfer_id: bytes, done: Done) -> None: ...
+    def refused(self, transfer_id: bytes, ending: Ending) -> None: ...
+    def reopen(self, transfer_id: bytes) -> None: ...
+    def wake(self) -> None: ...
+
+
+class Line:
+    """Frames of one link over one connection, which has been through its handshake."""
+
+    def __init__(self, work: Work, connection: Connection, *, generation: int) -> None:
+        """`generation` numbers the peer's processes as the link has met them."""
+        self.generation = generation
+        self.is_alive = True
+        self.in_flight_bytes = 0
+        self._work = work
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._in_flight: deque[Chunk] = deque()  # sent and not acknowledged, oldest first
+        self._num_acknowledged = 0  # of all chunks sent on this connection
+        self._changed: set[int] = set()  # numbers of chunks that did not match their checksum
+
+    def run(self) -> None:
+        """Send until the connection is lost.
+
+        Raises:
+            OSError: it is.
+        """
+        reader = threading.Thread(target=self._read_forever, name="send-read", daemon=True)
+        reader.start()
+        try:
+            while True:
+                self._do(self._work.next_job(self, SILENCE_SECONDS / 3))
+        finally:
+            self.abort()
+            reader.join()
+
+    def unacknowledged(self) -> list[Chunk]:
+        """What was sent and may not have arrived."""
+        with self._lock:
+            return list(self._in_flight)
+
+    def tcp_info(self) -> TcpInfo | None:
+        return self._connection.tcp_info()
+
+    def abort(self) -> None:
+        """End this line; its own thread cleans up."""
+        self.is_alive = False
+        self._connection.abort()
+
+    # Writing
+
+    def _do(self, job: Job | None) -> None:
+        if job is None:
+            self._connection.write(Header(FrameType.PING, 0).encode())
+        elif job.frames:
+            for frame in job.frames:
+                self._connection.write(frame)
+        elif self._connection.wait_writable(WRITABLE_SECONDS):
+            taken = self._work.take_chunk(self)
+            if taken is not None:
+                self._send(*taken)
+
+    def _send(self, chunk: Chunk, source: Callable[[int], memoryview]) -> None:
+        slab = chunk.slab
+        with self._lock:
+            self._in_flight.append(chunk)
+            self.in_flight_bytes += slab.num_bytes
+        try:
+            views = [source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
+            if sum(map(len, views)) != slab.num_bytes:
+                raise LocalProtocolError(f"the memory of {slab} is too short")
+            self._connection.write(chunk_header(chunk.transfer_id, slab, checksum(views)), *views)
+            for view in views:
+                view.release()
+        finally:
+            self._work.sent(chunk)
+
+    # Reading
+
+    def _read_forever(self) -> None:
+        try:
+            while True:
+                self._heard(self._connection.read_header())
+        except (OSError, RemoteProtocolError):
+            self.abort()
+            self._work.wake()
+
+    def _heard(self, header: Header) -> None:
+        kind, transfer_id = header.type, header.transfer_id
+        payload = self._connection.read_payload(header)
+        if kind is FrameType.ACK:
+            self._acknowledged(header.offset)
+        elif kind is FrameType.AGAIN:
+            self._came_changed(header.offset)
+        elif kind is FrameType.HAVE:
+            self._work.have(self, transfer_id, messages.decode_have(header, payload))
+        elif kind is FrameType.DONE:
+            self._work.done(transfer_id, messages.decode_done(payload))
+        elif kind is FrameType.REOPEN:
+            self._work.reopen(transfer_id)
+        elif kind is not FrameType.PONG:
+            self._work.refused(transfer_id, messages.decode_ending(payload))
+
+    def _came_changed(self, number: int) -> None:
+        with self._lock:
+            if not self._num_acknowledged <= number < self._num_acknowledged + len(self._in_flight):
+                raise RemoteProtocolError("ack", f"chunk {number} is not in flight")
+            self._changed.add(number)
+
+    def _acknowledged(self, count: int) -> None:
+        """The first `count` chunks of this connection have been dealt with."""
+        landed: list[Chunk] = []
+        changed: list[Chunk] = []
+        with self._lock:
+            if not self._num_acknowledged <= count <= self._num_acknowledged + len(self._in_flight):
+                raise RemoteProtocolError("ack", f"{count} chunks acknowledged")
+            while self._num_acknowledged < count:
+                chunk = self._in_flight.popleft()
+                self.in_flight_bytes -= chunk.slab.num_bytes
+                (changed if self._num_acknowledged in self._changed else landed).append(chunk)
+                self._changed.discard(self._num_acknowledged)
+                self._num_acknowledged += 1
+        self._work.acknowledged(self, landed, changed)
+
+
+def checksum(views: list[memoryview]) -> int:
+    """xxh3-64 over `views` one after the other; releases the interpreter lock for long ones."""
+    if len(views) == 1:
+        return xxhash.xxh3_64_intdigest(views[0])
+    state = xxhash.xxh3_64()
+    for view in views:
+        state.update(view)
+    return state.intdigest()

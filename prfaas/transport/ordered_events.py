@@ -1,0 +1,32 @@
+"""Events of several threads, told one at a time in the order in which they were put, under none of their locks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class OrderedEvents(Generic[T]):
+    """A queue whose `tell` hands every event to `on_event` exactly once."""
+
+    def __init__(self, on_event: Callable[[T], None]) -> None:
+        self._on_event = on_event
+        self._events: deque[T] = deque()
+        self._telling = threading.Lock()
+
+    def put(self, event: T) -> None:
+        """Queue an event; call with the lock held that orders it, and `tell` after that lock is released."""
+        self._events.append(event)
+
+    def tell(self) -> None:
+        """Tell what is queued, unless another thread is at it, which then tells this too."""
+        while self._events and self._telling.acquire(blocking=False):
+            try:
+                while self._events:
+                    self._on_event(self._events.popleft())
+            finally:
+                self._telling.release()

@@ -1,0 +1,103 @@
+"""Reads one connection of the receiving end: frames in, chunks straight into their memory, acknowledgements out."""
+
+from __future__ import annotations
+
+from prfaas.transport import messages
+from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
+from prfaas.transport.connection import Connection
+from prfaas.transport.inbound import OpenRequest
+from prfaas.transport.line import checksum
+from prfaas.transport.wire import FrameType, Header
+
+MAX_CHUNKS_PER_ACK = 16
+SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
+MAX_ANSWERED = 64
+
+
+class Reader:
+    """Serves one connection whose peer has proven its name."""
+
+    def __init__(self, arrivals: Arrivals, connection: Connection, *, peer: str) -> None:
+        self._arrivals = arrivals
+        self._connection = connection
+        self._peer = peer
+        self._num_chunks = 0  # that came on this connection
+        self._num_acknowledged = 0
+        self._answered: dict[bytes, None] = {}  # unwanted transfers whose sender was told so on this connection
+
+    def run(self) -> None:
+        """Read until the connection is lost.
+
+        Raises:
+            OSError: it is.
+            RemoteProtocolError: the peer breaks the protocol.
+        """
+        while True:
+            pending = self._num_chunks - self._num_acknowledged
+            if pending and (pending >= MAX_CHUNKS_PER_ACK or not self._connection.has_input()):
+                self._num_acknowledged = self._num_chunks
+                self._connection.write(Header(FrameType.ACK, 0, offset=self._num_chunks).encode())
+            self._heard(self._connection.read_header())
+
+    def _heard(self, header: Header) -> None:
+        if header.type is FrameType.CHUNK:
+            self._chunk(header)
+            return
+        payload = self._connection.read_payload(header)
+        if header.type is FrameType.PING:
+            self._connection.write(Header(FrameType.PONG, 0).encode())
+        elif header.type is FrameType.OPEN:
+            self._open(header, payload)
+        elif header.type is FrameType.END:
+            self._arrivals.all_sent(self._connection, self._peer, header)
+        else:  # CANCEL
+            self._arrivals.cancelled(self._peer, header.transfer_id, messages.decode_ending(payload))
+
+    def _open(self, header: Header, payload: bytearray) -> None:
+        opened = messages.decode_open(header, payload)
+        request = OpenRequest(
+            transfer_id=header.transfer_id,
+            peer_name=self._peer,
+            open_body=opened.body,
+            object_bytes=opened.sizes,
+            deadline_seconds=opened.deadline_seconds,
+            priority=opened.priority,
+        )
+        self._arrivals.open(self._connection, request, opened.sizes)
+
+    def _chunk(self, header: Header) -> None:
+        views = self._arrivals.begin_write(self._connection, self._peer, header)
+        if views is None:
+            self._discard(header)
+        elif self._read(header, views):
+            again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)
+            self._connection.write(again.encode())
+        self._num_chunks += 1
+
+    def _read(self, header: Header, views: list[memoryview]) -> bool:
+        """Read a chunk into its memory; whether it must come again."""
+        outcome: ChunkOutcome = "lost"
+        try:
+            self._connection.read_into(views)
+            outcome = "whole" if checksum(views) == header.checksum else "changed"
+        finally:
+            for view in views:
+                view.release()
+            comes_again = self._arrivals.end_write(self._connection, header, outcome)
+        return comes_again
+
+    def _discard(self, header: Header) -> None:
+        scratch, left = memoryview(bytearray(min(SCRATCH_BYTES, header.length))), header.length
+        while left:
+            self._connection.read_into([scratch[:left]])
+            left -= min(left, len(scratch))
+        if header.transfer_id not in self._answered:
+            answer = self._arrivals.what_became_of(self._peer, header.transfer_id)
+            if answer is not None:
+                self._remember(header.transfer_id)
+                say(self._connection, answer)
+
+    def _remember(self, transfer_id: bytes) -> None:
+        self._answered[transfer_id] = None
+        if len(self._answered) > MAX_ANSWERED:
+            del self._answered[next(iter(self._answered))]
