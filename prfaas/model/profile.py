@@ -8,6 +8,8 @@ import numpy as np
 
 from prfaas.model.curve import Curve, FloatArray, polynomial
 
+_FLAT = 0.05  # a slope that changes a step by less over all batches is noise
+
 AppendCoefficients = tuple[float, float, float, float]  # of 1, m, m² and m n
 
 
@@ -118,6 +120,8 @@ def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]
     columns = [np.ones_like(batch), batch] + ([batch * context] if len(set(contexts)) > 1 else [])
     solution, *_ = np.linalg.lstsq(np.column_stack(columns), np.asarray(seconds, dtype=float), rcond=None)
     base, per_request, per_token = (*map(float, solution), 0.0)[:3]
-    if per_request + per_token * max(contexts) < 0 or base < 0 or per_token < 0:
-        raise ValueError("the measured steps do not grow with the batch; no plane fits them")
+    if -per_request * max(batches) < _FLAT * base:  # small batches take as long as one request, give or take noise
+        per_request = max(per_request, 0.0)
+    if min(base, per_request, per_token) < 0:
+        raise ValueError("the measured steps fall with the batch or the context; no plane fits them")
     return DecodeProfile(base, per_request, per_token, max_batch=int(max(batches)))

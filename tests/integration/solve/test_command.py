@@ -1,0 +1,213 @@
+"""`prfaas-solve` as people run it: the case study against Table 6, its JSON, its files, its refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas import config
+from prfaas.cli.solve import main
+from prfaas.manager.config import ManagerConfig
+from prfaas.solve.case_study import TABLE_6
+
+FIELDS = [
+    "name", "threshold_tokens", "num_prfaas", "num_prefill", "num_decode", "offload_ratio", "mean_offloaded_tokens",
+    "prfaas_throughput", "pd_prefill_throughput", "pd_decode_throughput", "system_throughput", "egress_gbps",
+    "ttft_mean_seconds", "ttft_p90_seconds", "cost_per_hour",
+]  # fmt: skip
+
+TWO_CLUSTERS = """
+model: internal-1t-hybrid
+prfaas:
+  - {name: east, profile: h200-internal-1t, instances: 4}
+  - {name: west, profile: h200-internal-1t, instances: 2, bandwidth: 8Gbps}
+pd:
+  - {name: a, profile: h20-internal-1t, instances: 8}
+  - {name: b, profile: h20-internal-1t, instances: 5}
+links:
+  - {source: east, target: a, bandwidth: 5Gbps}
+  - {source: east, target: b, bandwidth: 20Gbps}
+  - {source: west, target: b, bandwidth: 10Gbps}
+"""
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def answer_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer(capsys, *arguments, "--json"))
+    return found
+
+
+def test_every_cell_of_table_6_is_within_one_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer_json(capsys, "--trace", "lognormal", "--method", "paper")
+    assert [each["name"] for each in found["deployments"]] == list(TABLE_6)
+    for each in found["deployments"]:
+        for field, printed in TABLE_6[each["name"]].items():
+            allowed = 0.07 if field == "egress_gbps" else 0.005 if field == "threshold_tokens" else 0.01
+            assert each[field] == pytest.approx(printed, rel=allowed), (each["name"], field)
+
+
+def test_the_gains_of_the_abstract_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    best, homogeneous, naive = answer_json(capsys)["deployments"]
+    assert best["system_throughput"] / homogeneous["system_throughput"] == pytest.approx(1.54, abs=0.01)
+    assert naive["system_throughput"] / homogeneous["system_throughput"] == pytest.approx(1.16, abs=0.015)
+    assert best["ttft_mean_seconds"] / homogeneous["ttft_mean_seconds"] == pytest.approx(0.50, abs=0.01)
+    assert best["ttft_p90_seconds"] / homogeneous["ttft_p90_seconds"] == pytest.approx(0.36, abs=0.01)
+
+
+def test_the_json_has_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer_json(capsys, "--method", "exact")
+    assert list(found) == ["trace", "deployments", "bound"]
+    assert [list(each) for each in found["deployments"]] == [FIELDS] * 3
+    assert list(found["bound"]) == ["system_throughput", "integer_split_system_throughput", "duals"]
+    _, homogeneous, naive = found["deployments"]
+    for field in ("threshold_tokens", "num_prfaas", "offload_ratio", "prfaas_throughput", "egress_gbps"):
+        assert homogeneous[field] is None
+    assert (naive["threshold_tokens"], naive["num_prefill"], naive["pd_prefill_throughput"]) == (None, None, None)
+    best, bound = found["deployments"][0]["system_throughput"], found["bound"]["integer_split_system_throughput"]
+    assert 0 <= 1 - best / bound < 1e-3
+    assert all(math.isfinite(value) and value >= 0 for value in found["bound"]["duals"].values())
+
+
+def test_the_screen_marks_what_is_inferred_and_says_how_far_the_bound_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = answer(capsys, "--trace", "lognormal")
+    for line in ("internal-1t-hybrid", "h20-internal-1t", "cost"):
+        assert any(line in row and "inferred" in row for row in text.splitlines()), line
+    for words in (
+        "against Table 6",
+        "overstates",
+        "below it",
+        "a threshold is the best policy",
+        "sizing claims",
+        "+20 %",
+    ):
+        assert words in text
+    assert max(len(row) for row in text.splitlines() if row.startswith("  ")) <= 132
+
+
+def test_the_plan_holds_for_several_clusters_and_says_what_one_threshold_costs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text(TWO_CLUSTERS)
+    found = answer_json(capsys, "--deployment", str(file))
+    best = found["deployments"][0]
+    assert best["num_prfaas"] == 6
+    assert best["num_prefill"] + best["num_decode"] == 13
+    assert best["system_throughput"] <= found["bound"]["integer_split_system_throughput"]
+    assert "gbps:east->a" in found["bound"]["duals"]
+    assert "one threshold is not the best policy" in answer(capsys, "--deployment", str(file))
+
+
+def test_a_trace_file_is_planned_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("length,output_tokens\n" + "".join(f"{100 + 37 * i},{200 + i}\n" for i in range(1000)))
+    found = answer_json(capsys, "--trace", str(trace))
+    assert found["trace"]["mean_uncached_tokens"] == pytest.approx(100 + 37 * 499.5)
+    assert found["trace"]["mean_output_tokens"] == pytest.approx(699.5)
+
+
+def test_flags_change_the_question(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer_json(capsys, "--method", "exact")["deployments"][0]
+    narrow = answer_json(capsys, "--method", "exact", "--bandwidth", "5Gbps")["deployments"][0]
+    assert narrow["egress_gbps"] == pytest.approx(5, rel=1e-3)
+    assert narrow["threshold_tokens"] > plain["threshold_tokens"]
+    slow = answer_json(capsys, "--method", "exact", "--slo", "decode=30tok/s")["deployments"][0]
+    assert slow["pd_decode_throughput"] / slow["num_decode"] > plain["pd_decode_throughput"] / plain["num_decode"]
+    priced = answer_json(capsys, "--prices", "h200=40,h20=10")["deployments"][0]
+    assert priced["cost_per_hour"] == 4 * 40 + 8 * 10
+    dense = answer_json(capsys, "--method", "exact", "--model", "MiniMax-M2.5")["deployments"][0]
+    assert dense["egress_gbps"] == pytest.approx(100, rel=1e-3)
+
+
+def test_later_turns_on_decode_nodes_relieve_prefill(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--method", "exact", "--trace", "lognormal:later=40%")
+    remote = answer_json(capsys, *arguments)["deployments"][0]
+    local = answer_json(capsys, *arguments, "--local-turns", "100%")["deployments"][0]
+    assert local["offload_ratio"] <= 0.6
+    assert local["pd_decode_throughput"] / local["num_decode"] < remote["pd_decode_throughput"] / remote["num_decode"]
+
+
+def test_a_ttft_objective_that_can_be_met_has_a_greatest_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the TTFT objective holds up to" in answer(capsys, "--slo", "ttft=6s")
+
+
+def test_the_emitted_file_is_one_that_the_manager_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    emitted = tmp_path / "manager.yaml"
+    found = answer_json(capsys, "--emit", str(emitted))
+    settings = config.load(
+        ManagerConfig, component="manager", file=emitted, environment={}, flags={"secret_file": str(tmp_path)}
+    )
+    assert settings.threshold_tokens == found["deployments"][0]["threshold_tokens"]
+
+
+def test_plots_are_written_twice_and_alike(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answer(capsys, "--plot", str(tmp_path / "one"))
+    answer(capsys, "--plot", str(tmp_path / "two"))
+    names = {f"{name}.{suffix}" for name in ("split", "threshold", "surface", "cost") for suffix in ("svg", "png")}
+    assert {file.name for file in (tmp_path / "one").iterdir()} == names
+    for name in names:
+        drawn = (tmp_path / "one" / name).read_bytes()
+        assert len(drawn) > 5000
+        if name.endswith("png"):
+            assert drawn == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--trace", "nowhere.csv"], "nowhere.csv"),
+        (["--trace", "lognormal:max=64KB"], "KB"),
+        (["--model", "gpt-9"], "gpt-9"),
+        (["--bandwidth", "100"], "unit missing"),
+        (["--bandwidth", "100Gb"], "'Gb'"),
+        (["--bandwidth", "0Gbps"], "above 0"),
+        (["--slo", "decode=100tok/s"], "64.5 tok/s"),
+        (["--slo", "decode=40"], "tok/s missing"),
+        (["--slo", "ttft=1s"], "3.50 s even without any queue"),
+        (["--slo", "speed=1"], "speed"),
+        (["--slo", "ttft"], "key=value"),
+        (["--prices", "h100=3"], "h100"),
+        (["--prices", "h200=cheap"], "cheap"),
+        (["--load", "200%"], "above 1"),
+        (["--load", "3rps"], "--load"),
+        (["--local-turns", "50%"], "no later turns"),
+        (["--trace", "lognormal:later=50%", "--local-turns", "50"], "above 1"),
+        (["--method", "guess"], "guess"),
+        (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
+        (["--emit", "/nonexistent/file"], "/nonexistent/file"),
+        (["--grid"], "--grid"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    try:
+        status: object = main(arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    error = capsys.readouterr().err
+    assert status == 2
+    assert (error.count("\n"), error.startswith("prfaas-solve: "), named in error) == (1, True, True), error
+
+
+@pytest.mark.parametrize(
+    ("absent", "arguments", "extra"), [("highspy", [], "solve"), ("matplotlib", ["--plot", "plots"], "plot")]
+)
+def test_a_missing_extra_is_named(tmp_path: Path, absent: str, arguments: list[str], extra: str) -> None:
+    code = f"import sys; sys.modules['{absent}'] = None; from prfaas.cli.solve import main; sys.exit(main())"
+    line = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"prfaas-solve: {absent} is not installed; run: pip install 'prfaas[{extra}]'\n",
+    )

@@ -1,0 +1,108 @@
+"""`prfaas-profile` against a server of known speed, on a real socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.cli.profile import main
+from prfaas.solve.profile_file import read_profile
+
+PREFILL_SECONDS, TOKEN_SECONDS = 0.02, 2e-5
+STEP_SECONDS, STEP_SECONDS_EACH = 0.01, 0.005
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Prefills in 20 ms and 20 µs a token that it has not seen; steps take 10 ms and 5 ms for each request."""
+
+    protocol_version = "HTTP/1.1"
+    seen: set[tuple[int, ...]]
+    decoding: list[object]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] != "known":
+            self.send_error(404, "no such model")
+            return
+        time.sleep(PREFILL_SECONDS + TOKEN_SECONDS * self._uncached(body["prompt"]))
+        self.send_response(200)
+        if body.get("stream"):
+            self._stream(body)
+        else:
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    def _uncached(self, prompt: list[int]) -> int:
+        cached = max((n for n in (400, 800) if tuple(prompt[:n]) in self.seen), default=0)
+        self.seen.add(tuple(prompt))
+        return len(prompt) - cached
+
+    def _stream(self, body: dict[str, Any]) -> None:
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.decoding.append(self)
+        for _ in range(body["max_tokens"]):
+            self.wfile.write(b"data: {}\n\n")
+            self.wfile.flush()
+            time.sleep(STEP_SECONDS + STEP_SECONDS_EACH * len(self.decoding))
+        self.decoding.remove(self)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    Engine.seen, Engine.decoding = set(), []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    server.daemon_threads = False
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_measured_profile_is_what_the_engine_does(endpoint: str, tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    sizes = "--lengths 500,2K,4K --cached 400,800 --append 500,1K --batches 1,4 --contexts 20".split()
+    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
+    assert main([*names, *sizes, "--decode-tokens", "12", "--fit", "interpolate"]) == 0
+    profile = read_profile(file)
+    assert profile.prefill.seconds(3000) == pytest.approx(PREFILL_SECONDS + 3000 * TOKEN_SECONDS, rel=0.25)
+    assert profile.prefill.seconds(800, 600) == pytest.approx(PREFILL_SECONDS + 800 * TOKEN_SECONDS, rel=0.4)
+    assert profile.decode is not None
+    assert profile.decode.step_seconds(4, 20) == pytest.approx(STEP_SECONDS + 4 * STEP_SECONDS_EACH, rel=0.25)
+    assert "prfaas-profile" in profile.source
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["--model", "other"], "status 404"),
+        (["--endpoint", "http://127.0.0.1:1"], "refused"),
+        (["--endpoint", "localhost"], "http://host:port"),
+        (["--lengths", "2KB"], "KB"),
+        (["--batches", "0"], "none below 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line_and_exit_2(
+    endpoint: str, capsys: pytest.CaptureFixture[str], changed: list[str], named: str
+) -> None:
+    arguments = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", *changed]
+    try:
+        status: object = main(arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    error = capsys.readouterr().err
+    assert (status, error.count("\n"), named in error) == (2, 1, True), error

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.model.curve import ONE, CachedTokens
+from prfaas.model.lengths import expectation, mean_tokens
+from prfaas.solve.trace_spec import parse_spec
+
+
+def test_the_bare_name_is_the_paper_s_trace() -> None:
+    traffic = parse_spec("lognormal")
+    assert mean_tokens(traffic.lengths) == pytest.approx(27_486, rel=1e-4)
+    assert traffic.output.mean == 1024
+    assert traffic.output.mean_context_tokens == pytest.approx(27_486 + 512, rel=1e-4)
+
+
+def test_values_may_have_units() -> None:
+    assert parse_spec("lognormal:min=1K,max=64Ki, output=2K").lengths.support == (1000, 65_536)
+
+
+def test_hits_leave_the_rest_of_the_prompt() -> None:
+    plain, hit = parse_spec("lognormal"), parse_spec("lognormal:hits=100%:75%")
+    assert mean_tokens(hit.lengths) == pytest.approx(mean_tokens(plain.lengths) / 4)
+    assert expectation(hit.lengths, CachedTokens()) == pytest.approx(mean_tokens(plain.lengths) * 3 / 4)
+    assert hit.output.mean_context_tokens == pytest.approx(plain.output.mean_context_tokens)
+
+
+def test_some_requests_may_hit_and_others_not() -> None:
+    mixed = parse_spec("lognormal:hits=40%:50%/20%:90%")
+    assert expectation(mixed.lengths, ONE) == pytest.approx(1)
+    assert mean_tokens(mixed.lengths) == pytest.approx(27_486 * (0.4 + 0.4 * 0.5 + 0.2 * 0.1), rel=1e-4)
+
+
+def test_later_turns_are_a_share_of_the_requests() -> None:
+    traffic = parse_spec("lognormal:later=60%,later_new=300,later_cached=9K")
+    assert traffic.later is not None
+    assert (traffic.later.ratio, traffic.later.lengths.support) == (0.6, (300, 300))
+    assert expectation(traffic.later.lengths, CachedTokens()) == 9000
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("normal:mu=3", "neither a file nor"),
+        ("lognormal:sig=1", "did you mean sigma"),
+        ("lognormal:mu=x", "mu"),
+        ("lognormal:mu=nan", "finite"),
+        ("lognormal:sigma=0", "sigma"),
+        ("lognormal:min=5K,max=4K", "min must be below max"),
+        ("lognormal:max=64KB", "KB"),
+        ("lognormal:mu=90", "almost no prompt"),
+        ("lognormal:hits=40%", "hits"),
+        ("lognormal:hits=40%:100%", "hits"),
+        ("lognormal:hits=80%:10%/40%:20%", "hits"),
+        ("lognormal:output=0", "output"),
+    ],
+)
+def test_what_makes_no_sense_is_named(spec: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_spec(spec)
