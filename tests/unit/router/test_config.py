@@ -41,7 +41,11 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
     ("old", "new", "named"),
     [
         ("kind: pd", "kind: gpu", r'line 4: clusters\[0\]\.kind: .*one of "prfaas", "pd"'),
-        ("role: both", "role: nothing", r'line 6: clusters\[0\]\.instances\[0\]\.role: .*one of "prefill", "decode", "both"'),
+        (
+            "role: both",
+            "role: nothing",
+            r'line 6: clusters\[0\]\.instances\[0\]\.role: .*one of "prefill", "decode", "both"',
+        ),
         ("role: prefill", "role: decode", r"line 7: .*e decodes, and a prfaas cluster never does"),
         ('"http://10.0.1.1:8000"', '"10.0.1.1:8000"', r"line 6: .*url: '10.0.1.1:8000'; write http://host:port"),
         ('wire: "10.0.1.1:7400"', "wire: nowhere", r"line 6: clusters\[0\]\.instances\[0\]\.wire: .*host:port"),
