@@ -8,7 +8,12 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# An example's time says more of the machine's other work than of the code; `timeout` bounds the whole test.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Seconds for all tests of a folder of tests/ on 2 cores that other work keeps busy too; make check as a whole has 1800.
 BUDGET_SECONDS = {"unit": 120, "property": 120, "integration": 600, "e2e": 900}
