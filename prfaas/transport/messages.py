@@ -194,10 +194,18 @@ def decode_done(payload: bytes | bytearray) -> Done:
 
 def to_bitmap(objects: Ranges) -> bytes:
     """Bit i (of byte i // 8, lowest first) stands for object i; zeros at the end are left out."""
-    bits = 0
-    for first, last in objects.to_list():
-        bits |= ((1 << last - first) - 1) << first
-    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    spans = objects.to_list()
+    bits = bytearray((spans[-1][1] + 7) // 8 if spans else 0)
+    for first, last in spans:
+        head, tail = first // 8, (last - 1) // 8
+        head_bits, tail_bits = 0xFF << first % 8 & 0xFF, 0xFF >> 7 - (last - 1) % 8
+        if head == tail:
+            bits[head] |= head_bits & tail_bits
+        else:
+            bits[head] |= head_bits
+            bits[head + 1 : tail] = b"\xff" * (tail - head - 1)
+            bits[tail] |= tail_bits
+    return bytes(bits)
 
 
 def from_bitmap(bits: bytes) -> Ranges:

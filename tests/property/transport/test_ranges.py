@@ -1,4 +1,4 @@
-"""Which bytes of an object have arrived."""
+"""Sets of numbers as ranges, against plain sets."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 from prfaas.transport.ranges import Ranges
 
 SIZE = 60
-pieces = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted).filter(lambda p: p[0] < p[1]))
+piece = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted).map(tuple)
+steps = st.lists(st.tuples(st.booleans(), piece))
 
 
-@given(pieces)
-def test_ranges_equal_a_set_of_bytes_under_any_order_and_duplication(added: list[list[int]]) -> None:
+@given(steps, piece)
+def test_ranges_equal_a_set_of_numbers(done: list[tuple[bool, tuple[int, int]]], asked: tuple[int, int]) -> None:
     ranges, model = Ranges(), set[int]()
-    for start, end in added:
-        fresh = set(range(start, end)) - model
-        assert ranges.add(start, end) == len(fresh)
-        model |= fresh
+    for is_added, (start, end) in done:
+        span = set(range(start, end))
+        if is_added:
+            assert ranges.add(start, end) == len(span - model)
+            model |= span
+        else:
+            assert ranges.remove(start, end) == len(span & model)
+            model -= span
         assert ranges.total == len(model)
-        assert {byte for first, last in ranges.to_list() for byte in range(first, last)} == model
+        assert {number for first, last in ranges.to_list() for number in range(first, last)} == model
         assert all(a[1] < b[0] for a, b in zip(ranges.to_list(), ranges.to_list()[1:], strict=False))
-
-
-@given(pieces, st.integers(0, SIZE), st.integers(0, SIZE))
-def test_missing_names_exactly_what_is_not_covered(added: list[list[int]], first: int, second: int) -> None:
-    ranges = Ranges()
-    for start, end in added:
-        ranges.add(start, end)
-    start, end = sorted((first, second))
-    covered = {byte for a, b in added for byte in range(a, b)}
-    gaps = {byte for a, b in ranges.missing(start, end) for byte in range(a, b)}
-    assert gaps == set(range(start, end)) - covered
+    wanted = set(range(*asked))
+    assert {number for a, b in ranges.missing(*asked) for number in range(a, b)} == wanted - model
+    assert ranges.covers(*asked) == (wanted <= model)
+    assert ranges.touches(*asked) == bool(wanted & model)
+    assert all((number in ranges) == (number in model) for number in range(SIZE + 1))
+    assert ranges.copy() == ranges == Ranges(ranges.to_list())

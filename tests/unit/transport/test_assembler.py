@@ -1,0 +1,58 @@
+"""What has arrived of one transfer."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport.area import Slab
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_FRAGMENTS, Assembler
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.ranges import Ranges
+
+SIZES = ObjectSizes([(100, 4), (50, 2)])
+
+
+def _assembler() -> Assembler:
+    return Assembler(SIZES, Ranges([(1, 2)]))
+
+
+def test_held_objects_need_not_come() -> None:
+    assert _assembler().missing_bytes == 4 * 100 + 2 * 50 - 100
+
+
+@pytest.mark.parametrize(
+    "slab", [Slab(6, 1, 0, 1), Slab(0, 1, 60, 41), Slab(2, 3, 0, 51), Slab(0, 2, 0, 10), Slab(2, 5, 0, 1)]
+)
+def test_a_slab_beyond_the_objects_or_of_held_ones_breaks_the_protocol(slab: Slab) -> None:
+    with pytest.raises(RemoteProtocolError):
+        _assembler().use_of(slab)
+
+
+def test_a_duplicate_is_discarded_so_that_it_cannot_damage_what_counts() -> None:
+    assembler = _assembler()
+    assembler.landed(Slab(2, 2, 0, 100))
+    assert assembler.use_of(Slab(2, 1, 20, 30)) == "discard"
+    assert assembler.use_of(Slab(2, 3, 0, 50)) == "write"  # one object of it is missing
+
+
+def test_a_changed_chunk_takes_back_what_it_has_written_over() -> None:
+    assembler = _assembler()
+    assembler.landed(Slab(0, 1, 0, 60))
+    before = assembler.missing_bytes
+    assert assembler.changed(Slab(0, 1, 50, 50))
+    assert assembler.missing_bytes == before + 10 and assembler.num_changed == 1
+
+
+def test_a_chunk_that_keeps_coming_changed_is_given_up() -> None:
+    assembler = _assembler()
+    again = [assembler.changed(Slab(0, 1, 0, 10)) for _ in range(MAX_ATTEMPTS_PER_CHUNK)]
+    assert again == [True] * (MAX_ATTEMPTS_PER_CHUNK - 1) + [False]
+
+
+def test_an_area_in_too_many_pieces_breaks_the_protocol() -> None:
+    assembler = Assembler(ObjectSizes([(4 * MAX_FRAGMENTS, 1)]), Ranges())
+    for at in range(MAX_FRAGMENTS + 1):
+        assembler.arrived._insert(at, 4 * at, 4 * at + 1, Ranges([(0, 1)]))  # adding them one by one takes seconds
+    with pytest.raises(RemoteProtocolError, match="separate pieces"):
+        assembler.use_of(Slab(0, 1, 2, 1))

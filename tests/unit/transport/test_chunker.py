@@ -1,0 +1,107 @@
+"""What leaves next."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prfaas.transport.area import Slab
+from prfaas.transport.chunker import MIN_CHUNK_BYTES, Chunk, Chunker
+
+MIB = 1 << 20
+A, B = b"a" * 16, b"b" * 16
+
+
+def _chunker(**priorities: int) -> Chunker:
+    chunker = Chunker(num_connections=2)
+    for name, priority in priorities.items():
+        chunker.add(name.encode() * 16, priority=priority)
+    return chunker
+
+
+def _take(chunker: Chunker) -> Chunk:
+    chunk = chunker.take()
+    assert chunk is not None
+    return chunk
+
+
+def test_layers_leave_in_the_order_in_which_they_became_ready() -> None:
+    chunker = _chunker(a=0)
+    for layer in (3, 1, 2):
+        chunker.ready(A, Slab(0, 4, layer * 65536, 32768))
+    assert [_take(chunker).slab.offset // 65536 for _ in range(3)] == [3, 1, 2]
+
+
+def test_many_blocks_slices_of_a_layer_are_one_chunk() -> None:
+    chunker = _chunker(a=0)
+    chunker.ready(A, Slab(0, 64, 8192, 2048))
+    assert _take(chunker).slab == Slab(0, 64, 8192, 2048)
+
+
+def test_slices_that_wait_are_merged_with_their_neighbours() -> None:
+    chunker = _chunker(a=0)
+    chunker.ready(A, Slab(0, 1, 0, 1000))
+    chunker.ready(A, Slab(1, 1, 0, 1000))  # the next object
+    chunker.ready(A, Slab(0, 2, 1000, 500))  # the next layer of both
+    assert _take(chunker).slab == Slab(0, 2, 0, 1500) and chunker.take() is None
+
+
+def test_equal_transfers_share_the_link_and_a_new_one_is_not_behind_the_backlog() -> None:
+    chunker = _chunker(a=0, b=0)
+    chunker.ready(A, Slab(0, 1, 0, 1000 * MIB))
+    for _ in range(100):
+        _take(chunker)
+    chunker.ready(B, Slab(0, 1, 0, 4 * MIB))
+    served = Counter(_take(chunker).transfer_id for _ in range(8))
+    assert 3 <= served[B] <= 4
+
+
+def test_an_urgent_transfer_takes_nearly_the_whole_link() -> None:
+    chunker = _chunker(a=1, b=0)
+    chunker.ready(A, Slab(0, 1, 0, 1000 * MIB))
+    chunker.ready(B, Slab(0, 1, 0, 1000 * MIB))
+    served = Counter(_take(chunker).transfer_id for _ in range(170))
+    assert 155 <= served[B] <= 165
+
+
+def test_a_changed_priority_counts_from_there_on() -> None:
+    chunker = _chunker(a=0, b=0)
+    for name in (A, B):
+        chunker.ready(name, Slab(0, 1, 0, 1000 * MIB))
+    chunker.set_priority(A, 2)
+    served = Counter(_take(chunker).transfer_id for _ in range(300))
+    assert served[B] > 290
+
+
+def test_chunks_shrink_towards_the_end_so_that_connections_finish_together() -> None:
+    chunker = _chunker(a=0)
+    chunker.ready(A, Slab(0, 1, 0, 32 * MIB))
+    sizes = []
+    while (chunk := chunker.take()) is not None:
+        sizes.append(chunk.slab.num_bytes)
+    assert sizes[0] == MIB and sizes[-4:] == [MIN_CHUNK_BYTES] * 4 and sizes == sorted(sizes, reverse=True)
+
+
+def test_what_is_put_back_leaves_first() -> None:
+    chunker = _chunker(a=0)
+    chunker.ready(A, Slab(0, 1, 0, 8 * MIB))
+    first, _ = _take(chunker), _take(chunker)
+    chunker.put_back(first)
+    assert _take(chunker).slab.offset == first.slab.offset
+
+
+def test_a_removed_transfer_has_nothing_left() -> None:
+    chunker = _chunker(a=0, b=0)
+    chunker.ready(A, Slab(0, 1, 0, MIB))
+    chunk = _take(chunker)
+    chunker.remove(A)
+    chunker.put_back(chunk)
+    assert chunker.take() is None and not chunker.has_work()
+
+
+def test_a_transfer_that_was_cleared_is_served_once_for_what_it_says_anew() -> None:
+    chunker = _chunker(a=0)
+    chunker.ready(A, Slab(0, 1, 0, MIN_CHUNK_BYTES))
+    chunker.clear(A)
+    assert chunker.is_drained(A)
+    chunker.ready(A, Slab(0, 1, 0, MIN_CHUNK_BYTES))
+    assert _take(chunker).slab.length == MIN_CHUNK_BYTES and chunker.take() is None

@@ -1,0 +1,135 @@
+"""Bodies of control frames: each comes back whole; what is malformed, or claims too much, is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport import messages
+from prfaas.transport.area import Slab
+from prfaas.transport.messages import Challenge, Done, Ending, Have, Hello, Open
+from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+
+ID = bytes(range(16))
+nonces = st.binary(min_size=32, max_size=32)
+names = st.text(min_size=1, max_size=40)
+words = st.lists(st.text(max_size=10), max_size=4).map(tuple)
+runs = st.lists(st.tuples(st.integers(1, 1 << 32), st.integers(1, 1000)), max_size=20)
+object_sets = st.sets(st.integers(0, 300)).map(lambda its: Ranges((index, index + 1) for index in its))
+slabs = st.builds(Slab, st.integers(0, 99), st.integers(1, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
+
+
+def _parts(frame: bytes) -> tuple[Header, bytes]:
+    return Header.decode(frame[:HEADER_BYTES]), frame[HEADER_BYTES:]
+
+
+@given(st.builds(Hello, names, nonces, st.lists(st.integers(0, 255), max_size=4).map(tuple), words))
+def test_hello_comes_back_whole(hello: Hello) -> None:
+    assert messages.decode_hello(_parts(messages.encode_hello(hello))[1]) == hello
+
+
+@given(st.builds(Challenge, names, nonces, st.integers(0, 255), words, st.binary(min_size=16, max_size=16), nonces))
+def test_challenge_comes_back_whole(challenge: Challenge) -> None:
+    assert messages.decode_challenge(_parts(messages.encode_challenge(challenge))[1]) == challenge
+
+
+@given(runs, st.integers(0, 7), st.floats(0.1, 1e6), st.binary(max_size=200))
+def test_open_comes_back_whole(its_runs: list[tuple[int, int]], priority: int, seconds: float, body: bytes) -> None:
+    header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes(its_runs), priority, seconds, body)))
+    opened = messages.decode_open(header, payload)
+    assert (opened.sizes.runs, opened.priority, opened.deadline_seconds, opened.body) == (
+        its_runs,
+        priority,
+        seconds,
+        body,
+    )
+
+
+@given(object_sets, st.lists(slabs, max_size=10).map(tuple))
+def test_have_comes_back_whole(held: Ranges, arrived: tuple[Slab, ...]) -> None:
+    header, payload = _parts(messages.encode_have(ID, Have(held, arrived)))
+    assert messages.decode_have(header, payload) == Have(held, arrived)
+
+
+def test_a_bitmap_of_two_million_objects_fits_its_frame() -> None:
+    every_second = Ranges((index, index + 1) for index in range(0, MAX_OBJECTS, 2))
+    header, payload = _parts(messages.encode_have(ID, Have(every_second, ())))
+    assert header.length < 300_000 and messages.decode_have(header, payload).held == every_second
+
+
+def test_a_have_of_too_many_pieces_leaves_some_out_instead_of_failing() -> None:
+    arrived = tuple(Slab(2 * index, 1, 1 << 30, 1 << 20) for index in range(200_000))
+    header, payload = _parts(messages.encode_have(ID, Have(Ranges(), arrived)))
+    some = messages.decode_have(header, payload).arrived
+    assert 10_000 < len(some) < len(arrived) and some == arrived[: len(some)]
+
+
+def test_an_ending_of_an_unknown_reason_reads_protocol_and_a_long_message_is_cut() -> None:
+    frame = messages.encode_ending(FrameType.ERROR, ID, Ending("deadline", "x" * 9999))
+    assert messages.decode_ending(_parts(frame)[1]) == Ending("deadline", "x" * messages.MAX_MESSAGE_CHARACTERS)
+    assert messages.decode_ending(msgpack.packb(["made up", "why"])) == Ending("protocol", "why")
+
+
+def test_done_comes_back_whole() -> None:
+    assert messages.decode_done(_parts(messages.encode_done(ID, Done(7, 8)))[1]) == Done(7, 8)
+
+
+def test_an_open_of_two_thousand_million_objects_takes_no_memory() -> None:
+    structure = msgpack.packb([[[1, 1 << 31]], 0, 1.0])
+    header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match="too many"):
+        messages.decode_open(header, structure)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [[[0, 1]], 0, 1.0],  # an object of no bytes
+        [[[1, 1]], 0, 0.0],
+        [[[1, 1]], 0, float("nan")],
+        [[[1, 1]], 0, float("inf")],
+        [[[1, 1]], -1, 1.0],
+        [[[1, 1]], True, 1.0],
+        [[[1]], 0, 1.0],
+        [5, 0, 1.0],
+        [[[1, 1]], 0],
+        {"sizes": 1},
+        7,
+    ],
+)
+def test_a_malformed_open_breaks_the_protocol(body: object) -> None:
+    structure = msgpack.packb(body)
+    with pytest.raises(RemoteProtocolError):
+        messages.decode_open(Header(FrameType.OPEN, len(structure), ID, offset=len(structure)), structure)
+
+
+def test_a_first_part_that_is_longer_than_the_frame_breaks_the_protocol() -> None:
+    with pytest.raises(RemoteProtocolError, match="first part"):
+        messages.decode_open(Header(FrameType.OPEN, 3, ID, offset=4), b"abc")
+
+
+@given(st.binary(max_size=300), st.integers(0, 300))
+def test_noise_in_any_body_is_a_remote_protocol_error_or_a_message(payload: bytes, offset: int) -> None:
+    header = Header(FrameType.OPEN, len(payload), ID, offset=offset)
+    for decode in (
+        messages.decode_hello,
+        messages.decode_challenge,
+        messages.decode_proof,
+        messages.decode_ending,
+        messages.decode_done,
+        lambda its: messages.decode_open(header, its),
+        lambda its: messages.decode_have(header, its),
+    ):
+        with contextlib.suppress(RemoteProtocolError):
+            decode(payload)
