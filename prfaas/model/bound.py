@@ -36,7 +36,7 @@ class Bound:
 def lp_bound(loads: LoadModel, *, splits: Sequence[float] | None = None) -> Bound:
     """The bound with free, fractional roles, or with N_p fixed to `splits`, one for each PD cluster."""
     solution = solve(binned(loads), loads, splits=splits)
-    return Bound(max(_dual_value(loads, solution, splits), solution.system_throughput), solution)
+    return Bound(float(max(_dual_value(loads, solution, splits), solution.system_throughput)), solution)
 
 
 def integer_bound(loads: LoadModel, fractional: Bound) -> Bound:

@@ -38,6 +38,10 @@ class Curve:
 
     def many(self, tokens: FloatArray) -> FloatArray:
         """f of each element."""
+        if not self.knots:
+            c0, c1, c2 = self.pieces[0]
+            straight: FloatArray = c0 + (c1 + c2 * tokens) * tokens
+            return straight
         coefficients = np.asarray(self.pieces)[np.searchsorted(self.knots, tokens, side="right")]
         result: FloatArray = coefficients[..., 0] + (coefficients[..., 1] + coefficients[..., 2] * tokens) * tokens
         return result

@@ -77,8 +77,8 @@ class LoadModel:
 
     @cached_property
     def _exact_parts(self) -> tuple[list[Cumulative], list[Cumulative], Cumulative]:
-        remote = [self.lengths.cumulative(profile) for profile in self._remote]
-        local = [self.lengths.cumulative(profile) for profile in self._local]
+        each = {profile: self.lengths.cumulative(profile) for profile in {*self._remote, *self._local}}
+        remote, local = ([each[profile] for profile in profiles] for profiles in (self._remote, self._local))
         return remote, local, self.lengths.cumulative(OfNewTokens(self._kv))
 
     @cached_property

@@ -26,15 +26,17 @@ def deployment_path(name: str) -> Path:
     return FOLDER / "deployments" / f"{name}.yaml"
 
 
-def find_model(name: str, *, beside: Path | None = None) -> Geometry:
+def find_model(name: str, *, beside: Path | None = None, kv_dtype: str = "auto") -> Geometry:
     """The geometry of a catalogued model, or of a Hugging Face config.json; paths are relative to `beside`.
+
+    `kv_dtype` is what attention keeps its keys and values in; "auto" takes the model's own type.
 
     Raises:
         ConfigError: neither, or an attention kind that is not known.
     """
     entry = FOLDER / "models" / f"{name}.json"
     if "/" not in name and entry.is_file():
-        return _catalogued(name, json.loads(entry.read_text(encoding="utf-8")))
+        return _catalogued(name, json.loads(entry.read_text(encoding="utf-8")), kv_dtype)
     path = _path(name, beside)
     if not path.is_file():
         raise ConfigError(f"model {name!r}: no such file, and none of the catalog's: {', '.join(names('models'))}")
@@ -44,15 +46,20 @@ def find_model(name: str, *, beside: Path | None = None) -> Geometry:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: not a config.json: an object is expected")
-    return huggingface.geometry(config, name=str(config.get("_name_or_path") or path.stem), source=str(path))
+    own_name = str(config.get("_name_or_path") or path.stem)
+    return huggingface.geometry(config, name=own_name, source=str(path), kv_dtype=kv_dtype)
 
 
-def _catalogued(name: str, entry: dict[str, Any]) -> Geometry:
+def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
     inferred = tuple(entry.get("inferred", ()))
     if "groups" in entry:
+        if kv_dtype != "auto":
+            raise ConfigError(f"model {name!r}: its geometry is not known in parts; kv_dtype must be auto")
         groups = tuple(KVGroup(**group) for group in entry["groups"])
         return Geometry(name, groups, entry["source"], inferred)
-    return huggingface.geometry(entry["config"], name=name, source=entry["source"], inferred=inferred)
+    return huggingface.geometry(
+        entry["config"], name=name, source=entry["source"], kv_dtype=kv_dtype, inferred=inferred
+    )
 
 
 def find_profile(name: str, *, beside: Path | None = None) -> Profile:

@@ -9,10 +9,12 @@ from pathlib import Path
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
+from prfaas.model import huggingface
 from prfaas.model.deployment import Deployment, Link, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.geometry import Geometry
 from prfaas.solve import catalog
 from prfaas.solve.quantities import NUMBER, TOKENS_PER_SECOND
+from prfaas.units import choice
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class DeploymentFile:
     """A deployment and its traffic."""
 
     model: str = setting("text", required=True, doc="A catalogued model or a Hugging Face config.json.")
+    kv_dtype: str = setting(
+        choice("auto", *huggingface.ELEMENT_BYTES),
+        default="auto",
+        doc="Type of keys and values; the model's own for auto.",
+    )
     trace: str = setting("text", default="lognormal", doc="The traffic, as --trace takes it.")
     inferred: tuple[str, ...] = setting("text_list", default=(), doc="Inputs here that were not measured or agreed.")
     prfaas: tuple[PrfaasSection, ...] = setting(records(PrfaasSection), default=(), doc="PrfaaS clusters.")
@@ -86,7 +93,7 @@ def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
         ConfigError: it cannot be read, or what it names does not exist.
     """
     written = config.load_file(DeploymentFile, file)
-    model = catalog.find_model(written.model, beside=file.parent)
+    model = catalog.find_model(written.model, beside=file.parent, kv_dtype=written.kv_dtype)
     deployment = Deployment(
         name="prfaas-pd",
         model=model,

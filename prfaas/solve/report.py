@@ -199,7 +199,16 @@ def _forms(study: Study) -> str:
         rows.append([name, threshold, f"{_split(plan)}", f"{plan.system_throughput:.3f}"])
     over = study.forms.overstatement
     word = "overstates" if over >= 0 else "understates"
-    return _table(rows) + f"\n  the paper's form {word} what its own plan sustains by {abs(over):.1%}"
+    lines = [_table(rows), f"  the paper's form {word} what its own plan sustains by {abs(over):.1%}"]
+    balance = study.balance
+    if balance is not None:
+        lines += [
+            f"  equation (2): busy PrfaaS clusters send {show_gbps(balance.egress_exact)}"
+            f" (at the mean length {show_gbps(balance.egress_at_mean)})",
+            f"  equation (7) is off by {balance.prefill:+.3f} req/s, equation (8) by {balance.producers:+.3f} req/s"
+            " (whole tokens and instances)",
+        ]
+    return "\n".join(lines)
 
 
 def _bound(study: Study) -> str:

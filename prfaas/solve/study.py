@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError
-from prfaas.model import ttft
+from prfaas.model import throughput, ttft
 from prfaas.model.advantage import Advantage, judge
 from prfaas.model.bound import Bound, integer_bound, lp_bound
 from prfaas.model.decoding import DecodeCapacity
 from prfaas.model.deployment import Deployment
-from prfaas.model.loads import LoadModel, Method
+from prfaas.model.loads import LoadModel, Loads, Method
 from prfaas.model.plan import Plan
 from prfaas.model.planning import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.sensitivity import Sensitivity, sensitivity
@@ -55,6 +55,20 @@ class OtherForm:
 
 
 @dataclass(frozen=True)
+class Balance:
+    """The main plan in the equations that size and balance it; requests and bytes per second.
+
+    `egress_exact` and `egress_at_mean` are equation (2) for the PrfaaS clusters busy with what the plan offloads;
+    `prefill` and `producers` are what is left of equations (7) and (8).
+    """
+
+    egress_exact: float
+    egress_at_mean: float
+    prefill: float
+    producers: float
+
+
+@dataclass(frozen=True)
 class Study:
     """The planner's answer; `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD."""
 
@@ -64,6 +78,7 @@ class Study:
     options: tuple[Option, ...]
     at_equal_cost: Option | None
     forms: OtherForm
+    balance: Balance | None
     fractional: Bound
     integer: Bound
     duals: dict[str, float]
@@ -120,6 +135,7 @@ def study(
         options=(main, *(_solved(other, workload, method, arrivals) for other in others)),
         at_equal_cost=None if same_cost is None else _solved(same_cost, workload, method, arrivals),
         forms=forms,
+        balance=_balance(deployment, workload, plan),
         fractional=fractional,
         integer=integer,
         duals=fractional.duals(exact),
@@ -168,6 +184,32 @@ def _forms(deployment: Deployment, workload: Workload, plan: Plan, method: Metho
     solver = SinglePd(LoadModel(deployment, workload, "exact"))
     threshold = solver_threshold(paper, workload)
     return OtherForm(paper, exact, solver.sustained(threshold, paper.num_prefill))
+
+
+def _balance(deployment: Deployment, workload: Workload, plan: Plan) -> Balance | None:
+    """None where a stage is missing, so that there is nothing to balance."""
+    if plan.threshold_tokens is None or not plan.prfaas_throughput or not plan.pd_prefill_throughput:
+        return None
+    return Balance(
+        egress_exact=_required_egress(LoadModel(deployment, workload, "exact").at(plan.threshold_tokens), deployment),
+        egress_at_mean=_required_egress(LoadModel(deployment, workload, "paper").at(plan.threshold_tokens), deployment),
+        prefill=throughput.prefill_imbalance(
+            plan.prfaas_throughput,
+            plan.pd_prefill_throughput,
+            offload_ratio=plan.offload_ratio,
+            local_ratio=plan.local_ratio,
+        ),
+        producers=throughput.producer_imbalance(
+            plan.prfaas_throughput, plan.pd_prefill_throughput, plan.pd_decode_throughput
+        ),
+    )
+
+
+def _required_egress(loads: Loads, deployment: Deployment) -> float:
+    return sum(
+        throughput.required_egress(cluster.num_instances, 1, kv_bytes=loads.remote_bytes, prefill_seconds=seconds)
+        for cluster, seconds in zip(deployment.prfaas, loads.remote_seconds, strict=True)
+    )
 
 
 def solver_threshold(plan: Plan, workload: Workload) -> float:

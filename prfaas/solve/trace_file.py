@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,9 @@ def read_trace(path: Path) -> Workload:
     if path.suffix == ".json":
         requests, inferred = _conversations(text, path)
     elif path.suffix == ".csv":
-        requests = [_request(fields, path, line) for line, fields in _csv_fields(text, path)]
+        requests = [request for request, _ in _requests(_csv_fields(text, path), path)]
     else:
-        requests = list(
-            _with_hash_ids((_request(fields, path, line), fields) for line, fields in _jsonl_fields(text, path))
-        )
+        requests = list(_with_hash_ids(_requests(_jsonl_fields(text, path), path)))
     _check(requests, path)
     return workload_of(requests, name=path.name, inferred=inferred)
 
@@ -127,28 +125,43 @@ def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any
         yield line, fields
 
 
-def _request(fields: Mapping[str, Any], path: Path, line: int) -> Request:
-    values = {name: _value(fields, name, path, line) for name in _COLUMNS}
-    prompt, output, cached = values["prompt"], values["output"], values["cached"] or 0.0
-    if prompt is None:
+def _requests(rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[tuple[Request, Mapping[str, Any]]]:
+    """Each line as a request, beside its fields; what the columns are called is looked up when it changes."""
+    known: Set[str] = set()
+    for line, fields in rows:
+        if fields.keys() != known:
+            known, called = set(fields), _called(fields, path, line)
+        yield _request(fields, called, path, line), fields
+
+
+def _called(fields: Mapping[str, Any], path: Path, line: int) -> dict[str, str]:
+    """What this line calls each column that it has."""
+    called = {name: key for name, keys in _COLUMNS.items() for key in reversed(keys) if key in fields}
+    if "prompt" not in called:
         raise ConfigError(f"{path} line {line}: none of {', '.join(_COLUMNS['prompt'])}")
-    if cached >= prompt and cached:
-        cached = prompt - 1  # the last token is always computed
-    return Request(prompt, output, cached, values["timestamp"], int(values["turn"] or 1))
+    return called
 
 
-def _value(fields: Mapping[str, Any], name: str, path: Path, line: int) -> float | None:
-    """A column's number, whatever it is called; token counts are at least 1, nothing is negative."""
-    key = next((key for key in _COLUMNS[name] if key in fields), None)
-    if key is None or fields[key] in (None, ""):
+def _request(fields: Mapping[str, Any], called: Mapping[str, str], path: Path, line: int) -> Request:
+    values = {name: _number(fields[key], name, f"{path} line {line}: {key}") for name, key in called.items()}
+    prompt, cached = values["prompt"], values.get("cached") or 0.0
+    if prompt is None:
+        raise ConfigError(f"{path} line {line}: {called['prompt']}: empty")
+    cached = min(cached, prompt - 1)  # the last token is always computed
+    return Request(prompt, values.get("output"), cached, values.get("timestamp"), int(values.get("turn") or 1))
+
+
+def _number(written: Any, name: str, where: str) -> float | None:
+    """A column's number; token counts are at least 1, nothing is negative, empty cells are None."""
+    if written is None or written == "":
         return None
     try:
-        value = float(fields[key])
+        value = float(written)
     except (TypeError, ValueError):
-        raise ConfigError(f"{path} line {line}: {key}: {fields[key]!r} is not a number") from None
+        raise ConfigError(f"{where}: {written!r} is not a number") from None
     least = 1.0 if name in ("prompt", "output", "turn") else 0.0
-    if not math.isfinite(value) or value < least:
-        raise ConfigError(f"{path} line {line}: {key}: {fields[key]!r} is not a finite number of at least {least:.0f}")
+    if not least <= value < math.inf:
+        raise ConfigError(f"{where}: {written!r} is not a finite number of at least {least:.0f}")
     return value
 
 
@@ -199,7 +212,7 @@ def _message_tokens(message: Any, path: Path, index: int) -> float:
     if not isinstance(message, dict):
         raise ConfigError(f"{path} conversation {index + 1}: a message is no object")
     if "num_tokens" in message:
-        return _value({"tokens": message["num_tokens"]}, "prompt", path, index + 1) or 1.0
+        return _number(message["num_tokens"], "prompt", f"{path} conversation {index + 1}: num_tokens") or 1.0
     text = message.get("value", message.get("content"))
     if not isinstance(text, str):
         raise ConfigError(f"{path} conversation {index + 1}: a message has no text")

@@ -75,7 +75,18 @@ def endpoint() -> Iterator[str]:
 
 def test_a_measured_profile_is_what_the_engine_does(endpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
-    sizes = "--lengths 500,2K,4K --cached 400,800 --append 500,1K --batches 1,4 --contexts 20".split()
+    sizes = [
+        "--lengths",
+        "500,2K,4K",
+        "--cached",
+        "400,800",
+        "--append",
+        "500,1K",
+        "--batches",
+        "1,4",
+        "--contexts",
+        "20",
+    ]
     names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
     assert main([*names, *sizes, "--decode-tokens", "12", "--fit", "interpolate"]) == 0
     profile = read_profile(file)
