@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from prfaas.model.lengths import Empirical, Mixture, mean_tokens
+from prfaas.model.planning import best_plan
+from prfaas.model.sensitivity import longer, sensitivity
+from tests.planner_inputs import PAPER_LENGTHS, case_study, with_links_as_wide
+
+
+def changes(egress: float = 12.5e9) -> dict[str, tuple[float, float]]:
+    deployment, traffic = case_study()
+    deployment = with_links_as_wide(deployment, egress)
+    plan = best_plan(deployment, traffic, method="exact")
+    found = sensitivity(deployment, traffic, plan, method="exact")
+    assert found.base.system_throughput == plan.system_throughput
+    ratios = [answer.plan.system_throughput / plan.system_throughput - 1 for answer in found.answers]
+    names = [answer.input_name for answer in found.answers[::2]]
+    return dict(zip(names, zip(ratios[::2], ratios[1::2], strict=True), strict=True))
+
+
+def test_slower_hardware_and_longer_traffic_cost_throughput() -> None:
+    found = changes()
+    for name in ("remote prefill time", "local prefill time", "decode step", "input lengths"):
+        lower, higher = found[name]
+        assert lower > 0.01 > -0.01 > higher, name
+
+
+def test_the_link_matters_where_it_limits_and_only_there() -> None:
+    assert changes()["egress and links"] == pytest.approx((0, 0), abs=1e-12)
+    narrow = changes(egress=0.5e9)
+    assert narrow["egress and links"][0] < -0.01 < 0.01 < narrow["egress and links"][1]
+    assert narrow["KV bytes"][0] > 0.01 > -0.01 > narrow["KV bytes"][1]
+
+
+def test_every_kind_of_distribution_can_be_stretched() -> None:
+    for lengths in (PAPER_LENGTHS, Empirical([100, 300]), Mixture(((0.5, PAPER_LENGTHS), (0.5, Empirical([10, 20]))))):
+        assert mean_tokens(longer(lengths, 1.2)) == pytest.approx(1.2 * mean_tokens(lengths))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prfaas.model.curve import NEW_TOKENS, ONE, OfNewTokens, polynomial
+from prfaas.model.lengths import Empirical, LogNormal, Mixture
+from prfaas.model.weighing import WeightedCost, expected_minimum
+
+LENGTHS = LogNormal(9.9, 1.0, 128, 131_072)
+RISING, FLAT, LATE = (
+    OfNewTokens(polynomial(*c)) for c in ((0.1, 1e-4, 2e-9), (2.0, 0.0, 0.0), (0.5, 2e-5, 5e-9))
+)  # fmt: skip
+
+
+def by_quadrature(lengths: LogNormal, costs: list[OfNewTokens]) -> float:
+    z = np.linspace((np.log(lengths.low) - lengths.mu), np.log(lengths.high) - lengths.mu, 400_001) / lengths.sigma
+    density = np.exp(-z * z / 2)
+    tokens = np.exp(lengths.mu + lengths.sigma * z)
+    least = np.minimum.reduce([cost.curve.many(tokens) for cost in costs])
+    return float(np.trapezoid(least * density, z) / np.trapezoid(density, z))
+
+
+def test_the_least_of_crossing_costs_is_taken_on_each_side_of_every_crossing() -> None:
+    costs = [RISING, FLAT, LATE]
+    assert expected_minimum(LENGTHS, costs) == pytest.approx(by_quadrature(LENGTHS, costs), rel=1e-6)
+    assert expected_minimum(LENGTHS, costs) < 0.99 * min(expected_minimum(LENGTHS, [cost]) for cost in costs)
+
+
+def test_a_trace_s_least_cost_is_each_request_s_own() -> None:
+    trace = Empirical([100, 50_000])
+    expected = (RISING.curve(100) + FLAT.curve(50_000)) / 2
+    assert expected_minimum(trace, [RISING, FLAT]) == pytest.approx(expected)
+
+
+def test_parts_of_a_mixture_weigh_in() -> None:
+    trace = Empirical([100, 50_000])
+    mixed = Mixture(((0.25, LENGTHS), (0.5, trace)))
+    expected = 0.25 * expected_minimum(LENGTHS, [RISING, FLAT]) + 0.5 * expected_minimum(trace, [RISING, FLAT])
+    assert expected_minimum(mixed, [RISING, FLAT]) == pytest.approx(expected)
+
+
+def test_a_weighted_cost_is_the_sum_in_both_of_its_forms() -> None:
+    cost = WeightedCost(((2.0, ONE), (0.0, RISING), (3.0, NEW_TOKENS)))
+    tokens = np.array([10.0, 20.0])
+    assert cost.at(tokens, np.zeros(2)).tolist() == [32.0, 62.0]
+    assert cost.along(0.0)(20.0) == 62.0

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.model.deployment import Deployment
+from prfaas.model.workload import Workload
+from prfaas.solve import plots
+from prfaas.solve.emit import manager_settings
+from prfaas.solve.report import render
+from prfaas.solve.study import Study, study
+from tests.planner_inputs import case_study
+
+
+def quick(deployment: Deployment, workload: Workload) -> Study:
+    return study(deployment, workload, method="exact", with_sensitivity=False)
+
+
+def test_the_notes_say_what_the_answer_rests_on() -> None:
+    found = quick(*case_study())
+    text = " ".join(found.notes)
+    assert "prolonged for 0.14% of the requests" in text
+    assert "misses a point by 2.0%" in text
+    assert "each prefill instance can send 1.6 Gbps" in text
+
+
+def test_a_stated_intra_cluster_bandwidth_silences_its_note() -> None:
+    deployment, workload = case_study()
+    known = replace(deployment, pd=(replace(deployment.pd[0], intra_bytes_per_second=100e9),))
+    assert not any("equation (4)" in note for note in quick(known, workload).notes)
+
+
+def test_the_paper_form_overstates_what_its_plan_sustains() -> None:
+    forms = quick(*case_study()).forms
+    assert 0.01 < forms.overstatement < 0.04
+    assert forms.paper_plan_exactly <= forms.exact.system_throughput
+
+
+def test_equation_2_is_reported_in_both_forms_and_the_others_are_balanced() -> None:
+    balance = quick(*case_study()).balance
+    assert balance is not None
+    assert balance.egress_exact < balance.egress_at_mean < 1.05 * balance.egress_exact
+    assert balance.prefill == pytest.approx(0, abs=1e-3)
+
+
+def test_a_deployment_without_prfaas_clusters_is_planned_and_has_nothing_to_emit_or_draw(tmp_path: Path) -> None:
+    deployment, workload = case_study()
+    alone = quick(replace(deployment, prfaas=()), workload)
+    assert [option.deployment.name for option in alone.options] == ["prfaas-pd", "homogeneous-pd"]
+    assert "nothing to route" in render(alone, compare_with_paper=False)
+    with pytest.raises(ConfigError, match="no threshold"):
+        manager_settings(alone)
+    with pytest.raises(ConfigError, match="at least one PrfaaS cluster"):
+        plots.write_all(alone, tmp_path)
+
+
+def test_a_cluster_that_can_serve_nothing_is_refused() -> None:
+    deployment, workload = case_study()
+    full = replace(deployment.pd[0], num_prefill=8)
+    with pytest.raises(ConfigError, match="serves nothing"):
+        quick(replace(deployment, pd=(full,)), workload)
