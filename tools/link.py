@@ -68,7 +68,9 @@ class Relay:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
-        for _ in range(5):  # connections accepted just before show up, and aborted ones close, in the loop's next rounds
+        for _ in range(
+            5
+        ):  # connections accepted just before show up, and aborted ones close, in the loop's next rounds
             await self._drop_all()
             await asyncio.sleep(0)
 
