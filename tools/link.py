@@ -83,6 +83,14 @@ class Relay:
         """Cut the link when that many more bytes have gone to the target; it stays cut until `mend`."""
         self._cut_after_bytes = self.forwarded_bytes + num_bytes
 
+    def drop_one(self) -> None:
+        """Cut one connection; the others go on."""
+        self._run(self._drop_first())
+
+    async def _drop_first(self) -> None:
+        for task in list(self._tasks)[:1]:
+            task.cancel()
+
     def mend(self) -> None:
         self._cut_after_bytes = None
         self.is_cut = False

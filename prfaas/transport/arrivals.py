@@ -43,6 +43,7 @@ from prfaas.types import FailureReason
 
 MAX_TRANSFERS = 1024  # asked and arriving, over all peers
 MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
+STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
@@ -59,7 +60,11 @@ class _Arrival:
     assembler: Assembler | None = None
     writers: dict[Connection, Slab] = field(default_factory=dict)
     wire_bytes: int = 0
-    has_ended: bool = False
+    ended_at: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended_at is not None
 
     @property
     def stats(self) -> TransferStats:
@@ -236,7 +241,7 @@ class Arrivals:
         self._free(arrival)
 
     def _end(self, arrival: _Arrival, answer: bytes) -> None:
-        arrival.has_ended = True
+        arrival.ended_at = time.monotonic()
         self._outbox.put((list(arrival.connections), answer))
         self._remember(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
@@ -282,9 +287,12 @@ class Arrivals:
                         arrival.alone_since = now
 
     def expire(self, now: float) -> None:
-        """Fail what is late; `now` is monotonic seconds."""
+        """Fail what is late, take memory from who is stuck in it; `now` is monotonic seconds."""
         with self._changed:
             for arrival in list(self._arrivals.values()):
+                if arrival.ended_at is not None and now - arrival.ended_at > STUCK_MEMORY_SECONDS:
+                    for writer in arrival.writers:
+                        writer.abort()
                 reason = self._lateness(arrival, now)
                 if reason is not None:
                     self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")

@@ -33,7 +33,7 @@ class Work(Protocol):
 
     def next_job(self, line: Line, timeout_seconds: float) -> Job | None: ...
     def take_chunk(self, line: Line) -> tuple[Chunk, Callable[[int], memoryview]] | None: ...
-    def sent(self, chunk: Chunk) -> None: ...
+    def sent(self, line: Line, chunk: Chunk) -> None: ...
     def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
     def have(self, line: Line, transfer_id: bytes, have: Have) -> None: ...
     def done(self, transfer_id: bytes, done: Done) -> None: ...
@@ -50,6 +50,7 @@ class Line:
         self.generation = generation
         self.is_alive = True
         self.in_flight_bytes = 0
+        self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self._work = work
         self._connection = connection
         self._lock = threading.Lock()
@@ -111,7 +112,7 @@ class Line:
             for view in views:
                 view.release()
         finally:
-            self._work.sent(chunk)
+            self._work.sent(self, chunk)
 
     # Reading
 

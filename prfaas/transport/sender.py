@@ -49,6 +49,7 @@ TICK_SECONDS = 0.05
 KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
 CLOSE_SECONDS = 15.0
+STUCK_MEMORY_SECONDS = 1.0
 MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
 
 
@@ -76,7 +77,11 @@ class _Sending:
     unready_bytes: int = 0  # of those
     said_end: bool = False
     num_users: int = 0  # threads that read its memory
-    has_ended: bool = False
+    ended_at: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended_at is not None
 
     @property
     def id(self) -> bytes:
@@ -237,6 +242,17 @@ class Link:
             for transfer_id, reason in self._late(time.monotonic()):
                 message = f"{self._peer_name} at {self.address} did not take it in time {self._last_error}".rstrip()
                 self.cancel(transfer_id, reason, message)
+            self._free_stuck_memory(time.monotonic())
+
+    def _free_stuck_memory(self, now: float) -> None:
+        """A peer that takes nothing does not keep an ended transfer's memory: the connection goes."""
+        with self._changed:
+            stuck = {
+                its.id for its in self._sendings.values() if its.ended_at and now - its.ended_at > STUCK_MEMORY_SECONDS
+            }
+            for line in self._lines:
+                if line.reads in stuck:
+                    line.abort()
 
     def _late(self, now: float) -> list[tuple[bytes, FailureReason]]:
         with self._changed:
@@ -379,11 +395,13 @@ class Link:
                 return None
             sending = self._sendings[chunk.transfer_id]
             sending.num_users += 1
+            line.reads = sending.id
             return chunk, sending.transfer.source
 
-    def sent(self, chunk: Chunk) -> None:
+    def sent(self, line: Line, chunk: Chunk) -> None:
         """The line has read the chunk's memory for the last time."""
         with self._changed:
+            line.reads = None
             sending = self._sendings[chunk.transfer_id]
             sending.num_users -= 1
             if sending.has_ended:
@@ -474,7 +492,7 @@ class Link:
     def _end(self, sending: _Sending, event: SendCompleted | SendFailed) -> None:
         if sending.has_ended:
             return
-        sending.has_ended = True
+        sending.ended_at = time.monotonic()
         self._chunker.remove(sending.id)
         self._to_open.pop(sending.id, None)
         self._events.put(event)

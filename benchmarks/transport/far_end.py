@@ -1,0 +1,98 @@
+"""The receiving end of a measurement: a process that receives into memory, checks it, and reports each transfer as JSON."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import queue
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from prfaas.transport.receiver import (
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveEvent,
+    ReceiveFailed,
+    ReceiveMemoryFree,
+    Receiver,
+    ReceiverConfig,
+    Rejected,
+)
+
+KEY = b"benchmark key of thirty-two byte"
+
+
+@dataclass
+class _Transfer:
+    memory: list[memoryview]
+    cpu_seconds: float  # of this process when it was opened
+
+
+class FarEnd:
+    """Accepts everything. Memory is reused from one transfer to the next, so that page faults are not measured."""
+
+    def __init__(self, *, congestion_control: str) -> None:
+        config = ReceiverConfig("0.0.0.0:0", insecure_plaintext=True, congestion_control=congestion_control)
+        self._reports: queue.SimpleQueue[ReceiveEvent] = queue.SimpleQueue()
+        self._receiver = Receiver(config, local_name="far", key=KEY, accept=self._accept, on_event=self._on_event)
+        self._pool = memoryview(mmap.mmap(-1, 1 << 30))
+        self._pool[:: mmap.PAGESIZE] = bytes(len(self._pool) // mmap.PAGESIZE)
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._ended: dict[bytes, tuple[str, int]] = {}
+
+    def run(self) -> None:
+        _say(address=self._receiver.start())
+        while True:
+            self._report(self._reports.get())
+
+    def _accept(self, request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+        at, memory = 0, []
+        for size in request.object_bytes:
+            at = 0 if at + size > len(self._pool) else at
+            memory.append(self._pool[at : at + size])
+            at += size
+        self._transfers[request.transfer_id] = _Transfer(memory, cpu_seconds())
+        reply(Accepted(held=(), destination=memory.__getitem__))
+
+    def _on_event(self, event: ReceiveEvent) -> None:
+        if isinstance(event, ReceiveMemoryFree):
+            self._reports.put(event)
+        else:
+            reason = event.reason if isinstance(event, ReceiveFailed) else "completed"
+            self._ended[event.transfer_id] = (reason, time.monotonic_ns())
+            assert isinstance(event, ReceiveFailed | ReceiveCompleted)
+
+    def _report(self, event: ReceiveEvent) -> None:
+        transfer = self._transfers.pop(event.transfer_id)
+        cpu = cpu_seconds() - transfer.cpu_seconds
+        reason, ended_ns = self._ended.pop(event.transfer_id)
+        digest = digest_of(transfer.memory)
+        _say(transfer=event.transfer_id.hex(), reason=reason, ended_ns=ended_ns, digest=digest, cpu_seconds=cpu)
+
+
+def digest_of(objects: list[memoryview]) -> int:
+    """One number for what all objects hold."""
+    state = xxhash.xxh3_64()
+    for its in objects:
+        state.update(its)
+    return state.intdigest()
+
+
+def cpu_seconds() -> float:
+    """What this process has used of the processors, in user and kernel mode."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    FarEnd(congestion_control=sys.argv[1]).run()

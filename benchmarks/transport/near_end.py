@@ -1,0 +1,114 @@
+"""The sending end of a measurement: a process that reads what to send as JSON lines, sends it, and reports its times."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.transport.far_end import KEY, cpu_seconds, digest_of
+from prfaas.transport.sender import (
+    Link,
+    LinkConfig,
+    Outgoing,
+    SendAccepted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+)
+
+
+@dataclass
+class _Transfer:
+    objects: list[memoryview]
+    accepted: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    first_acknowledged_ns: int = 0
+    failure: str = ""
+
+
+class NearEnd:
+    """One link, over which one transfer after another goes, or several at once."""
+
+    def __init__(self, address: str, config: LinkConfig) -> None:
+        self._link = Link(address, config=config, local_name="near", peer_name="far", key=KEY, on_event=self._on_event)
+        self._pool = memoryview(mmap.mmap(-1, 1 << 30))
+        pattern = os.urandom(1 << 20)
+        for at in range(0, len(self._pool), len(pattern)):
+            self._pool[at : at + len(pattern)] = pattern
+        self._transfers: dict[bytes, _Transfer] = {}
+
+    def open(self, num_objects: int, object_bytes: int, *, priority: int = 0) -> bytes:
+        """Offer a transfer of equal objects and wait until the far end has accepted it."""
+        transfer_id = os.urandom(16)
+        objects = [self._pool[index * object_bytes : (index + 1) * object_bytes] for index in range(num_objects)]
+        for its in objects:
+            its[:16] = os.urandom(16)  # no transfer equals the one before
+        transfer = self._transfers[transfer_id] = _Transfer(objects)
+        sizes = [object_bytes] * num_objects
+        self._link.open(Outgoing(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
+        assert transfer.accepted.wait(30), "the far end does not answer"
+        return transfer_id
+
+    def layers(self, transfer_id: bytes, num_layers: int, *, pause_seconds: float = 0.0) -> int:
+        """Let one layer after the other leave; returns when the last became ready."""
+        transfer = self._transfers[transfer_id]
+        layer_bytes = len(transfer.objects[0]) // num_layers
+        due = time.monotonic()
+        for layer in range(num_layers):
+            due += pause_seconds
+            time.sleep(max(0.0, due - time.monotonic()))
+            self._link.ready(
+                transfer_id,
+                first_object=0,
+                num_objects=len(transfer.objects),
+                offset_bytes=layer * layer_bytes,
+                length_bytes=layer_bytes,
+            )
+        return time.monotonic_ns()
+
+    def wait(self, transfer_id: bytes) -> dict[str, object]:
+        """What the transfer was, once it has ended."""
+        transfer = self._transfers[transfer_id]
+        assert transfer.ended.wait(300), "the transfer does not end"
+        return {
+            "transfer": transfer_id.hex(),
+            "failure": transfer.failure,
+            "first_acknowledged_ns": transfer.first_acknowledged_ns,
+            "digest": digest_of(transfer.objects),
+        }
+
+    def _on_event(self, event: SendEvent) -> None:
+        transfer = self._transfers[event.transfer_id]
+        if isinstance(event, SendAccepted):
+            transfer.accepted.set()
+        elif isinstance(event, SendProgress):
+            transfer.first_acknowledged_ns = transfer.first_acknowledged_ns or event.time_ns
+        elif isinstance(event, SendFailed):
+            transfer.failure = f"{event.reason}: {event.message}"
+        elif isinstance(event, SendMemoryFree):
+            transfer.ended.set()
+
+    def run(self) -> None:
+        for line in sys.stdin:
+            print(json.dumps(self._measure(**json.loads(line))), flush=True)
+
+    def _measure(
+        self, num_objects: int, object_bytes: int, num_layers: int, pause_seconds: float = 0.0, urgent_bytes: int = 0
+    ) -> dict[str, object]:
+        transfer_id = self.open(num_objects, object_bytes)
+        cpu, began_ns = cpu_seconds(), time.monotonic_ns()
+        last_ready_ns = self.layers(transfer_id, num_layers, pause_seconds=pause_seconds)
+        result = self.wait(transfer_id)
+        cpu = cpu_seconds() - cpu
+        state = self._link.snapshot().to_dict()
+        return result | {"began_ns": began_ns, "last_ready_ns": last_ready_ns, "cpu_seconds": cpu, "link": state}
+
+
+if __name__ == "__main__":
+    NearEnd(sys.argv[1], LinkConfig(**json.loads(sys.argv[2]))).run()

@@ -1,0 +1,41 @@
+"""Both ends of the wire, which leave neither a thread nor a descriptor behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.integration.transport.ends import Far, Near, make_far, make_near
+from tests.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Every thread and descriptor that a test makes is gone after it."""
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    yield
+    wait_until(lambda: threading.active_count() <= threads, what="the end of all threads")
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, what="the end of all descriptors")
+
+
+@pytest.fixture
+def far(nothing_is_left: None) -> Iterator[Far]:
+    made = make_far()
+    yield made
+    made.receiver.close()
+
+
+@pytest.fixture
+def near_to(nothing_is_left: None) -> Iterator[Callable[..., Near]]:
+    made: list[Near] = []
+
+    def make(address: str, **settings: object) -> Near:
+        made.append(make_near(address, **settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for near in made:
+        near.link.close()

@@ -1,0 +1,117 @@
+"""Both ends of the wire as tests hold them: a receiver with the memory that it fills, a link with what it says."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prfaas.transport.receiver import (
+    Accepted,
+    OpenRequest,
+    ReceiveEvent,
+    Receiver,
+    ReceiverConfig,
+    Rejected,
+)
+from prfaas.transport.sender import (
+    Link,
+    LinkConfig,
+    Outgoing,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+)
+from tests.waiting import wait_until
+
+KEY = b"k" * 32
+
+
+@dataclass
+class Far:
+    """A receiver and the memory that it fills."""
+
+    receiver: Receiver
+    address: str = ""
+    memory: dict[bytes, list[bytearray]] = field(default_factory=dict)
+    events: list[ReceiveEvent] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+    reject: Rejected | None = None
+
+    def of(self, kind: type[ReceiveEvent]) -> list[ReceiveEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def make_far(**config: object) -> Far:
+    far: Far
+
+    def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+        if far.reject is not None:
+            reply(far.reject)
+            return
+        memory = far.memory.setdefault(request.transfer_id, [bytearray(size) for size in request.object_bytes])
+        reply(Accepted(held=far.held, destination=lambda index: memoryview(memory[index])))
+
+    settings = ReceiverConfig(**({"listen": "127.0.0.1:0", "reconnect_seconds": 1.0} | config))  # type: ignore[arg-type]
+    receiver = Receiver(
+        settings, local_name="far", key=KEY, accept=accept, on_event=lambda event: far.events.append(event)
+    )
+    far = Far(receiver)
+    far.address = receiver.start()
+    return far
+
+
+@dataclass
+class Near:
+    """A link and what it says."""
+
+    link: Link
+    events: list[SendEvent] = field(default_factory=list)
+
+    def of(self, kind: type[SendEvent]) -> list[SendEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def end(self, transfer_id: bytes, *, seconds: float = 15.0) -> SendEvent:
+        """How a transfer ended, once its memory is free."""
+        wait_until(lambda: SendMemoryFree(transfer_id) in self.events, seconds=seconds)
+        mine = [event for event in self.events if event.transfer_id == transfer_id]
+        ends = [event for event in mine if isinstance(event, SendCompleted | SendFailed)]
+        assert len(ends) == 1 and mine[-1] == SendMemoryFree(transfer_id)
+        return ends[0]
+
+    def acknowledged(self) -> list[int]:
+        return [event.acked_bytes for event in self.events if isinstance(event, SendProgress)]
+
+
+def make_near(address: str, *, key: bytes = KEY, peer: str = "far", name: str = "near", **config: object) -> Near:
+    near: Near
+    settings = LinkConfig(**({"num_connections": 4, "reconnect_seconds": 1.0} | config))  # type: ignore[arg-type]
+    link = Link(
+        address,
+        config=settings,
+        local_name=name,
+        peer_name=peer,
+        key=key,
+        on_event=lambda event: near.events.append(event),
+    )
+    near = Near(link)
+    return near
+
+
+def send(near: Near, objects: list[bytes], *, deadline: float = 20.0, ready: bool = True, priority: int = 0) -> bytes:
+    """Offer objects, all of them ready unless told otherwise."""
+    transfer_id = os.urandom(16)
+    sizes = [len(its) for its in objects]
+    near.link.open(Outgoing(transfer_id, b"body", sizes, lambda index: memoryview(objects[index]), priority, deadline))
+    if ready:
+        for index, its in enumerate(objects):
+            near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))
+    return transfer_id
+
+
+def objects_of(*sizes: int, seed: int = 1) -> list[bytes]:
+    source = random.Random(seed)
+    return [source.randbytes(size) for size in sizes]

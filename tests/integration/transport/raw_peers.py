@@ -1,0 +1,100 @@
+"""Peers that know the secret and say what a test wants them to say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+import xxhash
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport import handshake, messages
+from prfaas.transport.area import Slab
+from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.handshake import Identity
+from prfaas.transport.messages import Ending, Open
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.wire import FrameType, Header, chunk_header
+from tests.integration.transport.ends import KEY
+
+
+class RawSender:
+    """One connection to a receiver, past its handshake."""
+
+    def __init__(self, address: str, *, name: str = "raw") -> None:
+        self.connection = Connection(
+            make_socket(address, congestion_control="bbr", insecure_plaintext=False), state="challenge"
+        )
+        handshake.dial(self.connection, Identity(name, KEY), peer_name="far")
+
+    def __enter__(self) -> RawSender:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.connection.close()
+
+    def open(self, *sizes: int, transfer_id: bytes | None = None, deadline_seconds: float = 10.0) -> bytes:
+        """Open a transfer and read its HAVE."""
+        transfer_id = transfer_id or os.urandom(16)
+        opened = Open(ObjectSizes.of(sizes), 0, deadline_seconds, b"body")
+        self.connection.write(messages.encode_open(transfer_id, opened))
+        assert self.heard()[0].type is FrameType.HAVE
+        return transfer_id
+
+    def chunk(self, transfer_id: bytes, slab: Slab, payload: bytes, *, checksum: int | None = None) -> None:
+        right = xxhash.xxh3_64_intdigest(payload)
+        self.connection.write(chunk_header(transfer_id, slab, right if checksum is None else checksum), payload)
+
+    def heard(self) -> tuple[Header, bytes]:
+        """The next frame of the receiver."""
+        header = self.connection.read_header()
+        return header, bytes(self.connection.read_payload(header))
+
+    def refusal(self) -> Ending:
+        """What the receiver says before it closes the connection."""
+        while True:
+            header, payload = self.heard()
+            if header.type is FrameType.ERROR:
+                return messages.decode_ending(payload)
+
+
+class RawReceiver:
+    """Listens, lets everybody in, and then does what `serve` does, on a thread for each connection."""
+
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        self._serve = serve
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[Connection] = []
+        self._threads = [threading.Thread(target=self._accept_forever)]
+        self._threads[0].start()
+        host, port = self._socket.getsockname()
+        self.address = f"{host}:{port}"
+
+    def __enter__(self) -> RawReceiver:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for connection in self._connections:
+            connection.abort()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept_forever(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                connection = Connection(client, state="hello")
+                self._connections.append(connection)
+                self._threads.append(threading.Thread(target=self._run, args=(connection,)))
+                self._threads[-1].start()
+
+    def _run(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError, RemoteProtocolError):
+            handshake.answer(connection, Identity("far", KEY, bytes(16)))
+            self._serve(connection)
+        connection.close()

@@ -1,0 +1,190 @@
+"""Connections, peers and memory that go at the wrong moment: the bytes are right, or a reason comes in time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+
+from prfaas.transport import messages
+from prfaas.transport.area import Slab
+from prfaas.transport.connection import Connection
+from prfaas.transport.messages import Have
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
+from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.wire import HEADER_BYTES, FrameType, chunk_header
+from tests.integration.transport.ends import Far, Near, make_far, objects_of, send
+from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.waiting import wait_until
+from tools.link import LinkShape, Relay
+
+MIB = 1 << 20
+
+
+def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, near_to: Callable[..., Near]) -> None:
+    objects = objects_of(2 * MIB, MIB)
+    with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
+        near = near_to(relay.address, reconnect_seconds=15.0)
+        transfer_id = send(near, objects)
+        for share in (1, 2, 3, 4, 5):
+            wait_until(lambda share=share: relay.forwarded_bytes > share * 400_000)  # type: ignore[misc]
+            relay.drop_one()
+        assert isinstance(near.end(transfer_id), SendCompleted)
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+
+
+def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., Near]) -> None:
+    first = make_far()
+    objects = objects_of(MIB, MIB)
+    with Relay(first.address, LinkShape(bytes_per_second=2e6)) as relay:
+        near = near_to(relay.address, reconnect_seconds=15.0)
+        transfer_id = send(near, objects)
+        wait_until(lambda: bool(near.acknowledged()) and near.acknowledged()[-1] > 300_000)
+        first.receiver.close()
+        second = make_far(listen=first.address)
+        assert isinstance(near.end(transfer_id), SendCompleted)
+        assert [bytes(its) for its in second.memory[transfer_id]] == objects
+        assert len(near.of(SendAccepted)) == 1
+    second.receiver.close()
+
+
+def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far, near_to: Callable[..., Near]) -> None:
+    objects = objects_of(*[64 << 10] * 30)
+    with Relay(far.address, LinkShape(bytes_per_second=1e6)) as relay:
+        near = near_to(relay.address, reconnect_seconds=15.0)
+        transfer_id = send(near, objects)
+        wait_until(lambda: bool(near.acknowledged()) and near.acknowledged()[-1] > MIB)
+        relay.cut_after(0)
+        wait_until(lambda: relay.is_cut)
+        relay.mend()
+        end = near.end(transfer_id)
+    assert isinstance(end, SendCompleted)
+    # A chunk of up to 128 KiB was under way on each of the four connections.
+    assert end.stats.wire_bytes < sum(map(len, objects)) + 4 * 128 * 1024 + 100 * HEADER_BYTES
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+
+
+def _accept_and_read_no_more(stalled: threading.Event) -> Callable[[Connection], None]:
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        if header.type is FrameType.OPEN:
+            connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
+        stalled.wait(20)
+
+    return serve
+
+
+def test_a_peer_that_stops_reading_costs_little_memory_and_gives_it_back(near_to: Callable[..., Near]) -> None:
+    piece = memoryview(bytes(MIB))
+    over = threading.Event()
+    with RawReceiver(_accept_and_read_no_more(over)) as receiver:
+        near = near_to(receiver.address, num_connections=2)
+        tracemalloc.start()
+        near.link.open(Outgoing(bytes(16), b"", [MIB] * 2048, lambda index: piece, 0, 1.5))
+        near.link.ready(bytes(16), first_object=0, num_objects=2048, offset_bytes=0, length_bytes=MIB)
+        end = near.end(bytes(16), seconds=6)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        over.set()
+    assert isinstance(end, SendFailed) and end.reason == "deadline"
+    assert peak < 2 * MIB, "what waits is named, not held"
+
+
+def test_a_peer_that_never_answers_open_ends_at_the_deadline(near_to: Callable[..., Near]) -> None:
+    def read_forever(connection: Connection) -> None:
+        while True:
+            connection.read_payload(connection.read_header())
+
+    with RawReceiver(read_forever) as receiver:
+        near = near_to(receiver.address)
+        end = near.end(send(near, objects_of(10), deadline=0.5), seconds=3)
+        assert isinstance(end, SendFailed) and end.reason == "deadline"
+
+
+def test_a_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
+    with RawReceiver(lambda connection: None) as receiver:
+        near = near_to(receiver.address)  # closes each connection right after the handshake
+        end = near.end(send(near, objects_of(10), deadline=2.0), seconds=5)
+        assert isinstance(end, SendFailed) and end.reason in ("unreachable", "deadline")
+
+
+def test_a_second_copy_ends_the_connection_on_which_the_first_is_stuck(far: Far) -> None:
+    payload = objects_of(200_000)[0]
+    slab = Slab(0, 1, 0, len(payload))
+    with RawSender(far.address) as slow, RawSender(far.address) as fast:
+        transfer_id = slow.open(len(payload))
+        slow.connection.write(chunk_header(transfer_id, slab, 1) + b"\x01" * 100_000)  # half of it, and wrong
+        wait_until(lambda: any(far.memory[transfer_id][0]))
+        fast.chunk(transfer_id, slab, payload)
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+        assert bytes(far.memory[transfer_id][0]) == payload
+        wait_until(lambda: far.receiver.num_connections == 1)
+        with contextlib.suppress(OSError):
+            slow.connection.write(b"\x01" * 100_000)
+    assert bytes(far.memory[transfer_id][0]) == payload
+
+
+def test_memory_is_not_free_while_a_chunk_lands_and_nothing_lands_after(far: Far) -> None:
+    with RawSender(far.address) as raw:
+        transfer_id = raw.open(200_000)
+        raw.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, 200_000), 1) + b"\x01" * 50_000)
+        wait_until(lambda: any(far.memory[transfer_id][0]))
+        far.receiver.cancel(transfer_id, "cancelled", "no longer wanted")
+        assert ReceiveMemoryFree(transfer_id) not in far.events
+        wait_until(lambda: ReceiveMemoryFree(transfer_id) in far.events, seconds=5)
+        left_behind = bytes(far.memory[transfer_id][0])
+        with contextlib.suppress(OSError):
+            raw.connection.write(b"\x02" * 150_000)
+        assert not far.of(ReceiveFailed)
+    assert bytes(far.memory[transfer_id][0]) == left_behind
+
+
+def test_slices_of_hundreds_of_blocks_travel_in_few_frames(far: Far, near_to: Callable[..., Near]) -> None:
+    near = near_to(far.address)
+    objects = objects_of(*[16 << 10] * 300)
+    transfer_id = send(near, objects, ready=False)
+    for layer in range(8):
+        near.link.ready(transfer_id, first_object=0, num_objects=300, offset_bytes=layer << 11, length_bytes=2 << 10)
+    end = near.end(transfer_id)
+    assert isinstance(end, SendCompleted)
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    num_chunks = (end.stats.wire_bytes - sum(map(len, objects))) / HEADER_BYTES
+    assert num_chunks <= 8 * 10, "one frame a block and layer would be 2400"
+
+
+def test_an_urgent_transfer_is_not_stuck_behind_a_large_one(far: Far, near_to: Callable[..., Near]) -> None:
+    with Relay(far.address, LinkShape(bytes_per_second=3e6)) as relay:
+        near = near_to(relay.address, num_connections=2)
+        large = send(near, [bytes(80 * MIB)], deadline=60, priority=1)
+        wait_until(lambda: bool(near.acknowledged()))
+        urgent = send(near, objects_of(256 << 10, seed=2), priority=0)
+        assert isinstance(near.end(urgent), SendCompleted)
+        assert near.link.snapshot().queued_bytes > 8 * MIB, "the large one is far from its end"
+        near.link.cancel(large, "cancelled", "seen enough")
+        near.end(large)
+
+
+def test_a_public_peer_is_not_dialled_without_a_word_for_it(near_to: Callable[..., Near]) -> None:
+    near = near_to("8.8.8.8:7400", reconnect_seconds=0.3)
+    end = near.end(send(near, objects_of(10)))
+    assert isinstance(end, SendFailed) and end.reason == "unreachable" and "8.8.8.8 is public" in end.message
+
+
+def test_a_transfer_that_opens_while_the_peer_was_long_gone_has_its_whole_reconnect_time(
+    near_to: Callable[..., Near],
+) -> None:
+    first = make_far()
+    near = near_to(first.address, reconnect_seconds=1.0)
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    first.receiver.close()
+    wait_until(lambda: near.link.snapshot().num_connections == 0)
+    gone_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - gone_at > 1.2)  # longer than reconnect_seconds
+    transfer_id = send(near, objects_of(10, seed=2))
+    second = make_far(listen=first.address)
+    assert isinstance(near.end(transfer_id), SendCompleted)
+    second.receiver.close()

@@ -1,0 +1,217 @@
+"""Strangers, floods and peers that break the protocol: each is refused, counted, and harms nobody else."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from prfaas.transport.area import Slab
+from prfaas.transport.messages import Hello, encode_hello
+from prfaas.transport.receiver import MAX_STRANGERS, ReceiveCompleted
+from prfaas.transport.sender import SendCompleted, SendFailed
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, chunk_header, control
+from tests.integration.transport.ends import Far, Near, objects_of, send
+from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.waiting import wait_until
+from tools.link import Relay
+
+A_HELLO = encode_hello(Hello("near", bytes(32), (1,), ()))
+
+
+def _connect(far: Far) -> socket.socket:
+    host, _, port = far.address.rpartition(":")
+    made = socket.create_connection((host, int(port)), timeout=10)
+    made.settimeout(10)
+    return made
+
+
+def _read_to_end(stranger: socket.socket) -> bytes:
+    said = b""
+    try:
+        while part := stranger.recv(4096):
+            said += part
+    except ConnectionResetError:  # it closed with our bytes unread
+        pass
+    return said
+
+
+def _assert_good_peers_are_served(far: Far, near_to: Callable[..., Near]) -> None:
+    near = near_to(far.address)
+    assert isinstance(near.end(send(near, objects_of(100_000))), SendCompleted)
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(48), "magic"),
+        (chunk_header(bytes(16), Slab(0, 1, 0, 100), 0), "order"),
+        (Header(FrameType.OPEN, 16 << 20, offset=5).encode(), "order"),
+        (Header(FrameType.PING, 0).encode(), "order"),
+        (control(FrameType.HELLO, {"name": "near", "nonce": "text"}), "body"),
+        (control(FrameType.HELLO, ["", bytes(32), [1], []]), "body"),
+        (encode_hello(Hello("near", bytes(32), (2, 3), ())), "version"),
+        (A_HELLO + control(FrameType.PROOF, [bytes(32)]), "secret"),
+        (A_HELLO + A_HELLO, "order"),
+        (A_HELLO[:8] + b"\xff\xff\xff\xff" + A_HELLO[12:], "length"),
+        (b"PRFS\x02" + A_HELLO[5:], "version"),
+    ],
+)
+def test_a_stranger_is_refused_by_reason_and_no_other_connection_suffers(
+    far: Far, near_to: Callable[..., Near], garbage: bytes, reason: str
+) -> None:
+    with _connect(far) as stranger:
+        stranger.sendall(garbage)
+        _read_to_end(stranger)
+    wait_until(lambda: far.receiver.refused == {reason: 1})
+    _assert_good_peers_are_served(far, near_to)
+
+
+def test_a_recorded_handshake_proves_nothing(far: Far, near_to: Callable[..., Near]) -> None:
+    """What a real peer has sent is sent again, byte for byte: the receiver's nonce is another one."""
+    with Relay(far.address) as relay:
+        recorded = bytearray()
+        relay.filter(lambda: lambda data: recorded.extend(data) or data)  # type: ignore[func-returns-value]
+        with RawSender(relay.address):
+            pass
+    with _connect(far) as stranger:
+        stranger.sendall(recorded)
+        _read_to_end(stranger)
+    wait_until(lambda: far.receiver.refused == {"secret": 1})
+
+
+def test_half_open_connections_do_not_keep_good_peers_out(far: Far, near_to: Callable[..., Near]) -> None:
+    flood = [_connect(far) for _ in range(2 * MAX_STRANGERS)]
+    _assert_good_peers_are_served(far, near_to)
+    assert far.receiver.num_connections <= MAX_STRANGERS + 4
+    for stranger in flood:
+        stranger.close()
+
+
+def test_a_handshake_that_trickles_ends(far: Far) -> None:
+    with _connect(far) as stranger:
+        stranger.sendall(A_HELLO[:20])
+        _read_to_end(stranger)  # returns when the receiver has closed it
+    wait_until(lambda: far.receiver.num_connections == 0)
+
+
+@pytest.mark.parametrize(
+    ("slab", "reason"),
+    [
+        (Slab(0, 1, 50, 100), "range"),
+        (Slab(2, 1, 0, 10), "range"),
+        (Slab(1, 1, 0, 10), "range"),  # held
+        (Slab(0, 2, 0, 10), "range"),
+        (Slab((1 << 32) - 1, 1, 0, 10), "range"),
+        (Slab(0, 1, (1 << 64) - 1, 10), "range"),
+    ],
+)
+def test_a_chunk_beyond_what_may_come_ends_its_connection(far: Far, slab: Slab, reason: str) -> None:
+    far.held = {1}
+    with RawSender(far.address) as raw:
+        transfer_id = raw.open(100, 100)
+        raw.chunk(transfer_id, slab, bytes(slab.num_bytes))
+        assert raw.refusal().message.startswith(reason)
+    assert far.receiver.refused == {reason: 1}
+    assert not any(any(its) for its in far.memory[transfer_id])
+
+
+def test_nobody_writes_into_another_peers_transfer(far: Far) -> None:
+    with RawSender(far.address, name="owner") as owner, RawSender(far.address, name="thief") as thief:
+        transfer_id = owner.open(100)
+        thief.chunk(transfer_id, Slab(0, 1, 0, 100), b"x" * 100)
+        assert thief.refusal().message.startswith("owner")
+        assert not any(far.memory[transfer_id][0])
+        owner.chunk(transfer_id, Slab(0, 1, 0, 100), b"y" * 100)
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+
+
+def test_nobody_opens_cancels_or_ends_another_peers_transfer(far: Far) -> None:
+    with RawSender(far.address, name="owner") as owner, RawSender(far.address, name="thief") as thief:
+        transfer_id = owner.open(100)
+        with pytest.raises(AssertionError):
+            thief.open(100, transfer_id=transfer_id)
+        thief.connection.write(control(FrameType.CANCEL, ["cancelled", "mine"], transfer_id=transfer_id))
+        thief.connection.write(Header(FrameType.END, 0, transfer_id, offset=5).encode())
+        thief.connection.write(Header(FrameType.PING, 0).encode())
+        assert thief.heard()[0].type is FrameType.PONG
+        owner.chunk(transfer_id, Slab(0, 1, 0, 100), b"y" * 100)
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+
+
+def test_a_sender_that_counts_other_bytes_fails_its_transfer(far: Far) -> None:
+    with RawSender(far.address) as raw:
+        transfer_id = raw.open(100)
+        raw.connection.write(Header(FrameType.END, 0, transfer_id, offset=99).encode())
+        assert raw.refusal().reason == "protocol"
+
+
+def test_a_chunk_of_an_unknown_transfer_is_answered_with_reopen_once(far: Far) -> None:
+    with RawSender(far.address) as raw:
+        for _ in range(3):
+            raw.chunk(bytes(16), Slab(0, 1, 0, 100), bytes(100))
+        kinds: list[FrameType] = []
+        while not kinds or kinds[-1] is not FrameType.PONG:
+            raw.connection.write(Header(FrameType.PING, 0).encode())
+            kinds.append(raw.heard()[0].type)
+        assert kinds.count(FrameType.REOPEN) == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Header(FrameType.ACK, 0, offset=5).encode(),
+        Header(FrameType.AGAIN, 0, offset=0).encode(),
+        control(FrameType.DONE, ["many"]),
+        Header(FrameType.CHUNK, 4, count=1).encode() + bytes(4),
+        bytes(HEADER_BYTES),
+        Header(FrameType.HAVE, 4, offset=5).encode() + bytes(4),
+    ],
+)
+def test_a_receiver_that_breaks_the_protocol_is_left_and_its_transfer_fails(
+    near_to: Callable[..., Near], frame: bytes
+) -> None:
+    with RawReceiver(lambda connection: connection.write(frame)) as receiver:
+        near = near_to(receiver.address, reconnect_seconds=30.0)
+        end = near.end(send(near, objects_of(1000), deadline=1.0))
+        assert isinstance(end, SendFailed) and end.reason == "deadline"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_at_the_live_port_after_the_handshake_harms_nobody(
+    far: Far, near_to: Callable[..., Near], seed: int
+) -> None:
+    _fuzz(far, random.Random(seed), num_frames=50)
+    _assert_good_peers_are_served(far, near_to)
+
+
+@pytest.mark.soak
+def test_a_million_noisy_frames_harm_nobody(far: Far, near_to: Callable[..., Near]) -> None:
+    source = random.Random(0)
+    for _ in range(20_000):
+        _fuzz(far, source, num_frames=50)
+    _assert_good_peers_are_served(far, near_to)
+
+
+def _fuzz(far: Far, source: random.Random, *, num_frames: int) -> None:
+    """Valid and damaged frames of a peer that knows the secret, until it is thrown out."""
+    try:
+        with RawSender(far.address) as raw:
+            transfer_id = raw.open(1000, 500, 500)
+            for _ in range(num_frames):
+                raw.connection.write(_noisy_frame(source, transfer_id))
+    except OSError:
+        pass
+
+
+def _noisy_frame(source: random.Random, transfer_id: bytes) -> bytes:
+    kind = source.choice(list(FrameType))
+    length = source.choice([0, 1, 10, 100])
+    count = source.choice([0, 1, 2, 10]) if kind is FrameType.CHUNK else 0
+    head = Header(kind, 0, transfer_id, source.randrange(4), source.choice([0, 5, 490]), 0, count).encode()
+    frame = bytearray(head[:8] + length.to_bytes(4, "little") + head[12:] + source.randbytes(length))
+    if source.random() < 0.3:
+        frame[source.randrange(len(frame))] ^= 1 << source.randrange(8)
+    return bytes(frame)
