@@ -6,21 +6,15 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 import prfaas
+from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError
 from prfaas.solve import measuring
 from prfaas.units import parse_count, parse_tokens
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +47,7 @@ def _list_of(parse: Callable[[str], int], least: int) -> Callable[[str], list[in
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="prfaas-profile", description=__doc__)
+    parser = OneLineParser(prog="prfaas-profile", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument("--endpoint", required=True, metavar="URL", help="http://host:port of the engine")
     parser.add_argument("--model", required=True, help="the engine's served model name")

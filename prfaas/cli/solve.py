@@ -7,18 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import prfaas
 from prfaas.cli import extras
+from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="prfaas-solve", description=__doc__)
+    parser = OneLineParser(prog="prfaas-solve", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument(
         "--deployment", metavar="FILE", help="clusters, links and objectives as YAML; the case study without"
