@@ -123,7 +123,7 @@ class Agent:
                     self._reporting = self._make_reporting(
                         self._config, self._secret, epoch=self._epoch, wire_address=address, links=self._link_states
                     )
-                    tasks.create_task(self._reporting.reporter.run())
+                    tasks.create_task(self._reporting.run())
                 tasks.create_task(self._tick_forever())
         finally:
             await self._engines.close()

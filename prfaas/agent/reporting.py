@@ -1,13 +1,15 @@
-"""What this node tells the manager: its layouts, its prefix blocks, its links' figures."""
+"""What this node tells the manager: its layouts, its prefix blocks, its links' figures, its engines' loads."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prfaas.agent.config import AgentConfig
+from prfaas.agent.engine_load import EngineLoads
 from prfaas.cachepool.layout import Layout
 from prfaas.events import PoolEvent
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
@@ -38,10 +40,17 @@ class Reporting:
     ) -> None:
         """`epoch` grows with every start of the agent; blocks of an older one are void."""
         self._links = links
+        self._loads = EngineLoads(config.engines)
         self._last: dict[str, _Last] = {}
         self._best: dict[str, float] = {}  # bytes per second that a link has been seen to carry
         node = _node(config, epoch, wire_address)
         self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.reporter.run())
+            tasks.create_task(self._loads.watch_forever())
 
     def add_layout(self, layout: Layout) -> None:
         """An engine brought this layout; comes before its blocks."""
@@ -55,7 +64,7 @@ class Reporting:
         return asdict(self.reporter.status)
 
     def _figures(self) -> Figures:
-        return Figures(links=tuple(map(self._link, self._links())))
+        return Figures(links=tuple(map(self._link, self._links())), engines=self._loads.current())
 
     def _link(self, state: LinkState) -> LinkFigures:
         now = time.monotonic()

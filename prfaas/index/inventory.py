@@ -62,8 +62,8 @@ class Inventory:
         return sum(len(waiting) for waiting in self._orphans.values())
 
     def digests(self) -> dict[Holding, Digest]:
-        """Per holding with anything in it; what the index must arrive at."""
-        return {holding: digest for holding, digest in self._digests.items() if digest != Digest()}
+        """Per holding with anything in it; what the index must arrive at. Any thread may ask."""
+        return {holding: digest for holding, digest in list(self._digests.items()) if digest != Digest()}
 
     def check(self, event: PoolEvent) -> None:
         """Raises:

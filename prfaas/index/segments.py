@@ -7,7 +7,9 @@ it. Inside a cell 8 of the 16 bytes of a hash are compared: the head (16 bytes) 
 
 from __future__ import annotations
 
+import functools
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prfaas.events import Tier
@@ -74,6 +76,14 @@ class Digest:
 
     def minus(self, other: Digest) -> Digest:
         return Digest(self.num_blocks - other.num_blocks, (self.total - other.total) % DIGEST_MODULUS)
+
+    def __str__(self) -> str:
+        return f"{self.num_blocks}:{self.total:016x}"
+
+
+def digest_of_node(digests: Mapping[Holding, Digest]) -> Digest:
+    """Everything that a node holds, as one digest for people and pages."""
+    return functools.reduce(Digest.plus, list(digests.values()), Digest())
 
 
 def digest_of_tails(tails: bytes, bitmap: int) -> Digest:

@@ -10,6 +10,7 @@ from prfaas import logs, metrics
 from prfaas.errors import RecordUnreachable
 from prfaas.index.keys import Keys
 from prfaas.index.redis_store import RedisStore
+from prfaas.index.segments import digest_of_node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.grpc_server import GrpcServer
@@ -59,7 +60,8 @@ class Manager:
             replication=self._replication,
             session_record=self._session_record,
         )
-        self._http = HttpServer(config.http_listen, Views(self._refresh_metrics, lambda: self.is_ready, self._state))
+        views = Views(self._refresh_metrics, lambda: self.is_ready, self._state, self._digests)
+        self._http = HttpServer(config.http_listen, views)
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
 
@@ -153,6 +155,10 @@ class Manager:
 
     def _state(self) -> pb.StateSnapshot:
         return self.service.state(index_stale=self._replication.is_stale)
+
+    def _digests(self) -> dict[str, str]:
+        names = [member.node.name for member in self.world.live()]
+        return {name: str(digest_of_node(self.world.index.digests(name))) for name in names}
 
     def _refresh_metrics(self) -> None:
         metrics.MANAGER_NODES.clear()

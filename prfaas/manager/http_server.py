@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: /metrics, /healthz (the process lives), /readyz (it answers), /state (what it knows, as JSON)."""
+"""HTTP beside gRPC: /metrics, /healthz (the process lives), /readyz (it answers), /state and /digests (what it knows)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Views:
     refresh_metrics: Callable[[], None]
     is_ready: Callable[[], bool]
     state: Callable[[], pb.StateSnapshot]
+    digests: Callable[[], dict[str, str]]
 
 
 class HttpServer:
@@ -44,6 +45,7 @@ class HttpServer:
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/state", self._state),
+                web.get("/digests", self._digests),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -69,3 +71,6 @@ class HttpServer:
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(MessageToDict(self._views.state(), preserving_proto_field_name=True))
+
+    async def _digests(self, request: web.Request) -> web.Response:
+        return web.json_response(self._views.digests())

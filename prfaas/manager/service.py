@@ -53,4 +53,5 @@ class Service:
             nodes=[node_state(member, now) for member in self._world.live()],
             threshold_tokens=self.routing.threshold_tokens,
             index_stale=index_stale,
+            settling=self._world.is_settling,
         )

@@ -29,6 +29,12 @@ class World:
         self._clock = clock
         self._sequences: dict[AgentName, int] = {}  # last batch known of each node's present epoch
         self._live: frozenset[AgentName] = frozenset()
+        self._settled_at = clock() + expiry_seconds
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a node may be alive that this manager has had no time to hear of."""
+        return self._clock() < self._settled_at
 
     # -- from agents
 

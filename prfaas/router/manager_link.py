@@ -44,6 +44,9 @@ class ManagerLink:
     def _take(self, state: pb.StateSnapshot) -> None:
         self._fleet.threshold_tokens = state.threshold_tokens
         addresses = list(_addresses(state))
+        if state.settling:
+            named = {its.name for its in addresses}
+            addresses += [instance.address for instance in self._fleet if instance.address.name not in named]
         if addresses != [instance.address for instance in self._fleet]:
             self._fleet.update(addresses)
             _log.info("fleet.changed", manager=state.manager, instances=[its.name for its in addresses])

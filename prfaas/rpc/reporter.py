@@ -18,6 +18,7 @@ from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.events import PoolEvent
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Engine, Figures, Node
+from prfaas.index.segments import digest_of_node
 from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -42,6 +43,7 @@ class ReporterStatus:
     acknowledged: int
     num_full_announcements: int
     num_orphans: int
+    digest: str  # of all blocks announced; a manager's /digests shows the same when it knows of them all
 
 
 class Reporter:
@@ -73,9 +75,15 @@ class Reporter:
 
     @property
     def status(self) -> ReporterStatus:
-        its = self._log
-        orphans = its.inventory.num_orphans
-        return ReporterStatus(self._connected_to, its.sequence, its.acknowledged, its.num_full_announcements, orphans)
+        its, inventory = self._log, self._log.inventory
+        return ReporterStatus(
+            self._connected_to,
+            its.sequence,
+            its.acknowledged,
+            its.num_full_announcements,
+            inventory.num_orphans,
+            str(digest_of_node(inventory.digests())),
+        )
 
     def add_layout(self, layout: Layout) -> None:
         """Announce the layout; must come before the first event that names it."""

@@ -58,14 +58,18 @@ class Deployment:
         self.agents[name] = AgentProcess(child, name, agent.socket, agent.wire, agent.status_url)
 
     def has_healed(self) -> bool:
-        """Both nodes are alive in the manager's state, and all their blocks are announced and acknowledged."""
+        """Both nodes are alive for the manager, and it knows of exactly the blocks that each of them holds."""
         try:
-            nodes = {its["node"]["name"] for its in get_json(f"{self.manager_url}/state").get("nodes", ())}
-            reports = [get_json(f"{agent.status_url}/status")["reporting"] for agent in self.agents.values()]
+            known = get_json(f"{self.manager_url}/digests")
+            held = {its.name: get_json(f"{its.status_url}/status")["reporting"] for its in self.agents.values()}
         except OSError:
             return False
-        done = all(its["manager"] and its["acknowledged"] == its["sequence"] for its in reports)
-        return nodes == set(self.agents) and done
+        return bool(known == {name: its["digest"] for name, its in held.items()})
+
+    def loads(self) -> set[str]:
+        """The engines whose load the manager knows."""
+        nodes = get_json(f"{self.manager_url}/state").get("nodes", ())
+        return {load["instance"] for node in nodes for load in node.get("engines", ())}
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,10 @@ def _assert_transfers_again(deployment: Deployment, seed: int) -> None:
 @pytest.mark.timeout(300)
 def test_answers_stay_right_while_each_process_is_killed_once(deployment: Deployment) -> None:
     _run(deployment, num_requests=12, num_kills=4, seed=1)
+
+
+def test_the_manager_knows_how_busy_the_engines_are(deployment: Deployment) -> None:
+    wait_until(lambda: deployment.loads() == {"east/0", "west/0"}, seconds=HEAL_SECONDS, what="the engines' loads")
 
 
 @pytest.mark.soak

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -25,6 +27,13 @@ from tests.waiting import until
 
 T = 100
 PROMPT = list(range(1, 2 * T + 1))
+SETTINGS: dict[str, Any] = {
+    "listen": "127.0.0.1:0",
+    "secret_file": "-",
+    "threshold_tokens": 9 * T,
+    "probe_interval": 0.1,
+}
+DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")
 
 
 @dataclass
@@ -35,30 +44,28 @@ class Managed:
     manager: Manager
     deployment: Deployment
     reporters: dict[str, Reporter]
+    reports: list[asyncio.Task[None]]
 
 
 @contextlib.asynccontextmanager
-async def _managed(directory: Path, *, router_secret: bytes = SECRET, num_wests: int = 1) -> AsyncIterator[Managed]:
+async def _managed(
+    directory: Path, *, router_secret: bytes = SECRET, num_wests: int = 1, with_redis: bool = False
+) -> AsyncIterator[Managed]:
     easts, wests = [PacedEngine()], [PacedEngine() for _ in range(num_wests)]
     for engine in (*easts, *wests):
         await engine.start()
     async with Deployment(directory) as deployment:
+        if with_redis:
+            await deployment.start_redis()
         manager = await deployment.start_manager(threshold_tokens=T, expiry_seconds=30.0)
         reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0])}
         for number, engine in enumerate(wests):
             reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine)
-        for reporter in reporters.values():
-            deployment.run(reporter)
+        reports = [deployment.run(reporter) for reporter in reporters.values()]
         await until(lambda: all(its.status.manager for its in reporters.values()), what="the nodes at the manager")
-        config = RouterConfig(
-            listen="127.0.0.1:0",
-            secret_file="-",
-            managers=(manager.address,),
-            threshold_tokens=9 * T,
-            probe_interval=0.1,
-        )
+        config = RouterConfig(**SETTINGS, managers=(manager.address,))
         async with open_door(config, router_secret) as address, aiohttp.ClientSession() as session:
-            yield Managed(Door(f"http://{address}", easts, wests, session), manager, deployment, reporters)
+            yield Managed(Door(f"http://{address}", easts, wests, session), manager, deployment, reporters, reports)
     for engine in (*easts, *wests):
         await engine.stop()
 
@@ -132,3 +139,33 @@ async def test_a_router_with_another_secret_serves_nobody_and_says_so(
         await until(lambda: "manager.refuses" in caplog.text)
         assert await managed.door.health() == {}
         assert (await managed.door.post({"prompt": PROMPT}))[0] == 503
+
+
+async def test_a_manager_that_starts_anew_and_has_heard_of_nobody_takes_no_instance_away(managed: Managed) -> None:
+    for reports in managed.reports:
+        await managed.deployment.end(reports)
+    address = managed.manager.address
+    await managed.deployment.stop_manager(managed.manager)
+    await managed.deployment.start_manager(listen=address, threshold_tokens=7 * T, expiry_seconds=30.0)
+    async with asyncio.timeout(10):
+        while (await _decided(managed.door, PROMPT))["reason"] != "short":  # noqa: ASYNC110 - asked over HTTP
+            await asyncio.sleep(0.05)
+    assert await managed.door.health() == {"east_0": True, "west-0_0": True}
+
+
+async def test_two_routers_at_two_managers_decide_alike(tmp_path: Path) -> None:
+    async with _managed(tmp_path, with_redis=True) as managed:
+        second = await managed.deployment.start_manager(threshold_tokens=T, expiry_seconds=30.0)
+        reporter = managed.reporters["west-0"]
+        reporter.publish(stored(hybrid_layout(MODEL), HashChain(root_hash(MODEL), PROMPT), 160))
+        await until(lambda: second.world.index.num_blocks() == 11, what="the blocks at the second manager")
+        await until(lambda: len(second.world.live()) == 2, what="the nodes at the second manager")
+        config = RouterConfig(**SETTINGS, managers=(second.address,))
+        async with open_door(config, SECRET) as address:
+            doors = managed.door, replace(managed.door, url=f"http://{address}")
+            for door in doors:
+                await door.until_health(**{"east_0": True, "west-0_0": True})
+            prompts = [PROMPT, PROMPT[:T], PROMPT[:150], PROMPT + PROMPT, [*PROMPT[:170], *range(900, 1000)]]
+            for prompt in prompts:
+                first, other = [{key: (await _decided(door, prompt))[key] for key in DECIDED} for door in doors]
+                assert first == other
