@@ -82,6 +82,7 @@ class Reporting:
             queued_bytes=state.queued_bytes + state.unacknowledged_bytes,
             retransmit_ratio=state.retransmit_ratio,
             num_connections=state.num_connections,
+            is_down=state.is_down,
         )
 
 

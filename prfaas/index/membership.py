@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """One node's path to a peer over the last second. `num_connections` 0: the link is down."""
+    """One node's path to a peer over the last second."""
 
     peer: AgentName
     bytes_per_second: float
@@ -45,6 +45,7 @@ class LinkFigures:
     queued_bytes: int
     retransmit_ratio: float
     num_connections: int
+    is_down: bool = False  # dialled, and nobody answers; a link that has not been dialled yet is not down
 
 
 @dataclass(frozen=True)

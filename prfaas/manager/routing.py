@@ -117,14 +117,14 @@ class Routing:
         )
 
     def _links_down(self, places: dict[InstanceId, _Place]) -> frozenset[tuple[ClusterName, ClusterName]]:
-        """Pairs of clusters between which links are reported and none of them has a connection."""
+        """Pairs of clusters between which links are reported and all of them are down."""
         members = {place.member.node.name: place.member for place in places.values()}
         up: dict[tuple[ClusterName, ClusterName], bool] = {}
         for member in members.values():
             for link in member.figures.links:
                 if link.peer in members:
                     pair = (member.node.cluster, members[link.peer].node.cluster)
-                    up[pair] = up.get(pair, False) or link.num_connections > 0
+                    up[pair] = up.get(pair, False) or not link.is_down
         return frozenset(pair for pair, is_up in up.items() if not is_up)
 
     def _match(self, request: pb.RouteRequest) -> Answer:

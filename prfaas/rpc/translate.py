@@ -153,6 +153,7 @@ def _link(message: pb.LinkFigures) -> LinkFigures:
         message.queued_bytes,
         message.retransmit_ratio,
         message.num_connections,
+        message.is_down,
     )
 
 

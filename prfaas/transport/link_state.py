@@ -16,6 +16,7 @@ class LinkState:
     peer: str
     address: str
     num_connections: int
+    is_down: bool  # it is being dialled, and the last attempt failed
     num_transfers: int
     queued_bytes: int  # ready, and not yet handed to a connection
     unacknowledged_bytes: int  # handed to a connection, and not yet acknowledged by the receiver

@@ -225,6 +225,7 @@ class Link:
                 peer=self._peer_name,
                 address=self.address,
                 num_connections=len(self._lines),
+                is_down=not self._lines and bool(self._last_error) and self._is_wanted(),
                 num_transfers=len(self._sendings),
                 queued_bytes=self._chunker.queued_bytes,
                 unacknowledged_bytes=sum(line.in_flight_bytes for line in self._lines),
@@ -281,10 +282,11 @@ class Link:
     def _wait_until_wanted(self) -> None:
         """Return when somebody sends, or has sent not long ago: then connections are kept, and made again."""
         with self._changed:
-            while not (self._sendings or self._is_closed.is_set()):
-                if time.monotonic() - self._last_transfer_at < KEEP_WARM_SECONDS:
-                    return
+            while not (self._is_wanted() or self._is_closed.is_set()):
                 self._changed.wait(MAX_RETRY_SECONDS)
+
+    def _is_wanted(self) -> bool:
+        return bool(self._sendings) or time.monotonic() - self._last_transfer_at < KEEP_WARM_SECONDS
 
     def _connect_once(self) -> None:
         """Serve one connection until it is lost, by the peer's going or by our closing."""
@@ -315,6 +317,7 @@ class Link:
             line = Line(self, connection, generation=self._generation)
             self._lines.add(line)
             self._disconnected_since = None
+            self._last_error = ""
             if self._is_closed.is_set():
                 line.abort()
             return line

@@ -165,7 +165,7 @@ class ReportEventsResponse(_message.Message):
     def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., announce_everything: _Optional[str] = ...) -> None: ...
 
 class LinkFigures(_message.Message):
-    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections")
+    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down")
     PEER_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class LinkFigures(_message.Message):
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RETRANSMIT_RATIO_FIELD_NUMBER: _ClassVar[int]
     NUM_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_DOWN_FIELD_NUMBER: _ClassVar[int]
     peer: str
     bytes_per_second: float
     capacity_bytes_per_second: float
@@ -182,7 +183,8 @@ class LinkFigures(_message.Message):
     queued_bytes: int
     retransmit_ratio: float
     num_connections: int
-    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ...) -> None: ...
+    is_down: bool
+    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio")

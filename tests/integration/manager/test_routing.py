@@ -82,13 +82,15 @@ async def test_blocks_without_the_state_count_for_the_link_and_not_for_compute(d
     assert (response.uncached_tokens, response.missing_tokens) == (1000, 999 - 640)
 
 
-async def test_a_link_without_connections_is_no_option(deployment: Deployment) -> None:
+@pytest.mark.parametrize(("is_down", "reason"), [(True, "link_down"), (False, "long")])
+async def test_a_link_that_nobody_answers_is_no_option_and_one_not_dialled_yet_is(
+    deployment: Deployment, is_down: bool, reason: str
+) -> None:
     manager = await deployment.start_manager(threshold_tokens=500)
-    down = Figures(links=(replace(LINK, num_connections=0),))
-    client = await two_clusters(deployment, manager, figures=down)
+    figures = Figures(links=(replace(LINK, num_connections=0, is_down=is_down),))
+    client = await two_clusters(deployment, manager, figures=figures)
     await until(lambda: any(member.figures.links for member in manager.world.live()), what="the link's figures")
-    response = await client.route(route_request(chain_of(1000)))
-    assert (response.route, response.reason) == ("local", "link_down")
+    assert (await client.route(route_request(chain_of(1000)))).reason == reason
 
 
 async def test_what_nobody_serves_is_refused_with_a_word(deployment: Deployment) -> None:
