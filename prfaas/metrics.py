@@ -133,8 +133,13 @@ MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read a
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
 MANAGER_PREDICTED_TOKENS = _counter(
     "prfaas_manager_predicted_tokens",
-    "Cached tokens that decisions promised, of transfers whose end was reported; kind is found or missing.",
-    ("kind",),
+    "Cached tokens that decisions promised, by what the engine then found of them; kind is found or missing.",
+    ("cluster", "kind"),
+)
+MANAGER_PROMISES = _counter(
+    "prfaas_manager_promises",
+    "Decisions that promised cached tokens, by what the engine then found; a broken one costs a recompute.",
+    ("cluster", "outcome"),
 )
 
 COLOCATE_REQUESTS = _counter(

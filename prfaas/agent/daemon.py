@@ -16,7 +16,19 @@ from prfaas.agent.config import AgentConfig
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
 from prfaas.agent.keeping import Keeping
 from prfaas.agent.plan import encode_probe
-from prfaas.agent.protocol import Attach, Attached, Cancel, Hold, Lookup, Message, Receive, Release, Send, Store
+from prfaas.agent.protocol import (
+    Attach,
+    Attached,
+    Cancel,
+    Hold,
+    Lookup,
+    Message,
+    Promised,
+    Receive,
+    Release,
+    Send,
+    Store,
+)
 from prfaas.agent.receiving import Receiving, Reply
 from prfaas.agent.sending import Sending
 from prfaas.agent.status import StatusServer
@@ -217,6 +229,9 @@ class Agent:
             self._keeping.store(engine, workers, message)
         elif isinstance(message, Lookup):
             self._keeping.lookup(engine, workers, message)
+        elif isinstance(message, Promised):
+            if self._reporting is not None:
+                self._reporting.on_promise(message)
         elif isinstance(message, Hold):
             self._keeping.hold(engine, workers, message)
         elif isinstance(message, Release | Cancel):

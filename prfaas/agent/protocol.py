@@ -14,6 +14,7 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
                ◀── TransferDone | TransferFailed
     storing    Store ──▶ SendOpened | TransferFailed; then as sending, but nothing leaves this machine
     looking up Lookup (hashes of the prompt) ──▶ LookedUp (lengths that this pool can serve)
+               Promised (how what the router was told compares with it)
                Hold (the blocks of one length) ──▶ ReceiveReady | TransferFailed; then as receiving
     receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
                worker copies the slots into engine blocks, compares generations
@@ -144,6 +145,14 @@ class LookedUp:
 
 
 @dataclass(frozen=True)
+class Promised:
+    """How a decision's promise of cached tokens turned out: what the engine could take up of them."""
+
+    predicted_tokens: int
+    found_tokens: int
+
+
+@dataclass(frozen=True)
 class Hold:
     """Pin the blocks of one length; they are all here, or the answer is TransferFailed."""
 
@@ -193,6 +202,7 @@ Message = (
     | Store
     | Lookup
     | LookedUp
+    | Promised
     | Hold
     | Release
     | Cancel

@@ -10,6 +10,7 @@ from typing import Any
 
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engine_load import EngineLoads
+from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
 from prfaas.events import PoolEvent
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
@@ -58,6 +59,10 @@ class Reporting:
 
     def on_event(self, event: PoolEvent) -> None:
         self.reporter.publish([event])
+
+    def on_promise(self, promise: Promised) -> None:
+        """An engine says how a decision turned out."""
+        self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
 
     def status(self) -> dict[str, Any]:
         """How the reporting stands, for the status page."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas.agent.protocol import LookedUp, Lookup, Message
+from prfaas.agent.protocol import LookedUp, Lookup, Message, Promised
 from prfaas.connector.incoming import IncomingRequests
 from prfaas.connector.outcomes import Outcome, Tally
 from prfaas.hashing import HashChain
@@ -26,6 +26,7 @@ class Asked:
     transfer_id: TransferId
     chain: HashChain
     ask_until: float  # monotonic seconds
+    promised_tokens: int
     lengths: list[int] | None = None  # what the pool can serve of this very prompt, longest first
 
 
@@ -45,9 +46,9 @@ class Lookups:
     def __len__(self) -> int:
         return len(self._by_request)
 
-    def begin(self, request_id: str, chain: HashChain, *, now: float) -> None:
-        """Ask how much of the prompt, its last token left out, the pool holds."""
-        asked = Asked(request_id, TransferId(os.urandom(16)), chain, now + self._wait_seconds)
+    def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, now: float) -> None:
+        """Ask how much of the prompt, its last token left out, the pool holds; a decision counted on `promised_tokens`."""
+        asked = Asked(request_id, TransferId(os.urandom(16)), chain, now + self._wait_seconds, promised_tokens)
         self._by_request[request_id] = asked
         self._by_transfer[asked.transfer_id] = asked
         self._post(Lookup(asked.transfer_id, chain.root, b"".join(chain.units), chain.num_tokens - 1))
@@ -66,6 +67,8 @@ class Lookups:
         if asked.lengths is None and now < asked.ask_until:
             return True
         best = max(asked.lengths or [0])
+        if asked.promised_tokens:
+            self._post(Promised(asked.promised_tokens, max(best, local_tokens)))
         if best > local_tokens:
             self._forget(asked)
             self._incoming.hold(request_id, asked.transfer_id, asked.chain, num_tokens=best, now=now)

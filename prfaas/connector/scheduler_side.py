@@ -17,7 +17,7 @@ from prfaas.connector.outcomes import Direction, Outcome, Tally
 from prfaas.connector.outgoing import OutgoingRequests
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest, direction_of, read_parameters
+from prfaas.connector.transfer_request import EngineRequest, direction_of, promised_tokens, read_parameters
 from prfaas.hashing import HashChain
 
 _log = logs.get("connector.scheduler")
@@ -96,7 +96,8 @@ class SchedulerSide:
             return
         chain = request.chain("")
         if chain is not None:
-            self._lookups.begin(request.request_id, chain, now=time.monotonic())
+            promised = promised_tokens(request.parameters)
+            self._lookups.begin(request.request_id, chain, promised_tokens=promised, now=time.monotonic())
 
     def _reuses(self, num_tokens: int) -> bool:
         its = self._settings

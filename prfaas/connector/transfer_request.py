@@ -14,6 +14,7 @@ from prfaas.hashing import HashChain
 
 GRANT_KEY = "prfaas_grant"
 SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
+PROMISED_KEY = "prfaas_promised_tokens"  # cached tokens that the router's decision counted on
 _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_prefill": "receive"}
 
 
@@ -57,3 +58,9 @@ def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Out
     if grant.num_tokens != request.num_prompt_tokens - (direction == "receive") or grant.num_tokens < 1:
         return "wrong_length"
     return Asked(direction, token, grant)
+
+
+def promised_tokens(parameters: Mapping[str, Any]) -> int:
+    """How many tokens of the prompt the router's decision took for cached here; 0 when it did not say."""
+    promised = parameters.get(PROMISED_KEY)
+    return promised if isinstance(promised, int) and not isinstance(promised, bool) and 0 < promised < 1 << 31 else 0

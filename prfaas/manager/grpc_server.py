@@ -199,6 +199,11 @@ class GrpcServer:
         except (IndexRefusal, Fenced) as error:
             await _abort(context, "ReportEvents", error)
 
+    async def _report_transfer(self, request: pb.ReportTransferRequest, who: str) -> pb.ReportTransferResponse:
+        _check_speaks_for_itself(who, request.node)
+        self._service.report_transfer(request)
+        return pb.ReportTransferResponse()
+
     # -- routers
 
     async def _match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
@@ -210,10 +215,6 @@ class GrpcServer:
             if session is not None:
                 self._service.routing.learn_session(request, session)
         return self._service.route(request)
-
-    async def _report_transfer(self, request: pb.ReportTransferRequest, who: str) -> pb.ReportTransferResponse:
-        self._service.report_transfer(request)
-        return pb.ReportTransferResponse()
 
     async def _watch_state(self, request: pb.WatchStateRequest, context: Any) -> AsyncIterator[pb.StateSnapshot]:
         await self._caller(context, "WatchState")

@@ -9,6 +9,7 @@ from prfaas.manager.routing import Routing
 from prfaas.manager.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import answer_message, query_from
+from prfaas.types import AgentName
 
 
 class Service:
@@ -39,10 +40,18 @@ class Service:
         return response
 
     def report_transfer(self, request: pb.ReportTransferRequest) -> None:
-        """Compare what was promised with what the receiver held."""
-        found = min(request.found_tokens, request.predicted_tokens)
-        metrics.MANAGER_PREDICTED_TOKENS.labels(kind="found").inc(found)
-        metrics.MANAGER_PREDICTED_TOKENS.labels(kind="missing").inc(request.predicted_tokens - found)
+        """Compare what decisions promised with what the engines beside a node found.
+
+        Raises:
+            IndexRefusal: the node has not registered.
+        """
+        cluster = self._world.cluster_of(AgentName(request.node))
+        for promise in request.promises:
+            found = min(promise.found_tokens, promise.predicted_tokens)
+            metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="found").inc(found)
+            missing = promise.predicted_tokens - found
+            metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="missing").inc(missing)
+            metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
         """What routers decide short prompts from."""

@@ -106,10 +106,11 @@ class Answering:
         decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
-            return await self.legs.decode(decode, path, parsed.raw, headers)
+            return await self.legs.decode(decode, path, parsed.local_body(plan.promised_tokens), headers)
         token_ids, prefill = ask.prompt.token_ids, self._instance("prefill", plan.decision.prefill)
         body = parsed.decode_body(token_ids, plan.grant, rendered=ask.prompt.rendered)
-        first = asyncio.create_task(self.legs.prefill(prefill, parsed.prefill_body(token_ids, plan.grant), headers))
+        prefilling = parsed.prefill_body(token_ids, plan.grant, promised_tokens=plan.promised_tokens)
+        first = asyncio.create_task(self.legs.prefill(prefill, prefilling, headers))
         return await self.legs.both(first, asyncio.create_task(self.legs.decode(decode, path, body, headers)))
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:

@@ -60,6 +60,11 @@ class Plan:
     fell_back: bool = False
 
     @property
+    def promised_tokens(self) -> int:
+        """Tokens that the manager takes for cached where the prompt is prefilled; the router itself knows of none."""
+        return self.facts.num_cached_tokens if self.decided_by == "manager" and not self.fell_back else 0
+
+    @property
     def is_remote(self) -> bool:
         """Whether both legs are to be sent."""
         return self.decision.route == "remote" and not self.fell_back

@@ -12,6 +12,7 @@ from prfaas.scheduler.snapshot import Obstacle
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 GRANT_PARAM = "prfaas_grant"
+PROMISED_PARAM = "prfaas_promised_tokens"
 REFUSED_FIELDS = ("kv_transfer_params", "cache_salt")  # they name other people's KV; only the router writes them
 # Fields that stand alike in /tokenize and in the request itself.
 _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
@@ -104,10 +105,16 @@ class ParsedRequest:
             fields["chat_template_kwargs"] = _template_kwargs(body)
         return fields
 
-    def prefill_body(self, token_ids: list[int], grant: str) -> bytes:
+    def local_body(self, promised_tokens: int) -> bytes:
+        """For an engine that prefills and decodes; `promised_tokens` of the prompt should be cached there."""
+        return _spliced(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
+
+    def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int) -> bytes:
         """The prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
         kept = {name: self.body[name] for name in _PREFILL_FIELDS if name in self.body}
-        params = {"do_remote_decode": True, GRANT_PARAM: grant}
+        params: dict[str, Any] = {"do_remote_decode": True, GRANT_PARAM: grant}
+        if promised_tokens:
+            params[PROMISED_PARAM] = promised_tokens
         sampling = {"max_tokens": 1, "temperature": 0}
         return _dumps(kept | sampling | {"prompt": token_ids[:-1], "kv_transfer_params": params})
 

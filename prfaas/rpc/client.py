@@ -39,10 +39,6 @@ class ManagerClient:
         response: pb.RouteResponse = await self._call("Route", request)
         return response
 
-    async def report_transfer(self, request: pb.ReportTransferRequest) -> None:
-        """Tell the manager what a transfer came to. Raises as `Channel.call`."""
-        await self._call("ReportTransfer", request)
-
     async def _call(self, method: str, request: Any) -> Any:
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
         share = self._deadline_seconds / len(self._channels)

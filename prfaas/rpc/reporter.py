@@ -9,6 +9,7 @@ task = asyncio.create_task(reporter.run())
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ from prfaas.rpc.translate import link_message, load_message, node_message
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0
+_MAX_PROMISES = 10_000  # those that no manager has taken; the oldest go first
 _GATHER_SECONDS = 0.005  # changes of one step of the pool travel in one batch
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 2.0
@@ -67,6 +69,7 @@ class Reporter:
         self._log = EventLog(Inventory())
         for layout in node.layouts:
             self._log.inventory.add_layout(layout)
+        self._promises: deque[pb.ReportTransferRequest.Promise] = deque(maxlen=_MAX_PROMISES)
         self._fresh = asyncio.Event()
         self._changed = asyncio.Event()
         self._registered = asyncio.Event()  # the manager knows the node as it is: its layouts come before their events
@@ -110,6 +113,12 @@ class Reporter:
         if self._log.publish(events):
             self._fresh.set()
 
+    def note_promise(self, *, predicted_tokens: int, found_tokens: int) -> None:
+        """Tell the manager, within the next second, how one of its decisions turned out here."""
+        self._promises.append(
+            pb.ReportTransferRequest.Promise(predicted_tokens=predicted_tokens, found_tokens=found_tokens)
+        )
+
     async def run(self) -> None:
         """Report until cancelled, to whichever manager takes this cluster's events."""
         backoff, target, attempt = _MIN_BACKOFF_SECONDS, self._managers[0], 0
@@ -139,6 +148,7 @@ class Reporter:
             await _until_one_fails(
                 self._live(channel, response.heartbeat_seconds),
                 self._send_figures(channel),
+                self._send_promises(channel),
                 self._follow_changes(channel),
                 self._stream_events(channel, response.heartbeat_seconds),
             )
@@ -178,6 +188,19 @@ class Reporter:
                 engines=map(load_message, its.engines),
             )
             await channel.call("ReportLinks", request, timeout_seconds=_CALL_SECONDS)
+            await asyncio.sleep(_FIGURES_SECONDS)
+
+    async def _send_promises(self, channel: Channel) -> None:
+        while True:
+            taken = list(self._promises)
+            self._promises.clear()
+            request = pb.ReportTransferRequest(node=self._node.name, epoch=self._node.epoch, promises=taken)
+            try:
+                if taken:
+                    await channel.call("ReportTransfer", request, timeout_seconds=_CALL_SECONDS)
+            except BaseException:
+                self._promises.extendleft(reversed(taken))
+                raise
             await asyncio.sleep(_FIGURES_SECONDS)
 
     async def _stream_events(self, channel: Channel, digest_seconds: float) -> None:

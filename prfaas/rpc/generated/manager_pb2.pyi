@@ -337,24 +337,21 @@ class RouteResponse(_message.Message):
     def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ReportTransferRequest(_message.Message):
-    __slots__ = ("transfer_id", "outcome", "bytes", "seconds", "predicted_tokens", "found_tokens", "session", "node")
-    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("node", "epoch", "promises")
+    class Promise(_message.Message):
+        __slots__ = ("predicted_tokens", "found_tokens")
+        PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        predicted_tokens: int
+        found_tokens: int
+        def __init__(self, predicted_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
-    transfer_id: bytes
-    outcome: str
-    bytes: int
-    seconds: float
-    predicted_tokens: int
-    found_tokens: int
-    session: str
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMISES_FIELD_NUMBER: _ClassVar[int]
     node: str
-    def __init__(self, transfer_id: _Optional[bytes] = ..., outcome: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., predicted_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., session: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    epoch: int
+    promises: _containers.RepeatedCompositeFieldContainer[ReportTransferRequest.Promise]
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., promises: _Optional[_Iterable[_Union[ReportTransferRequest.Promise, _Mapping]]] = ...) -> None: ...
 
 class ReportTransferResponse(_message.Message):
     __slots__ = ()

@@ -107,6 +107,7 @@ async def test_what_a_node_has_cached_keeps_a_long_prompt_there(managed: Managed
     await until(lambda: reporter.status.acknowledged >= 1)
     record = await _decided(managed.door, PROMPT)
     assert (record["decided_by"], record["reason"], record["num_cached_tokens"]) == ("manager", "short", 160)
+    assert managed.door.west.bodies[-1]["kv_transfer_params"] == {"prfaas_promised_tokens": 160}
 
 
 async def test_a_short_prompt_is_decided_without_the_manager(managed: Managed) -> None:

@@ -90,7 +90,7 @@ def test_the_prefill_leg_computes_all_tokens_but_the_last_and_nothing_the_client
     request = _completion(
         prompt=TOKENS, temperature=0.7, stream=True, stop=["x"], max_tokens=99, logprobs=3, priority=2
     )
-    assert json.loads(request.prefill_body(TOKENS, "grant")) == {
+    assert json.loads(request.prefill_body(TOKENS, "grant", promised_tokens=0)) == {
         "model": "m",
         "priority": 2,
         "prompt": [5, 6, 7],

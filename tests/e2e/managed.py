@@ -1,0 +1,127 @@
+"""A deployment with everything in it: manager with its Redis, two agents, two engines, a router; each may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.demo.client import Answer, complete, get_json, prompt_tokens
+from tools.link import Relay
+from tools.processes import Child, Children, free_address
+from tools.stack import AgentProcess, Stack, engine_flags
+from tools.tiny_models import VOCABULARY, make_model
+
+FAMILY = "granite4h"
+THRESHOLD_TOKENS = 256
+
+
+@dataclass
+class Deployment:
+    """`reports`: what the agents tell the manager goes through here."""
+
+    children: Children
+    manager: Child
+    manager_url: str
+    agents: dict[str, AgentProcess]
+    engine_urls: dict[str, str]
+    router_url: str
+    reports: Relay
+
+    def ask(self, url: str, prompt: list[int], **more: Any) -> Answer:
+        body = {"model": FAMILY, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        return complete(url, body | more)
+
+    def reference(self, prompt: list[int]) -> tuple[int, ...]:
+        """What one engine answers that takes up nothing."""
+        return self.ask(self.engine_urls["west"], prompt, cache_salt="reference").token_ids
+
+    def kill_manager(self) -> None:
+        self.manager = self.children.kill_and_restart(self.manager)
+
+    def kill_redis(self) -> None:
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # another process that has just ended
+                fields = entry.read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.manager.process.pid and "redis" in (entry.parent / "comm").read_text():
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
+                    return
+
+    def kill_agent(self, name: str) -> None:
+        agent = self.agents[name]
+        child = self.children.kill_and_restart(agent.child)
+        self.agents[name] = AgentProcess(child, name, agent.socket, agent.wire, agent.status_url)
+
+    def has_healed(self) -> bool:
+        """Both nodes are alive for the manager, and it knows of exactly the blocks that each of them holds."""
+        try:
+            known = get_json(f"{self.manager_url}/digests")
+            held = {its.name: get_json(f"{its.status_url}/status")["reporting"] for its in self.agents.values()}
+        except OSError:
+            return False
+        return bool(known == {name: its["digest"] for name, its in held.items()})
+
+    def loads(self) -> set[str]:
+        """The engines whose load the manager knows."""
+        nodes = get_json(f"{self.manager_url}/state").get("nodes", ())
+        return {load["instance"] for node in nodes for load in node.get("engines", ())}
+
+
+def prompt_of(num_tokens: int, *, seed: int) -> list[int]:
+    return prompt_tokens(num_tokens, seed=seed, vocabulary=VOCABULARY)
+
+
+@contextlib.contextmanager
+def running_deployment(directory: Path, *, expiry_seconds: str = "5s", **agent_settings: Any) -> Iterator[Deployment]:
+    """Start everything; it ends with the context."""
+    model = make_model(FAMILY, directory / FAMILY)
+    with Children(directory) as children:
+        stack = Stack(children, directory)
+        manager, grpc, manager_url = stack.start_manager(
+            threshold_tokens=THRESHOLD_TOKENS,
+            redis_directory=str(directory / "redis"),
+            heartbeat_seconds="1s",
+            expiry_seconds=expiry_seconds,
+        )
+        stack.await_server(manager, manager_url, path="/healthz")
+        with Relay(grpc) as reports:
+            addresses = {"east": free_address(), "west": free_address()}
+            agents = {
+                "east": _agent(stack, "east", "prfaas", "prefill", reports, addresses["east"], agent_settings),
+                "west": _agent(stack, "west", "pd", "both", reports, addresses["west"], agent_settings),
+            }
+            for agent in agents.values():
+                stack.await_agent(agent)
+            flags = engine_flags(chunk_tokens=256)
+            roles = {"east": "kv_producer", "west": "kv_both"}
+            engines = {
+                name: stack.start_engine(
+                    name, model, agent=agents[name], role=roles[name], extra=flags, address=addresses[name]
+                )
+                for name in agents
+            }
+            for engine in engines.values():
+                stack.await_server(engine.child, engine.url)
+            router, url = stack.start_router({"managers": [grpc], "cluster": "west"})
+            stack.await_server(router, url)
+            urls = {name: engine.url for name, engine in engines.items()}
+            yield Deployment(children, manager, manager_url, agents, urls, url, reports)
+
+
+def _agent(
+    stack: Stack, name: str, kind: str, role: str, reports: Relay, engine: str, settings: dict[str, Any]
+) -> AgentProcess:
+    engines = [{"instance": f"{name}/0", "url": f"http://{engine}", "role": role, "model": FAMILY}]
+    return stack.start_agent(
+        name,
+        managers=[reports.address],
+        cluster=name,
+        cluster_kind=kind,
+        engines=engines,
+        reconnect_seconds="1s",
+        **settings,
+    )
