@@ -11,9 +11,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# An example's time says more of the machine's other work than of the code; `timeout` bounds the whole test.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# An example's time says more of the machine's other work than of the code; `timeout` bounds the whole test. The same
+# examples in every run, so that a change breaks what it breaks; `make soak` draws new ones, and many.
+hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("seeded")
 
 # Seconds for all tests of a folder of tests/ on 2 cores that other work keeps busy too; make check as a whole has 1800.
 BUDGET_SECONDS = {"unit": 120, "property": 120, "integration": 600, "e2e": 900}

@@ -72,7 +72,13 @@ class SinglePd:
         if not self._stations:
             return high
         if self._loads.method == "paper":
-            low, high = self._bracket(num_prefill)
+            low, best, high = self._bracket(num_prefill)
+            met = self._crossing(num_prefill, low, high)
+            return max(best, met, key=lambda t: self._prefilled(self._loads.at(t), num_prefill))
+        return self._crossing(num_prefill, low, high)
+
+    def _crossing(self, num_prefill: float, low: int, high: int) -> int:
+        """Where the two sides meet between two thresholds."""
         return best_of_two(
             lambda t: self._prefilled(self._loads.at(t), num_prefill),
             lambda t: self._remote_wins(self._loads.at(t), num_prefill),
@@ -91,17 +97,18 @@ class SinglePd:
         """Thresholds over the whole range with long and short for N_p = 1."""
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
         spaced = np.geomspace(max(low, 1), high, _NUM_SCANNED).astype(int).tolist()
-        thresholds = sorted({low, *spaced, high})
+        asked = np.ceil(self._loads.lengths.points(_NUM_SCANNED)[0]).astype(int).tolist()
+        thresholds = sorted({low, *spaced, *asked, high})
         loads = [self._loads.at(t) for t in thresholds]
         return thresholds, np.array([self.long(at) for at in loads]), np.array([self.short(at, 1.0) for at in loads])
 
-    def _bracket(self, num_prefill: float) -> tuple[int, int]:
-        """The scanned thresholds on both sides of the best one."""
+    def _bracket(self, num_prefill: float) -> tuple[int, int, int]:
+        """The best of the scanned thresholds between its neighbours."""
         thresholds, long, short = self._scan
         with np.errstate(invalid="ignore"):
             sustained = np.minimum(long, np.where(np.isinf(short), np.inf, short * num_prefill))
         best = int(np.argmax(sustained))
-        return thresholds[max(best - 1, 0)], thresholds[min(best + 1, len(thresholds) - 1)]
+        return thresholds[max(best - 1, 0)], thresholds[best], thresholds[min(best + 1, len(thresholds) - 1)]
 
     def best_split(self) -> float:
         """The N_p that sustains most: equation (8), to the instance, or to the fraction where instances are shared."""

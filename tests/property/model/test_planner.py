@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from prfaas.model.bound import lp_bound
@@ -118,6 +118,26 @@ def test_no_routing_at_random_beats_the_bound(
 
 
 @given(deployments(), distributions)
+@example(
+    small_deployment(
+        profile(1.0, 0.0004806223086573045, 0.0),
+        profile(1.0, 0.0004806223086573045, 2.406765929821558e-09),
+        num_prfaas=1,
+        num_pd=2,
+        egress=29477330.0,
+    ),
+    Empirical([1, 90_410, 102_080]),  # the best lies between two lengths that are close to each other
+)
+@example(
+    small_deployment(
+        profile(1.0, 1e-05, 4.5285726158563e-09),
+        profile(1.0, 0.00016726640187461652, 0.0),
+        num_prfaas=1,
+        num_pd=2,
+        egress=114916727.0,
+    ),
+    Empirical([24, 69_431]),  # the best is to send everything or nothing; every threshold between is far worse
+)
 def test_the_paper_s_form_never_understates_convex_prefill_times(deployment: Deployment, lengths: Lengths) -> None:
     """Jensen: E[T(L)] ≥ T(E[L]), at every threshold, so at the best one too."""
     traffic = workload(lengths)
