@@ -72,10 +72,13 @@ class NearEnd:
             )
         return time.monotonic_ns()
 
-    def wait(self, transfer_id: bytes) -> dict[str, object]:
-        """What the transfer was, once it has ended."""
+    def wait(self, transfer_id: bytes) -> None:
+        """Return when the transfer has ended."""
+        assert self._transfers[transfer_id].ended.wait(300), "the transfer does not end"
+
+    def result(self, transfer_id: bytes) -> dict[str, object]:
+        """What an ended transfer was."""
         transfer = self._transfers[transfer_id]
-        assert transfer.ended.wait(300), "the transfer does not end"
         return {
             "transfer": transfer_id.hex(),
             "failure": transfer.failure,
@@ -95,19 +98,37 @@ class NearEnd:
             transfer.ended.set()
 
     def run(self) -> None:
+        """Answer one line after another."""
         for line in sys.stdin:
-            print(json.dumps(self._measure(**json.loads(line))), flush=True)
+            question = json.loads(line)
+            answer = self.urgent(**question) if "urgent_bytes" in question else self.measure(**question)
+            print(json.dumps(answer), flush=True)
 
-    def _measure(
-        self, num_objects: int, object_bytes: int, num_layers: int, pause_seconds: float = 0.0, urgent_bytes: int = 0
+    def measure(
+        self, num_objects: int, object_bytes: int, num_layers: int, pause_seconds: float = 0.0
     ) -> dict[str, object]:
+        """One transfer whose layers become ready at once, or `pause_seconds` after each other."""
         transfer_id = self.open(num_objects, object_bytes)
         cpu, began_ns = cpu_seconds(), time.monotonic_ns()
         last_ready_ns = self.layers(transfer_id, num_layers, pause_seconds=pause_seconds)
-        result = self.wait(transfer_id)
-        cpu = cpu_seconds() - cpu
-        state = self._link.snapshot().to_dict()
+        self.wait(transfer_id)
+        cpu = cpu_seconds() - cpu  # without what checking the result costs
+        state, result = self._link.snapshot().to_dict(), self.result(transfer_id)
         return result | {"began_ns": began_ns, "last_ready_ns": last_ready_ns, "cpu_seconds": cpu, "link": state}
+
+    def urgent(self, urgent_bytes: int, bulk_bytes: int, after_seconds: float) -> dict[str, object]:
+        """An urgent transfer on an idle link, then another while two bulk ones are under way."""
+        alone = self.measure(1, urgent_bytes, 1)
+        bulks = [self.open(bulk_bytes >> 24, 1 << 24, priority=1) for _ in range(2)]
+        for bulk in bulks:
+            self.layers(bulk, 1)
+        time.sleep(after_seconds)
+        beside = self.measure(1, urgent_bytes, 1)
+        has_bulk = not all(self._transfers[bulk].ended.is_set() for bulk in bulks)
+        for bulk in bulks:
+            self.wait(bulk)
+        ended = [self.result(bulk) for bulk in bulks]
+        return {"alone": alone, "beside": beside, "bulk_was_under_way": has_bulk, "bulk": ended}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""Measure the wire over emulated long links, beside iperf3 in the same run, and compare it with its bars.
+
+`make bench AREA=transport PROFILES="regional metro"` narrows the run; it needs root and iperf3 (Debian: iperf3).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.transport import iperf
+from benchmarks.transport.ours import Ends, Figures
+from tools.wan import PROFILES, Wan, WanShape, obstacle
+
+GIB, MIB = 1 << 30, 1 << 20
+RESULT = Path(__file__).parents[1] / "results" / "transport.json"
+REPEATS, COLD_REPEATS, LAYERWISE_REPEATS = 5, 7, 20
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What must hold on a link: shares of what it can carry, and seconds beyond half an RTT and a layer's wire time."""
+
+    bulk: float
+    small: float | None
+    exposed_beyond_seconds: float | None
+
+
+def bars_of(name: str) -> Bars:
+    shape = PROFILES[name]
+    return {
+        "metro": Bars(0.97, 0.92, 0.005),
+        "regional": Bars(0.95, 0.75, 0.020),
+        "continental": Bars(0.95, 0.62, shape.rtt_seconds),
+        "bursty": Bars(0.88, None, None),
+    }[name]
+
+
+def main() -> int:
+    if reason := obstacle():
+        print(f"skipped: an emulated link {reason}")
+        return 0
+    names = os.environ.get("PROFILES", " ".join(PROFILES)).split()
+    rows = [row for name in names for row in _profile(name)]
+    RESULT.write_text(json.dumps(rows, indent=1) + "\n")
+    for row in rows:
+        print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}")
+    return 0
+
+
+def _profile(name: str) -> list[dict[str, Any]]:
+    shape, bars = PROFILES[name], bars_of(name)
+    with Wan(shape) as wan:
+        peers = _iperf_rows(wan)
+        rows = [{"link": name, **row} for row in (*peers, *_bulk_rows(wan, bars, peers), *_small_rows(wan, bars))]
+        if bars.exposed_beyond_seconds is not None:
+            rows += [
+                {"link": name, **row} for row in (_layerwise_row(wan, bars.exposed_beyond_seconds), _urgent_row(wan))
+            ]
+    return rows
+
+
+def _iperf_rows(wan: Wan) -> list[dict[str, Any]]:
+    if not iperf.is_installed():
+        return [_row("iperf3", "skipped: not installed", "-")]
+    limit = wan.shape.payload_bytes_per_second
+    rows = []
+    for num_streams, congestion_control in ((8, "bbr"), (16, "bbr"), (16, "cubic")):
+        runs = [
+            iperf.run(wan, GIB, num_streams=num_streams, congestion_control=congestion_control)
+            for _ in range(1 if congestion_control == "cubic" else 3)
+        ]
+        figure = _spread([its.bytes_per_second / limit for its in runs])
+        figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
+        rows.append(_row(f"iperf3 -n 1G -P {num_streams} {congestion_control}, of the link", figure, "-"))
+    return rows
+
+
+def _bulk_rows(wan: Wan, bars: Bars, peers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    with Ends(wan) as ends:
+        cold = ends.transfer(GIB, num_layers=64)
+        warm = [ends.transfer(GIB, num_layers=64) for _ in range(REPEATS)]
+    shares = _spread(_shares(wan.shape, warm))
+    figure = {**shares, "cold": round(_shares(wan.shape, [cold])[0], 3)}
+    rows = [_row("1 GiB as 64 layers, warm, of the link", figure, f"median >= {bars.bulk}")]
+    measured = [its["figure"] for its in peers if isinstance(its["figure"], dict)]
+    if measured:
+        best = max(measured, key=lambda its: its["median"])
+        rows.append(_row("the same over the best iperf3", round(shares["median"] / best["median"], 3), ">= 0.96"))
+        cpu = statistics.median(its.cpu_seconds_per_gb for its in warm)
+        ratio = {"ratio": round(cpu / measured[0]["cpu_seconds_per_gb"], 2), "seconds_per_gb": round(cpu, 3)}
+        rows.append(_row("CPU over iperf3 -P 8, both ends", ratio, "<= 1.6"))
+    return rows
+
+
+def _small_rows(wan: Wan, bars: Bars) -> list[dict[str, Any]]:
+    with Ends(wan) as ends:
+        ends.transfer(64 * MIB, num_layers=16)
+        warm = [ends.transfer(64 * MIB, num_layers=16) for _ in range(REPEATS)]
+    cold = []
+    for _ in range(COLD_REPEATS):
+        with Ends(wan) as ends:
+            cold.append(ends.transfer(64 * MIB, num_layers=16))
+    bar = f"median >= {bars.small}" if bars.small else "-"
+    return [
+        _row("64 MiB as 16 layers, warm, of the link", _spread(_shares(wan.shape, warm)), bar),
+        _row("64 MiB as 16 layers, cold, of the link", _spread(_shares(wan.shape, cold)), "-"),
+    ]
+
+
+def _layerwise_row(wan: Wan, beyond_seconds: float) -> dict[str, Any]:
+    limit = wan.shape.payload_bytes_per_second
+    layer_bytes = GIB // 64
+    with Ends(wan) as ends:
+        ends.transfer(GIB, num_layers=64)
+        runs = [
+            ends.transfer(GIB, num_layers=64, pause_seconds=layer_bytes / (0.9 * limit))
+            for _ in range(LAYERWISE_REPEATS)
+        ]
+    bar = wan.shape.rtt_seconds / 2 + layer_bytes / limit + beyond_seconds
+    figure = _spread([its.exposed_seconds * 1e3 for its in runs], digits=1)
+    return _row("exposed after the last of 64 layers, ms", figure, f"median <= {bar * 1e3:.1f}")
+
+
+def _urgent_row(wan: Wan) -> dict[str, Any]:
+    with Ends(wan) as ends:
+        ends.transfer(GIB, num_layers=64)
+        pairs = [ends.urgent(8 * MIB, bulk_bytes=GIB, after_seconds=0.3) for _ in range(REPEATS)]
+    ratios = [beside.seconds / (2 * alone.seconds + wan.shape.rtt_seconds) for alone, beside in pairs]
+    return _row("urgent 8 MiB beside 2 GiB, over twice alone + RTT", _spread(ratios, digits=2), "median <= 1")
+
+
+def _shares(shape: WanShape, runs: Sequence[Figures]) -> list[float]:
+    return [its.bytes_per_second / shape.payload_bytes_per_second for its in runs]
+
+
+def _spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
+    named: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "min": min, "max": max}
+    return {name: round(of(values), digits) for name, of in named.items()}
+
+
+def _row(name: str, figure: object, bar: str) -> dict[str, Any]:
+    return {"name": name, "figure": figure, "bar": bar}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Our wire over an emulated link: the two ends as processes in their namespaces, and what they measured together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tools.wan import FAR, Wan
+
+GB = 1e9
+
+
+class Ends:
+    """A sending and a receiving process, for as long as the context lasts."""
+
+    def __init__(self, wan: Wan, *, congestion_control: str = "bbr", **link: Any) -> None:
+        self._wan = wan
+        self._congestion_control = congestion_control
+        self._link = {"congestion_control": congestion_control, "insecure_plaintext": True, **link}
+
+    def __enter__(self) -> Ends:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        module = [sys.executable, "-m"]
+        self._far = self._wan.far([*module, "benchmarks.transport.far_end", self._congestion_control], **pipes)
+        port = _read(self._far)["address"].rpartition(":")[2]
+        address, config = f"{FAR}:{port}", json.dumps(self._link)
+        self._near = self._wan.near([*module, "benchmarks.transport.near_end", address, config], **pipes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (self._near, self._far):
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def transfer(
+        self, num_bytes: int, *, num_layers: int, num_objects: int = 64, pause_seconds: float = 0.0
+    ) -> Figures:
+        """Send once, checked byte for byte by digest at the far end."""
+        near = self._ask(
+            num_objects=num_objects,
+            object_bytes=num_bytes // num_objects,
+            num_layers=num_layers,
+            pause_seconds=pause_seconds,
+        )
+        return _figures(near, self._reports([near["transfer"]]), num_bytes)
+
+    def urgent(self, urgent_bytes: int, *, bulk_bytes: int, after_seconds: float) -> tuple[Figures, Figures]:
+        """An urgent transfer alone, and beside two bulk ones."""
+        near = self._ask(urgent_bytes=urgent_bytes, bulk_bytes=bulk_bytes, after_seconds=after_seconds)
+        assert near["bulk_was_under_way"], "the bulk transfers ended before the urgent one"
+        ids = [near["alone"]["transfer"], near["beside"]["transfer"], *(its["transfer"] for its in near["bulk"])]
+        reports = self._reports(ids)
+        return _figures(near["alone"], reports, urgent_bytes), _figures(near["beside"], reports, urgent_bytes)
+
+    def _ask(self, **question: Any) -> dict[str, Any]:
+        assert self._near.stdin is not None
+        self._near.stdin.write(json.dumps(question) + "\n")
+        self._near.stdin.flush()
+        return _read(self._near)
+
+    def _reports(self, transfers: list[str]) -> dict[str, dict[str, Any]]:
+        """What the far end says of these transfers."""
+        found = {}
+        for _ in transfers:
+            report = _read(self._far)
+            found[report["transfer"]] = report
+        assert set(found) == set(transfers)
+        return found
+
+
+class Figures:
+    """One transfer."""
+
+    def __init__(
+        self, *, seconds: float, exposed_seconds: float, first_seconds: float, cpu_seconds: float, num_bytes: int
+    ) -> None:
+        self.seconds = seconds
+        self.exposed_seconds = exposed_seconds  # from the last layer's being ready to the last byte's arrival
+        self.first_seconds = first_seconds  # until the first acknowledgement was back
+        self.bytes_per_second = num_bytes / seconds
+        self.cpu_seconds_per_gb = cpu_seconds / (num_bytes / GB)  # both ends
+
+
+def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes: int) -> Figures:
+    far = reports[near["transfer"]]
+    assert (far["reason"], near["failure"]) == ("completed", ""), (far["reason"], near["failure"])
+    assert far["digest"] == near["digest"], "other bytes arrived than were sent"
+    return Figures(
+        seconds=(far["ended_ns"] - near["began_ns"]) / 1e9,
+        exposed_seconds=(far["ended_ns"] - near["last_ready_ns"]) / 1e9,
+        first_seconds=(near["first_acknowledged_ns"] - near["began_ns"]) / 1e9,
+        cpu_seconds=far["cpu_seconds"] + near["cpu_seconds"],
+        num_bytes=num_bytes,
+    )
+
+
+def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"an end of the measurement has ended with {process.wait()}")
+    read: dict[str, Any] = json.loads(line)
+    return read

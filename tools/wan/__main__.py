@@ -1,0 +1,29 @@
+"""`python -m tools.wan PROFILE [COMMAND...]`: a shell or a command at the near end of an emulated long link."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from tools.wan import FAR, PROFILES, Wan
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("profile", choices=PROFILES)
+    parser.add_argument("--far", metavar="COMMAND", help="run this at the far end meanwhile, such as 'iperf3 -s'")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    flags = parser.parse_args()
+    with Wan(PROFILES[flags.profile]) as wan:
+        far = wan.far(["sh", "-c", flags.far]) if flags.far else None
+        print(f"near end of {flags.profile}; the far end is {FAR}")
+        try:
+            return wan.near(flags.command or [os.environ.get("SHELL", "sh")]).wait()
+        finally:
+            if far is not None:
+                far.terminate()
+                far.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
