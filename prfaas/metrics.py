@@ -60,6 +60,12 @@ ACKNOWLEDGED_BYTES = _counter(
     "prfaas_agent_acknowledged_bytes", "Payload bytes that left and that the peer has checked and acknowledged."
 )
 CHECKSUM_FAILURES = _counter("prfaas_agent_checksum_failures", "Chunks that arrived changed and were asked for again.")
+COPIES = _counter(
+    "prfaas_agent_copies",
+    "Prefix copies that a manager commanded and that ended here; outcome is completed or the reason of the failure.",
+    ("outcome",),
+)
+COPIED_BYTES = _counter("prfaas_agent_copied_bytes", "Payload bytes that prefix copies brought to nodes without them.")
 POOL_SLOTS = _gauge(
     "prfaas_agent_pool_slots",
     "Slots of the pool; kind is prefix (reusable blocks), transfer (blocks of one transfer), quarantined or free.",
@@ -131,6 +137,15 @@ MANAGER_WRITES = _gauge("prfaas_manager_clusters_written", "Clusters whose recor
 MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Snapshots of a cluster written.", ("outcome",))
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read anew from the record.")
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
+MANAGER_COPIES = _counter(
+    "prfaas_manager_copies",
+    "Prefix copies between nodes that ended; purpose is rebalance, drain, fetch or order, outcome is completed or the "
+    "reason of the failure.",
+    ("purpose", "outcome"),
+)
+MANAGER_COPIED_BYTES = _counter(
+    "prfaas_manager_copied_bytes", "Payload bytes that prefix copies moved between nodes.", ("purpose",)
+)
 MANAGER_PREDICTED_TOKENS = _counter(
     "prfaas_manager_predicted_tokens",
     "Cached tokens that decisions promised, by what the engine then found of them; kind is found or missing.",

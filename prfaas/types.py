@@ -1,4 +1,4 @@
-"""Plain data that crosses packages: ids, shards and the block lists of a transfer."""
+"""Plain data that crosses packages: ids, shards, the block lists of a transfer, prefixes that are copied."""
 
 from __future__ import annotations
 
@@ -61,3 +61,38 @@ class GroupBlocks:
     @property
     def num_blocks(self) -> int:
         return len(self.hashes)
+
+
+# How a commanded copy ended.
+CopyOutcome = Literal["completed"] | FailureReason
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first `num_tokens` tokens of a prompt. `units` are the hashes of its full 16-token units, joined."""
+
+    model: str
+    units: bytes
+    num_tokens: int
+    end_hash: BlockHash  # of exactly num_tokens tokens
+
+
+@dataclass(frozen=True)
+class CopyCommand:
+    """A manager wants this node to send what the grant's destination lacks of a prefix."""
+
+    transfer_id: TransferId
+    grant: bytes
+    prefix: Prefix
+    priority: int
+
+
+@dataclass(frozen=True)
+class CopyEnd:
+    """How a copy ended; bytes are payload."""
+
+    transfer_id: TransferId
+    outcome: CopyOutcome
+    message: str = ""
+    moved_bytes: int = 0
+    held_bytes: int = 0

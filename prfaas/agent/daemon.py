@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prfaas import grants, logs, metrics
 from prfaas.agent.config import AgentConfig
+from prfaas.agent.copying import Copying
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
 from prfaas.agent.keeping import Keeping
 from prfaas.agent.plan import encode_probe
@@ -49,7 +50,7 @@ from prfaas.transport.sender import (
     SendEvent,
     SendFailed,
 )
-from prfaas.types import AgentName, TransferId
+from prfaas.types import AgentName, CopyEnd, TransferId
 
 if TYPE_CHECKING:
     from prfaas.agent.reporting import Reporting
@@ -92,6 +93,14 @@ class Agent:
             link_to=self._link_to,
             transfer_log=self._transfer_log,
         )
+        self._copying = Copying(
+            name=self._name,
+            grant_key=grant_key,
+            pool=self._pool,
+            link_to=self._link_to,
+            transfer_log=self._transfer_log,
+            report=self._report_copy,
+        )
         self._receiving = Receiving(
             name=self._name,
             grant_key=grant_key,
@@ -133,7 +142,12 @@ class Agent:
             async with asyncio.TaskGroup() as tasks:
                 if self._make_reporting is not None:
                     self._reporting = self._make_reporting(
-                        self._config, self._secret, epoch=self._epoch, wire_address=address, links=self._link_states
+                        self._config,
+                        self._secret,
+                        epoch=self._epoch,
+                        wire_address=address,
+                        links=self._link_states,
+                        on_copy=self._copying.take,
                     )
                     tasks.create_task(self._reporting.run())
                 tasks.create_task(self._tick_forever())
@@ -165,6 +179,10 @@ class Agent:
     def _on_pool_event(self, event: PoolEvent) -> None:
         if self._reporting is not None:
             self._reporting.on_event(event)
+
+    def _report_copy(self, end: CopyEnd) -> None:
+        if self._reporting is not None:
+            self._reporting.on_copy_end(end)
 
     # Engines
 
@@ -292,6 +310,7 @@ class Agent:
         probe = self._probes.get(TransferId(event.transfer_id))
         if probe is None:
             self._sending.on_event(event)
+            self._copying.on_event(event)
         elif not probe.done() and isinstance(event, SendCompleted):
             probe.set_result(None)
         elif not probe.done() and isinstance(event, SendFailed):
@@ -307,6 +326,7 @@ class Agent:
             "name": self._name,
             "encrypted": False,
             "sending": len(self._sending),
+            "copying": len(self._copying),
             "receiving": len(self._receiving),
             "keeping": len(self._keeping),
             "pool": self._pool.stats().slots_by_kind,

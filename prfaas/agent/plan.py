@@ -127,16 +127,21 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
 
 @dataclass(frozen=True)
 class OpenBody:
-    """What a sender says of its transfer, opaque to the transport; `layouts` may be left out once the peer accepted them."""
+    """What a sender says of its transfer, opaque to the transport; `layouts` may be left out once the peer accepted them.
+
+    Of a copy nothing but prefix blocks remain: no engine of the receiver claims it.
+    """
 
     grant: bytes
     fingerprints: tuple[bytes, ...]
     layouts: tuple[Layout, ...]
     groups: tuple[GroupBlocks, ...]
+    is_copy: bool = False
 
     def encode(self) -> bytes:
         layouts = [layout.to_dict() for layout in self.layouts]
-        body: bytes = msgpack.packb(["open", self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)])
+        kind = "copy" if self.is_copy else "open"
+        body: bytes = msgpack.packb([kind, self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)])
         return body
 
     @staticmethod
@@ -150,10 +155,11 @@ class OpenBody:
         try:
             kind, grant, fingerprints, layouts, groups = msgpack.unpackb(body)
             described = tuple(Layout.from_dict(layout) for layout in layouts)
-            opened = OpenBody(bytes(grant), tuple(map(bytes, fingerprints)), described, unpack_groups(groups))
+            hashes = tuple(map(bytes, fingerprints))
+            opened = OpenBody(bytes(grant), hashes, described, unpack_groups(groups), is_copy=kind == "copy")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
-        if kind != "open" or not fingerprints:
+        if kind not in ("open", "copy") or not fingerprints:
             raise RemoteProtocolError("open_body", "an open has at least one fingerprint")
         return opened
 

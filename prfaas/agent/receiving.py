@@ -5,6 +5,7 @@ The two sides of a transfer may come in any order: the other agent's `open` (the
 
     claimed ──open──▶ arriving ──all bytes──▶ ready ──Release──▶ gone
     arriving ──claim──▶ (still arriving, now with a reader)
+    arriving, a copy ──all bytes──▶ gone: its prefix blocks stay, nobody claims it
     any ──cancel, failure, deadline──▶ ended, remembered until the grant expires so that a late open is refused
 """
 
@@ -54,6 +55,7 @@ class Inbound:
     record: TransferRecord | None = None
     complete: bool = False
     reading: bool = False  # the engine was told the slots and has not released them
+    is_copy: bool = False  # it ends with its last byte
     memory_free: bool = True  # the transport cannot write to the slots
 
     def __repr__(self) -> str:
@@ -133,6 +135,7 @@ class Receiving:
         plan = _plan(request, opened, arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
         if inbound.placement is None:
+            inbound.is_copy = opened.is_copy
             self._begin(inbound, plan, arenas, request.peer_name)
         assert inbound.placement is not None
         held = range(len(plan.object_bytes)) if inbound.complete else inbound.placement.held
@@ -227,6 +230,12 @@ class Receiving:
             placement.release()
         elif transfer_id in self._inbound:
             self._inbound[transfer_id].memory_free = True
+            self._end_copy(self._inbound[transfer_id])
+
+    def _end_copy(self, inbound: Inbound) -> None:
+        """A whole copy ends once its sender cannot ask for it again, unless an engine reads it."""
+        if inbound.is_copy and inbound.complete and inbound.reader is None:
+            self._end(inbound)
 
     # What the engine says
 

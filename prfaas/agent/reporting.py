@@ -16,7 +16,7 @@ from prfaas.events import PoolEvent
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.link_state import LinkState
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.types import AgentName, ClusterKind, ClusterName, CopyCommand, CopyEnd, InstanceId, InstanceRole
 
 
 @dataclass
@@ -38,14 +38,15 @@ class Reporting:
         epoch: int,
         wire_address: str,
         links: Callable[[], Iterable[LinkState]],
+        on_copy: Callable[[CopyCommand], None],
     ) -> None:
-        """`epoch` grows with every start of the agent; blocks of an older one are void."""
+        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` hears commands."""
         self._links = links
         self._loads = EngineLoads(config.engines)
         self._last: dict[str, _Last] = {}
         self._best: dict[str, float] = {}  # bytes per second that a link has been seen to carry
         node = _node(config, epoch, wire_address)
-        self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures)
+        self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy)
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -63,6 +64,10 @@ class Reporting:
     def on_promise(self, promise: Promised) -> None:
         """An engine says how a decision turned out."""
         self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
+
+    def on_copy_end(self, end: CopyEnd) -> None:
+        """A commanded copy has ended here."""
+        self.reporter.note_copy_end(end)
 
     def status(self) -> dict[str, Any]:
         """How the reporting stands, for the status page."""

@@ -25,7 +25,6 @@ from prfaas.transport.sender import (
     SendEvent,
     SendFailed,
     SendMemoryFree,
-    SendProgress,
 )
 from prfaas.types import AgentName, FailureReason, TransferId
 
@@ -225,21 +224,12 @@ class Sending:
         outbound = self._by_id.get(TransferId(event.transfer_id))
         if outbound is None:
             return
-        record = outbound.record
+        self._log.follow(outbound.record, event)
         if isinstance(event, SendAccepted):
-            record.accepted_ns = time.monotonic_ns()
-            record.held_bytes = record.payload_bytes - event.missing_bytes
             self._accepted.update((outbound.link.address, layout.fingerprint) for layout in outbound.plan.layouts)
-        elif isinstance(event, SendProgress):
-            record.acknowledge(event.time_ns, event.acked_bytes)
         elif isinstance(event, SendCompleted):
-            record.acknowledge(time.monotonic_ns(), record.payload_bytes - record.held_bytes)
-            record.wire_bytes = event.stats.wire_bytes
-            record.checksum_failures = event.stats.checksum_failures
-            self._log.end(record, "completed")
             outbound.engine.post(TransferDone(outbound.transfer_id))
         elif isinstance(event, SendFailed):
-            self._log.end(record, event.reason, message=event.message)
             outbound.engine.post(TransferFailed(outbound.transfer_id, event.reason, event.message))
         elif isinstance(event, SendMemoryFree):
             outbound.memory_free = True

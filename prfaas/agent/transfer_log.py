@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prfaas import logs, metrics
+from prfaas.transport.outbound import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
 from prfaas.types import TransferId
 
 MAX_REMEMBERED = 1024  # about 1 KiB each
@@ -84,6 +85,21 @@ class TransferLog:
     def begin(self, record: TransferRecord) -> TransferRecord:
         self._records.append(record)
         return record
+
+    def follow(self, record: TransferRecord, event: SendEvent) -> None:
+        """Note what the link says of a transfer that leaves; its last word closes the record."""
+        if isinstance(event, SendAccepted):
+            record.accepted_ns = time.monotonic_ns()
+            record.held_bytes = record.payload_bytes - event.missing_bytes
+        elif isinstance(event, SendProgress):
+            record.acknowledge(event.time_ns, event.acked_bytes)
+        elif isinstance(event, SendCompleted):
+            record.acknowledge(time.monotonic_ns(), record.payload_bytes - record.held_bytes)
+            record.wire_bytes = event.stats.wire_bytes
+            record.checksum_failures = event.stats.checksum_failures
+            self.end(record, "completed")
+        elif isinstance(event, SendFailed):
+            self.end(record, event.reason, message=event.message)
 
     def end(self, record: TransferRecord, outcome: str, *, message: str = "") -> None:
         """Close a record: one log line, one count."""

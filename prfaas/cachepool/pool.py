@@ -136,6 +136,10 @@ class Pool:
         """The slots of prefix blocks, in the order of their hashes."""
         return list(map(self._of(arena).by_hash[group].get, hashes))
 
+    def parent(self, arena: Arena, slot: int) -> BlockHash:
+        """What a prefix block hangs on, as `BlockStored` has it. Raises KeyError when the slot holds none."""
+        return self._of(arena).blocks[slot][2]
+
     def states_after(self, arena: Arena, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Linear states, with their lengths, that end within the 16 tokens after `unit` (the root, or a full unit's hash)."""
         return self._of(arena).states[group].get(unit, {})

@@ -12,6 +12,7 @@ from prfaas.index.keys import Keys
 from prfaas.index.redis_store import RedisStore
 from prfaas.index.segments import digest_of_node
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.copies import Copies
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.http_server import HttpServer, Views
@@ -52,6 +53,7 @@ class Manager:
         self._replication = Replication(
             self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
         )
+        self.copies = Copies(secret=secret, clock=time.monotonic, wall_clock=time.time)
         self._grpc = GrpcServer(
             config,
             secret=secret,
@@ -59,6 +61,7 @@ class Manager:
             world=self.world,
             replication=self._replication,
             session_record=self._session_record,
+            copies=self.copies,
         )
         views = Views(self._refresh_metrics, lambda: self.is_ready, self._state, self._digests)
         self._http = HttpServer(config.http_listen, views)
@@ -150,6 +153,7 @@ class Manager:
     async def _tick(self) -> None:
         while True:
             self.world.refresh()
+            self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
             await asyncio.sleep(_TICK_SECONDS)
 

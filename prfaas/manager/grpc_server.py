@@ -17,6 +17,7 @@ from prfaas.errors import ConfigError, Fenced, IndexRefusal
 from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.copies import Copies, CopyOrder
 from prfaas.manager.replication import Replication
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
@@ -25,8 +26,8 @@ from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
-from prfaas.rpc.translate import digests_from, node_from
-from prfaas.types import AgentName
+from prfaas.rpc.translate import copy_end_from, copy_message, digests_from, node_from, prefix_from
+from prfaas.types import AgentName, TransferId
 from prfaas.units import split_address
 
 _WATCH_SECONDS = 1.0
@@ -59,6 +60,7 @@ class GrpcServer:
         world: World,
         replication: Replication,
         session_record: SessionRecord,
+        copies: Copies,
     ) -> None:
         self._config = config
         self._secret = secret
@@ -66,6 +68,7 @@ class GrpcServer:
         self._world = world
         self._replication = replication
         self._session_record = session_record
+        self._copies = copies
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=(
@@ -129,6 +132,9 @@ class GrpcServer:
             "Match": self._unary("Match", self._match),
             "Route": self._unary("Route", self._route),
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
+            "ReportCommands": self._unary("ReportCommands", self._report_commands),
+            "Copy": self._unary("Copy", self._copy),
+            "WatchCommands": self._watch_commands,
             "ReportEvents": self._report_events,
             "WatchState": self._watch_state,
         }
@@ -169,7 +175,9 @@ class GrpcServer:
             writer.append(node_record(node))
             _log_registration(node)
         config = self._config
-        return pb.RegisterResponse(heartbeat_seconds=config.heartbeat_seconds, expiry_seconds=config.expiry_seconds)
+        return pb.RegisterResponse(
+            heartbeat_seconds=config.heartbeat_seconds, expiry_seconds=config.expiry_seconds, gives_commands=True
+        )
 
     async def _writer_of(self, who: str, name: str) -> ClusterWriter:
         _check_speaks_for_itself(who, name)
@@ -203,6 +211,55 @@ class GrpcServer:
         _check_speaks_for_itself(who, request.node)
         self._service.report_transfer(request)
         return pb.ReportTransferResponse()
+
+    async def _watch_commands(self, request: pb.WatchCommandsRequest, context: Any) -> AsyncIterator[pb.Command]:
+        who = await self._caller(context, "WatchCommands")
+        try:
+            await self._writer_of(who, request.node)
+        except (IndexRefusal, Fenced) as error:
+            await _abort(context, "WatchCommands", error)
+        told: set[TransferId] = set()
+        while True:
+            version = self._copies.version
+            commands = self._copies.commands_of(AgentName(request.node))
+            for command in commands:
+                if command.transfer_id not in told:
+                    yield copy_message(command)
+            told = {command.transfer_id for command in commands}
+            while self._copies.version == version:  # noqa: ASYNC110 - orders are synchronous
+                await asyncio.sleep(_WATCH_POLL_SECONDS)
+
+    async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
+        _check_speaks_for_itself(who, request.node)
+        for end in request.ends:
+            self._copies.report(AgentName(request.node), copy_end_from(end))
+        return pb.ReportCommandsResponse()
+
+    # -- whoever runs the deployment
+
+    async def _copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
+        self._check_is_no_node(who)
+        source, destination = (self._world.live_node(AgentName(its)) for its in (request.source, request.destination))
+        await self._replication.writer_for(source.cluster)
+        ended = self._copies.order(
+            CopyOrder(
+                prefix_from(request.prefix),
+                source=source,
+                destination=destination,
+                purpose="order",
+                max_bytes=self._config.max_transfer_bytes,
+                priority=request.priority,
+                seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),
+            )
+        )
+        end = await asyncio.shield(ended)  # a caller that leaves must not end it for others
+        return pb.CopyResponse(
+            outcome=end.outcome, message=end.message, moved_bytes=end.moved_bytes, held_bytes=end.held_bytes
+        )
+
+    def _check_is_no_node(self, who: str) -> None:
+        if AgentName(who) in self._world.membership:
+            raise IndexRefusal("unauthenticated", f"{who} is a node: nodes command nobody")
 
     # -- routers
 

@@ -141,6 +141,16 @@ class World:
     def live(self) -> list[Member]:
         return self.membership.live(self._clock())
 
+    def live_node(self, name: AgentName) -> Node:
+        """Raises:
+        IndexRefusal: the node is unknown or silent.
+        """
+        if name not in self._live:
+            raise IndexRefusal("unknown_node", f"{name} is unknown or silent")
+        member = self.membership.get(name)
+        assert member is not None, "what is alive has registered"
+        return member.node
+
     def silent_for(self, seconds: float, cluster: ClusterName) -> list[AgentName]:
         """Nodes of a cluster that have not been heard of for so long."""
         names = self.membership.silent_for(seconds, self._clock())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from prfaas.errors import ManagerUnreachable
+from prfaas.errors import Fenced, ManagerUnreachable
 from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.generated import manager_pb2 as pb
 
@@ -37,6 +37,21 @@ class ManagerClient:
     async def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
         """Where a request runs, why, and its grant. Raises as `Channel.call`."""
         response: pb.RouteResponse = await self._call("Route", request)
+        return response
+
+    async def copy(self, request: pb.CopyRequest, *, timeout_seconds: float) -> pb.CopyResponse:
+        """Have a node send a prefix to another; returns when that has ended. Raises as `Channel.call`, but for Fenced."""
+        try:
+            response: pb.CopyResponse = await self._channels[self._preferred].call(
+                "Copy", request, timeout_seconds=timeout_seconds
+            )
+        except Fenced as error:
+            channel = next((its for its in self._channels if its.address == error.writer), None)
+            if channel is None:
+                raise ManagerUnreachable(
+                    f"the writer of {request.source}'s cluster, {error.writer}, is unknown"
+                ) from error
+            response = await channel.call("Copy", request, timeout_seconds=timeout_seconds)
         return response
 
     async def _call(self, method: str, request: Any) -> Any:

@@ -24,11 +24,13 @@ from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end
-from prfaas.rpc.translate import link_message, load_message, node_message
+from prfaas.rpc.translate import copy_command_from, copy_end_message, link_message, load_message, node_message
+from prfaas.types import CopyCommand, CopyEnd
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0
 _MAX_PROMISES = 10_000  # those that no manager has taken; the oldest go first
+_MAX_COPY_ENDS = 4096  # that no manager has taken; it asks again for those that are lost
 _GATHER_SECONDS = 0.005  # changes of one step of the pool travel in one batch
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 2.0
@@ -59,13 +61,18 @@ class Reporter:
         secret: bytes,
         figures: Callable[[], Figures] | None = None,
         tls: Tls | None = None,
+        on_copy: Callable[[CopyCommand], None] | None = None,
     ) -> None:
-        """`figures` is called each second; `node.layouts` and `node.engines` may grow later."""
+        """`figures` is called each second, `on_copy` for each command, which may come several times; `node.layouts` and
+        `node.engines` may grow later."""
         self._managers = list(managers)
         self._node = node
         self._secret = secret
         self._figures = figures
         self._tls = tls
+        self._on_copy = on_copy
+        self._copy_ends: deque[CopyEnd] = deque(maxlen=_MAX_COPY_ENDS)
+        self._copy_ended = asyncio.Event()
         self._log = EventLog(Inventory())
         for layout in node.layouts:
             self._log.inventory.add_layout(layout)
@@ -119,6 +126,11 @@ class Reporter:
             pb.ReportTransferRequest.Promise(predicted_tokens=predicted_tokens, found_tokens=found_tokens)
         )
 
+    def note_copy_end(self, end: CopyEnd) -> None:
+        """Tell the manager at once how a copy ended."""
+        self._copy_ends.append(end)
+        self._copy_ended.set()
+
     async def run(self) -> None:
         """Report until cancelled, to whichever manager takes this cluster's events."""
         backoff, target, attempt = _MIN_BACKOFF_SECONDS, self._managers[0], 0
@@ -149,6 +161,7 @@ class Reporter:
                 self._live(channel, response.heartbeat_seconds),
                 self._send_figures(channel),
                 self._send_promises(channel),
+                *([self._watch_commands(channel), self._send_copy_ends(channel)] if response.gives_commands else []),
                 self._follow_changes(channel),
                 self._stream_events(channel, response.heartbeat_seconds),
             )
@@ -202,6 +215,31 @@ class Reporter:
                 self._promises.extendleft(reversed(taken))
                 raise
             await asyncio.sleep(_FIGURES_SECONDS)
+
+    async def _watch_commands(self, channel: Channel) -> None:
+        request = pb.WatchCommandsRequest(node=self._node.name, epoch=self._node.epoch)
+        with translated_errors(channel.address):
+            async for command in channel.stream("WatchCommands", request):
+                copy = copy_command_from(command)
+                if copy is not None and self._on_copy is not None:
+                    self._on_copy(copy)
+        raise ManagerUnreachable(f"manager {channel.address} ended the stream of commands")
+
+    async def _send_copy_ends(self, channel: Channel) -> None:
+        while True:
+            await self._copy_ended.wait()
+            self._copy_ended.clear()
+            taken = list(self._copy_ends)
+            request = pb.ReportCommandsRequest(
+                node=self._node.name, epoch=self._node.epoch, ends=map(copy_end_message, taken)
+            )
+            try:
+                await channel.call("ReportCommands", request, timeout_seconds=_CALL_SECONDS)
+            except BaseException:
+                self._copy_ended.set()
+                raise
+            for _ in taken:
+                self._copy_ends.popleft()
 
     async def _stream_events(self, channel: Channel, digest_seconds: float) -> None:
         with translated_errors(channel.address):

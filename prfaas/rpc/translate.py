@@ -8,13 +8,27 @@ from typing import get_args
 import msgpack
 
 from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.prefix import is_well_formed
 from prfaas.errors import IndexRefusal, LayoutError
 from prfaas.events import Tier
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.index.query import Answer, Query
 from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.types import AgentName, BlockHash, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.types import (
+    AgentName,
+    BlockHash,
+    ClusterKind,
+    ClusterName,
+    CopyCommand,
+    CopyEnd,
+    CopyOutcome,
+    FailureReason,
+    InstanceId,
+    InstanceRole,
+    Prefix,
+    TransferId,
+)
 
 
 def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
@@ -175,3 +189,45 @@ def answer_message(answer: Answer) -> pb.MatchResponse:
         clusters=[pb.ClusterMatch(**vars(its)) for its in answer.clusters],
         odd_lengths=answer.odd_lengths,
     )
+
+
+def prefix_message(its: Prefix) -> pb.Prefix:
+    return pb.Prefix(model=its.model, units=its.units, num_tokens=its.num_tokens, end_hash=its.end_hash)
+
+
+def prefix_from(message: pb.Prefix) -> Prefix:
+    """Raises:
+    IndexRefusal: the hashes are not those of a prefix of that length.
+    """
+    prefix = Prefix(message.model, message.units, message.num_tokens, BlockHash(message.end_hash))
+    if not is_well_formed(prefix):
+        raise IndexRefusal("alien_hash", f"{len(prefix.units)} bytes of unit hashes for {prefix.num_tokens} tokens")
+    return prefix
+
+
+def copy_message(its: CopyCommand) -> pb.Command:
+    prefix = prefix_message(its.prefix)
+    copy = pb.Command.Copy(transfer_id=its.transfer_id, grant=its.grant, prefix=prefix, priority=its.priority)
+    return pb.Command(copy=copy)
+
+
+def copy_command_from(message: pb.Command) -> CopyCommand | None:
+    """None for a command of a newer manager. What is wrong with the prefix is for whoever carries it out to say."""
+    if message.WhichOneof("command") != "copy":
+        return None
+    its = message.copy
+    prefix = Prefix(its.prefix.model, its.prefix.units, its.prefix.num_tokens, BlockHash(its.prefix.end_hash))
+    return CopyCommand(TransferId(its.transfer_id), its.grant, prefix, its.priority)
+
+
+def copy_end_message(its: CopyEnd) -> pb.ReportCommandsRequest.End:
+    return pb.ReportCommandsRequest.End(**vars(its))
+
+
+_OUTCOMES: dict[str, CopyOutcome] = {"completed": "completed", **{reason: reason for reason in get_args(FailureReason)}}
+
+
+def copy_end_from(message: pb.ReportCommandsRequest.End) -> CopyEnd:
+    """A newer agent's word for a failure counts as `protocol`."""
+    outcome = _OUTCOMES.get(message.outcome, "protocol")
+    return CopyEnd(TransferId(message.transfer_id), outcome, message.message, message.moved_bytes, message.held_bytes)

@@ -43,12 +43,14 @@ class RegisterRequest(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("heartbeat_seconds", "expiry_seconds")
+    __slots__ = ("heartbeat_seconds", "expiry_seconds", "gives_commands")
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPIRY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GIVES_COMMANDS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_seconds: float
     expiry_seconds: float
-    def __init__(self, heartbeat_seconds: _Optional[float] = ..., expiry_seconds: _Optional[float] = ...) -> None: ...
+    gives_commands: bool
+    def __init__(self, heartbeat_seconds: _Optional[float] = ..., expiry_seconds: _Optional[float] = ..., gives_commands: _Optional[bool] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("layout", "group", "tier")
@@ -390,6 +392,96 @@ class StateSnapshot(_message.Message):
     index_stale: bool
     settling: bool
     def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ...) -> None: ...
+
+class WatchCommandsRequest(_message.Message):
+    __slots__ = ("node", "epoch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Prefix(_message.Message):
+    __slots__ = ("model", "units", "num_tokens", "end_hash")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_HASH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    units: bytes
+    num_tokens: int
+    end_hash: bytes
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., end_hash: _Optional[bytes] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("copy",)
+    class Copy(_message.Message):
+        __slots__ = ("transfer_id", "grant", "prefix", "priority")
+        TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+        GRANT_FIELD_NUMBER: _ClassVar[int]
+        PREFIX_FIELD_NUMBER: _ClassVar[int]
+        PRIORITY_FIELD_NUMBER: _ClassVar[int]
+        transfer_id: bytes
+        grant: bytes
+        prefix: Prefix
+        priority: int
+        def __init__(self, transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    copy: Command.Copy
+    def __init__(self, copy: _Optional[_Union[Command.Copy, _Mapping]] = ...) -> None: ...
+
+class ReportCommandsRequest(_message.Message):
+    __slots__ = ("node", "epoch", "ends")
+    class End(_message.Message):
+        __slots__ = ("transfer_id", "outcome", "message", "moved_bytes", "held_bytes")
+        TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+        OUTCOME_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+        HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+        transfer_id: bytes
+        outcome: str
+        message: str
+        moved_bytes: int
+        held_bytes: int
+        def __init__(self, transfer_id: _Optional[bytes] = ..., outcome: _Optional[str] = ..., message: _Optional[str] = ..., moved_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    ends: _containers.RepeatedCompositeFieldContainer[ReportCommandsRequest.End]
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., ends: _Optional[_Iterable[_Union[ReportCommandsRequest.End, _Mapping]]] = ...) -> None: ...
+
+class ReportCommandsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CopyRequest(_message.Message):
+    __slots__ = ("prefix", "source", "destination", "priority", "timeout_seconds")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    prefix: Prefix
+    source: str
+    destination: str
+    priority: int
+    timeout_seconds: float
+    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class CopyResponse(_message.Message):
+    __slots__ = ("outcome", "message", "moved_bytes", "held_bytes")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    message: str
+    moved_bytes: int
+    held_bytes: int
+    def __init__(self, outcome: _Optional[str] = ..., message: _Optional[str] = ..., moved_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("node", "batch", "forgotten")

@@ -82,10 +82,10 @@ class RunningAgent:
 class Agents:
     """Starts agents that share a secret."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, secret: bytes | None = None) -> None:
         self.directory = directory
-        self.secret = secrets.token_bytes(32)
-        self._secret_file = directory / "secret"
+        self.secret = secret or secrets.token_bytes(32)
+        self._secret_file = directory / "agents-secret"
         self._secret_file.write_bytes(self.secret)
         self._secret_file.chmod(0o600)
         self._running: list[RunningAgent] = []

@@ -1,0 +1,202 @@
+"""Prefix copies that leave: a manager's command, blocks of this pool under a lease, their bytes in another agent's pool.
+
+    taken ──grant, layout, blocks──▶ travelling ──all acknowledged, failure──▶ ended, reported
+                                                     └─ the memory is free ──▶ its blocks may be evicted again
+    taken ──no grant, no layout, a block is gone──▶ ended, reported
+An ended copy is remembered, so that a command that comes again is answered and not carried out again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prfaas import grants, metrics
+from prfaas.agent.placement import Placement, place_held
+from prfaas.agent.plan import OpenBody, make_plan
+from prfaas.agent.transfer_log import TransferLog, TransferRecord
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.prefix import is_well_formed, prefix_groups
+from prfaas.errors import GrantError, RemoteProtocolError
+from prfaas.grants import Grant
+from prfaas.hashing import NO_HASH
+from prfaas.transport.sender import Link, Outgoing, SendCompleted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.types import AgentName, CopyCommand, CopyEnd, FailureReason, GroupBlocks, Prefix, TransferId
+
+MAX_REMEMBERED = 4096  # ended copies, about 200 bytes each
+MIN_DEADLINE_SECONDS = 0.1
+
+
+class _Refusal(Exception):
+    """Why a command is not carried out; never leaves this module."""
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(eq=False)
+class _Copy:
+    """One copy under way."""
+
+    command: CopyCommand
+    placement: Placement
+    link: Link
+    record: TransferRecord
+
+
+class Copying:
+    """Every prefix copy that leaves this node. Runs on the agent's loop; link events are handed over to it."""
+
+    def __init__(
+        self,
+        *,
+        name: AgentName,
+        grant_key: bytes,
+        pool: Pool,
+        link_to: Callable[[str, AgentName], Link],
+        transfer_log: TransferLog,
+        report: Callable[[CopyEnd], None],
+    ) -> None:
+        """`report` hears how each command ended, once for each time that it came."""
+        self._name = name
+        self._grant_key = grant_key
+        self._pool = pool
+        self._link_to = link_to
+        self._log = transfer_log
+        self._report = report
+        self._copies: dict[TransferId, _Copy] = {}
+        self._ended: OrderedDict[TransferId, CopyEnd] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def take(self, command: CopyCommand) -> None:
+        """Carry out a command, unless it is under way; one that has ended is reported again."""
+        ended = self._ended.get(command.transfer_id)
+        if ended is not None:
+            self._report(ended)
+        elif command.transfer_id not in self._copies:
+            self._start(command)
+
+    def _start(self, command: CopyCommand) -> None:
+        try:
+            grant = self._check(command)
+            self._send(command, grant, self._place(command, grant))
+        except GrantError as error:
+            metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
+            self._end(CopyEnd(command.transfer_id, "grant_refused", str(error)))
+        except RemoteProtocolError as error:
+            self._end(CopyEnd(command.transfer_id, "protocol", str(error)))
+        except _Refusal as refusal:
+            self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
+
+    def _check(self, command: CopyCommand) -> Grant:
+        grant = grants.verify(command.grant, self._grant_key, now=time.time())
+        if grant.source != self._name or grant.transfer_id != command.transfer_id:
+            raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
+        prefix = command.prefix
+        if (grant.prompt_hash, grant.num_tokens) != (prefix.end_hash, prefix.num_tokens):
+            raise GrantError("other_prefix", "the grant is for another prefix")
+        if not is_well_formed(prefix):
+            raise RemoteProtocolError("prefix", f"{len(prefix.units)} bytes of hashes for {prefix.num_tokens} tokens")
+        return grant
+
+    def _place(self, command: CopyCommand, grant: Grant) -> Placement:
+        """The prefix's blocks, all of them, on all ranks of one engine's shape.
+
+        Raises:
+            GrantError: they are more bytes than the grant allows.
+            _Refusal: no engine has brought this model's layouts, or a block is gone.
+        """
+        families = list(_families(self._pool.arenas, command.prefix.model))
+        if not families:
+            raise _Refusal("no_layout", f"no engine beside {self._name} has a layout of {command.prefix.model!r}")
+        for arenas in families:
+            groups = self._groups(arenas[0], command.prefix)
+            plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
+            placement = place_held(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}")
+            if placement is None:
+                continue
+            if plan.total_bytes <= grant.max_bytes:
+                return placement
+            placement.release()
+            raise GrantError("too_large", f"{plan.total_bytes} bytes; the grant allows {grant.max_bytes}")
+        raise _Refusal("evicted", "a block of this prefix is not here")
+
+    def _groups(self, arena: Arena, prefix: Prefix) -> tuple[GroupBlocks, ...]:
+        """The prefix's blocks; what the first one hangs on (model and tenant) is as this pool has it."""
+        groups = prefix_groups(arena.layout, prefix)
+        first = [(blocks.group, blocks.hashes[0]) for blocks in groups if blocks.parent == NO_HASH and blocks.hashes]
+        slots = [slot for group, its in first if (slot := self._pool.find(arena, group, its)) is not None]
+        return prefix_groups(arena.layout, prefix, root=self._pool.parent(arena, slots[0])) if slots else groups
+
+    def _send(self, command: CopyCommand, grant: Grant, placement: Placement) -> None:
+        plan, link = placement.plan, self._link_to(grant.destination_address, grant.destination)
+        record = TransferRecord(
+            transfer_id=command.transfer_id,
+            direction="out",
+            peer=grant.destination,
+            num_tokens=plan.num_tokens,
+            payload_bytes=plan.total_bytes,
+            attention_bytes=plan.attention_bytes,
+        )
+        self._copies[command.transfer_id] = _Copy(command, placement, link, self._log.begin(record))
+        fingerprints = tuple(layout.fingerprint for layout in plan.layouts)
+        link.open(
+            Outgoing(
+                transfer_id=command.transfer_id,
+                open_body=OpenBody(command.grant, fingerprints, plan.layouts, plan.groups, is_copy=True).encode(),
+                object_bytes=plan.object_bytes,
+                source=placement.memory,
+                priority=command.priority,
+                deadline_seconds=max(MIN_DEADLINE_SECONDS, grant.expires_at - time.time()),
+            )
+        )
+        for run in plan.runs:
+            if run.blocks.num_blocks:
+                link.ready(
+                    command.transfer_id,
+                    first_object=run.first_object,
+                    num_objects=run.blocks.num_blocks,
+                    offset_bytes=0,
+                    length_bytes=run.group.block_bytes,
+                )
+
+    def on_event(self, event: SendEvent) -> None:
+        """What a link says; of transfers that are no copies nothing happens."""
+        copy = self._copies.get(TransferId(event.transfer_id))
+        if copy is None:
+            return
+        self._log.follow(copy.record, event)
+        if isinstance(event, SendCompleted):
+            moved = copy.record.payload_bytes - copy.record.held_bytes
+            self._end(CopyEnd(copy.command.transfer_id, "completed", "", moved, copy.record.held_bytes))
+        elif isinstance(event, SendFailed):
+            self._end(CopyEnd(copy.command.transfer_id, event.reason, event.message))
+        elif isinstance(event, SendMemoryFree):
+            del self._copies[copy.command.transfer_id]
+            copy.placement.release()
+
+    def _end(self, end: CopyEnd) -> None:
+        metrics.COPIES.labels(outcome=end.outcome).inc()
+        metrics.COPIED_BYTES.inc(end.moved_bytes)
+        self._ended[end.transfer_id] = end
+        if len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
+        self._report(end)
+
+
+def _families(arenas: list[Arena], model: str) -> Iterator[tuple[Arena, ...]]:
+    """The arenas of a model by rank, for each shape of engine whose ranks are all here."""
+    shapes: dict[tuple[str, int], dict[int, Arena]] = {}
+    for arena in arenas:
+        if arena.layout.model == model:
+            shard = arena.layout.shard
+            shapes.setdefault((arena.layout.packing, shard.size), {})[shard.rank] = arena
+    for (_, size), ranks in shapes.items():
+        if len(ranks) == size:
+            yield tuple(ranks[rank] for rank in range(size))

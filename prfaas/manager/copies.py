@@ -1,0 +1,147 @@
+"""Prefix copies that this manager has ordered and whose end it has not heard: who sends what to whom, until when.
+
+Single-threaded; nothing here waits. A copy ends by its agent's word, by its source's leaving or by its deadline, always
+once, and the future of whoever ordered it tells how. Ordering what is under way already gives the same future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prfaas import grants, logs, metrics
+from prfaas.index.membership import Node
+from prfaas.types import TRANSFER_ID_BYTES, AgentName, CopyCommand, CopyEnd, CopyOutcome, Prefix, TransferId
+
+# Why a copy was ordered: logs, and a metric's label.
+Purpose = Literal[
+    "rebalance",  # many ask for the prefix
+    "drain",  # its node is about to leave
+    "fetch",  # a request that is about to run elsewhere needs it there
+    "order",  # somebody called Copy
+]
+GRACE_SECONDS = 2.0  # after its grant has expired a copy is over at both ends; so long its agent's word may take
+_log = logs.get("manager.copies")
+
+
+@dataclass(frozen=True)
+class CopyOrder:
+    """What is to be copied. `max_bytes` bounds what it may move."""
+
+    prefix: Prefix
+    source: Node
+    destination: Node
+    purpose: Purpose
+    max_bytes: int
+    priority: int
+    seconds: float  # from order to end
+
+
+@dataclass(frozen=True)
+class _Outstanding:
+    order: CopyOrder
+    command: CopyCommand
+    deadline: float  # on the clock
+    ended: asyncio.Future[CopyEnd]
+
+
+class Copies:
+    """The copies under way, by the node that sends."""
+
+    def __init__(self, *, secret: bytes, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
+        self._grant_key = grants.derive_key(secret, "grant")
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._outstanding: dict[TransferId, _Outstanding] = {}
+        self.version = 0  # grows with every order, so that the streams of commands know that there is news
+
+    def __len__(self) -> int:
+        return len(self._outstanding)
+
+    def order(self, order: CopyOrder) -> asyncio.Future[CopyEnd]:
+        """Have the source's agent told; the future ends with the copy and is never cancelled by us."""
+        for its in self._outstanding.values():
+            if _is_same(its.order, order):
+                return its.ended
+        transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
+        command = CopyCommand(transfer_id, self._grant(transfer_id, order), order.prefix, order.priority)
+        ended: asyncio.Future[CopyEnd] = asyncio.get_running_loop().create_future()
+        deadline = self._clock() + order.seconds + GRACE_SECONDS
+        self._outstanding[transfer_id] = _Outstanding(order, command, deadline, ended)
+        self.version += 1
+        return ended
+
+    def _grant(self, transfer_id: TransferId, order: CopyOrder) -> bytes:
+        grant = grants.Grant(
+            transfer_id=transfer_id,
+            source=order.source.name,
+            destination=order.destination.name,
+            destination_address=order.destination.wire_address,
+            prompt_hash=order.prefix.end_hash,
+            num_tokens=order.prefix.num_tokens,
+            max_bytes=order.max_bytes,
+            tenant="",
+            expires_at=self._wall_clock() + order.seconds,
+        )
+        return grants.sign(grant, self._grant_key)
+
+    def commands_of(self, source: AgentName) -> list[CopyCommand]:
+        """What this node has to do and has not said that it is done, oldest first."""
+        return [its.command for its in self._outstanding.values() if its.order.source.name == source]
+
+    def orders(self) -> Iterator[CopyOrder]:
+        """What is under way."""
+        return (its.order for its in self._outstanding.values())
+
+    def report(self, source: AgentName, end: CopyEnd) -> None:
+        """An agent says how a copy ended; what is not under way, or not its own, is ignored."""
+        its = self._outstanding.get(end.transfer_id)
+        if its is not None and its.order.source.name == source:
+            self._end(its, end)
+
+    def expire(self, live: Collection[AgentName]) -> None:
+        """End what nobody has answered in time, and what a node that is not `live` sends or receives."""
+        now = self._clock()
+        for its in list(self._outstanding.values()):
+            silent = [name for name in (its.order.source.name, its.order.destination.name) if name not in live]
+            if silent:
+                self._fail(its, "unreachable", f"{silent[0]} is silent")
+            elif now >= its.deadline:
+                self._fail(its, "deadline", "its agent has not answered in time")
+
+    def _fail(self, its: _Outstanding, outcome: CopyOutcome, message: str) -> None:
+        self._end(its, CopyEnd(its.command.transfer_id, outcome, message))
+
+    def _end(self, its: _Outstanding, end: CopyEnd) -> None:
+        del self._outstanding[end.transfer_id]
+        order = its.order
+        metrics.MANAGER_COPIES.labels(purpose=order.purpose, outcome=end.outcome).inc()
+        metrics.MANAGER_COPIED_BYTES.labels(purpose=order.purpose).inc(end.moved_bytes)
+        _log.info(
+            "copy.complete" if end.outcome == "completed" else "copy.failed",
+            transfer_id=end.transfer_id.hex(),
+            purpose=order.purpose,
+            source=order.source.name,
+            destination=order.destination.name,
+            num_tokens=order.prefix.num_tokens,
+            outcome=end.outcome,
+            moved_bytes=end.moved_bytes,
+            held_bytes=end.held_bytes,
+            message=end.message,
+        )
+        if not its.ended.done():
+            its.ended.set_result(end)
+
+
+def _is_same(one: CopyOrder, other: CopyOrder) -> bool:
+    return (one.prefix.model, one.prefix.end_hash, one.source.name, one.destination.name, one.destination.epoch) == (
+        other.prefix.model,
+        other.prefix.end_hash,
+        other.source.name,
+        other.destination.name,
+        other.destination.epoch,
+    )

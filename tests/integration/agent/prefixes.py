@@ -1,0 +1,127 @@
+"""An engine's hand at a real agent's pool: leaves prefixes there, and looks whether what lies there is right."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+from prfaas.agent.client import AgentClient
+from prfaas.agent.protocol import (
+    HELD,
+    Hold,
+    Message,
+    ReceiveReady,
+    Release,
+    SendOpened,
+    Store,
+    TransferFailed,
+)
+from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.cachepool.prefix import prefix_groups
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
+from tests.integration.agent.test_two_agents import RunningAgent
+
+MODEL = "tiny"
+ROOT = root_hash(MODEL)
+FULL_BYTES, WINDOW_BYTES, STATE_BYTES = 12_000, 4_000, 30_000
+BLOCK_TOKENS, WINDOW_TOKENS = 32, 65
+
+
+def three_groups(*, dtype: str = "float32") -> Layout:
+    """Full attention, a window of two blocks and a linear state."""
+
+    def layer(name: str, offset: int, size: int) -> LayerSlice:
+        return LayerSlice(name, offset, size, dtype, "head,token,kv_dim")
+
+    half = FULL_BYTES // 2
+    full = KVGroup("full_attention", BLOCK_TOKENS, (layer("a0", 0, half), layer("a1", half, half)))
+    window = KVGroup("sliding_window", BLOCK_TOKENS, (layer("w0", 0, WINDOW_BYTES),), WINDOW_TOKENS)
+    return Layout(MODEL, "", Shard(), (full, window, KVGroup("linear_state", 0, (layer("s0", 0, STATE_BYTES),))))
+
+
+def chain_of(num_tokens: int, *, seed: int = 0) -> HashChain:
+    return HashChain(ROOT, [(seed * 7919 + position) % 50_000 for position in range(num_tokens)])
+
+
+def prefix_of(chain: HashChain, num_tokens: int) -> Prefix:
+    return Prefix(MODEL, b"".join(chain.units[: num_tokens // 16]), num_tokens, chain.at(num_tokens))
+
+
+def sizes(num_full: int, num_window: int, num_states: int) -> int:
+    return num_full * FULL_BYTES + num_window * WINDOW_BYTES + num_states * STATE_BYTES
+
+
+class Hand:
+    """A scheduler and a worker of one engine beside an agent."""
+
+    def __init__(self, agent: RunningAgent, name: str, layout: Layout | None = None) -> None:
+        self.layout = layout or three_groups()
+        self._worker = AgentClient(str(agent.socket), instance=name, role="worker", layout=self.layout)
+        self._scheduler = AgentClient(str(agent.socket), instance=name, role="scheduler")
+
+    def leave(self, prefix: Prefix) -> None:
+        """Leave a prefix in the pool; returns when it is there."""
+        groups = self._groups(prefix)
+        transfer_id = TransferId(os.urandom(16))
+        self._scheduler.post(Store(transfer_id, prefix.num_tokens, groups))
+        opened = self._wait()
+        assert isinstance(opened, SendOpened), opened
+        for position, blocks in enumerate(groups):
+            self._fill(opened, position, blocks)
+        assert self._worker.ring is not None
+        self._worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
+        deadline = time.monotonic() + 10
+        while not self.holds(prefix):
+            assert time.monotonic() < deadline, "the prefix did not come to lie in the pool"
+
+    def _groups(self, prefix: Prefix) -> tuple[GroupBlocks, ...]:
+        return prefix_groups(self.layout, prefix, root=ROOT)
+
+    def _fill(self, opened: SendOpened, position: int, blocks: GroupBlocks) -> None:
+        for layer, piece in enumerate(self.layout.groups[position].layers):
+            for index, slot in enumerate(opened.slots[0][position]):
+                if slot != HELD:
+                    where = self._slot(slot, piece.offset_bytes, piece.payload_bytes)
+                    where[:] = _content(blocks.hashes[index], layer, piece.payload_bytes)
+            entry = RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, 0, blocks.num_blocks)
+            assert self._worker.ring is not None and self._worker.ring.push(entry)
+
+    def holds(self, prefix: Prefix) -> bool:
+        """Whether every block of the prefix is in the pool; AssertionError when one has other bytes than were left."""
+        groups = self._groups(prefix)
+        self._scheduler.post(Hold(TransferId(os.urandom(16)), prefix.num_tokens, groups))
+        answer = self._wait()
+        if isinstance(answer, TransferFailed):
+            return False
+        assert isinstance(answer, ReceiveReady), answer
+        for position, blocks in enumerate(groups):
+            for index, slot in enumerate(answer.slots[0][position]):
+                for layer, piece in enumerate(self.layout.groups[position].layers):
+                    got = bytes(self._slot(slot, piece.offset_bytes, piece.payload_bytes))
+                    assert got == _content(blocks.hashes[index], layer, piece.payload_bytes), (position, index, layer)
+        self._scheduler.post(Release(answer.transfer_id))
+        return True
+
+    def _wait(self) -> Message:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for message in self._scheduler.poll(0.05):
+                return message
+        raise AssertionError("the agent does not answer")
+
+    def _slot(self, slot: int, offset: int, length: int) -> memoryview:
+        attached = self._worker.attached
+        start = attached.header_bytes + slot * attached.slot_bytes + offset
+        return self._worker.arena[start : start + length]
+
+    def close(self) -> None:
+        self._scheduler.close()
+        self._worker.close()
+
+
+def _content(block_hash: bytes, layer: int, size: int) -> bytes:
+    pattern = hashlib.shake_128(block_hash + bytes([layer])).digest(997)
+    return (pattern * (size // 997 + 1))[:size]

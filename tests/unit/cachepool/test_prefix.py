@@ -1,0 +1,68 @@
+"""A prefix consists of the blocks that a transfer of the same length would have."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.cachepool.prefix import is_well_formed, prefix_bytes, prefix_groups
+from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import BlockHash, GroupKind, Prefix, Shard
+
+ROOT = root_hash("m")
+CHAIN = HashChain(ROOT, range(400))
+FULL = EngineGroup("full_attention", 32)
+WINDOW = EngineGroup("sliding_window", 16, 65)
+STATE = EngineGroup("linear_state", 0)
+
+
+def _layout(*groups: EngineGroup) -> Layout:
+    made = [
+        KVGroup(its.kind, its.block_tokens, (LayerSlice("l", 0, _SIZES[its.kind], "u8", "t"),), its.window_tokens)
+        for its in groups
+    ]
+    return Layout("m", "", Shard(), tuple(made))
+
+
+_SIZES: dict[GroupKind, int] = {"full_attention": 100, "sliding_window": 10, "linear_state": 1}
+
+
+def _prefix(num_tokens: int) -> Prefix:
+    return Prefix("m", b"".join(CHAIN.units[: num_tokens // 16]), num_tokens, CHAIN.at(num_tokens))
+
+
+@pytest.mark.parametrize("num_tokens", [5, 16, 31, 32, 64, 65, 80, 81, 320, 327, 400])
+@pytest.mark.parametrize("groups", [(FULL, STATE), (FULL, WINDOW, STATE), (STATE,)])
+def test_blocks_are_those_of_a_transfer_of_the_same_length(groups: tuple[EngineGroup, ...], num_tokens: int) -> None:
+    expected = BlockMap(groups).transfer_groups(CHAIN, num_tokens)
+    assert prefix_groups(_layout(*groups), _prefix(num_tokens), root=ROOT) == expected
+
+
+@pytest.mark.parametrize("num_tokens", [32, 64, 320])
+def test_without_a_state_only_full_blocks_count(num_tokens: int) -> None:
+    expected = BlockMap((FULL, WINDOW)).transfer_groups(CHAIN, num_tokens)
+    layout = _layout(FULL, WINDOW)
+    assert prefix_groups(layout, _prefix(num_tokens), root=ROOT) == expected
+    assert sum(its.num_blocks for its in prefix_groups(layout, _prefix(num_tokens + 7))) == sum(
+        its.num_blocks for its in expected
+    )
+
+
+def test_bytes_are_those_of_all_groups() -> None:
+    # 327 tokens: eleven blocks of 32, the last one partial; windows from token 263 on, blocks 16 to 20; one state
+    assert prefix_bytes(_layout(FULL, WINDOW, STATE), 327) == 11 * 100 + 5 * 10 + 1
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        Prefix("m", b"", 0, BlockHash(bytes(16))),
+        Prefix("m", bytes(16), 32, BlockHash(bytes(16))),
+        Prefix("m", bytes(32), 31, BlockHash(bytes(16))),
+        Prefix("m", bytes(16), 31, BlockHash(bytes(15))),
+    ],
+)
+def test_hashes_that_no_prefix_of_that_length_has_are_found_out(prefix: Prefix) -> None:
+    assert not is_well_formed(prefix)
+    assert is_well_formed(_prefix(31))

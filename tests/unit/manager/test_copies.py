@@ -1,0 +1,89 @@
+"""A copy that was ordered ends exactly once, for whatever reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prfaas import grants
+from prfaas.index.membership import Node
+from prfaas.manager.copies import GRACE_SECONDS, Copies, CopyOrder
+from prfaas.types import AgentName, BlockHash, ClusterName, CopyEnd, Prefix, TransferId
+
+SECRET = bytes(range(32))
+PREFIX = Prefix("m", bytes(32), 32, BlockHash(b"e" * 16))
+LIVE = {AgentName("east"), AgentName("west"), AgentName("north")}
+
+
+def _node(name: str, epoch: int = 1) -> Node:
+    return Node(AgentName(name), ClusterName("c"), "pd", f"{name}:7400", epoch)
+
+
+def _order(source: str = "east", destination: str = "west", *, epoch: int = 1) -> CopyOrder:
+    return CopyOrder(PREFIX, _node(source), _node(destination, epoch), "order", max_bytes=100, priority=1, seconds=10.0)
+
+
+class _Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _copies(clock: _Clock) -> Copies:
+    return Copies(secret=SECRET, clock=clock, wall_clock=clock)
+
+
+async def test_the_sender_gets_a_grant_for_exactly_this_copy_until_it_has_reported() -> None:
+    copies = _copies(_Clock())
+    ended = copies.order(_order())
+    (command,) = copies.commands_of(AgentName("east"))
+    grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), now=100.0)
+    assert (grant.source, grant.destination, grant.destination_address) == ("east", "west", "west:7400")
+    assert (grant.prompt_hash, grant.num_tokens, grant.max_bytes) == (PREFIX.end_hash, 32, 100)
+    assert grant.expires_at == 110.0
+    assert copies.commands_of(AgentName("west")) == []
+    end = CopyEnd(command.transfer_id, "completed", moved_bytes=7)
+    copies.report(AgentName("west"), end)
+    assert not ended.done(), "only the sender's word counts"
+    copies.report(AgentName("east"), end)
+    copies.report(AgentName("east"), end)
+    assert await ended == end
+    assert copies.commands_of(AgentName("east")) == [] and len(copies) == 0
+
+
+async def test_ordering_what_is_under_way_orders_nothing() -> None:
+    copies = _copies(_Clock())
+    assert copies.order(_order()) is copies.order(_order())
+    assert copies.order(_order(destination="north")) is not copies.order(_order())
+    assert copies.order(_order(epoch=2)) is not copies.order(_order()), "a receiver that started anew has nothing"
+    assert len(copies) == 3
+
+
+async def test_what_nobody_answers_ends_by_its_deadline() -> None:
+    clock = _Clock()
+    copies = _copies(clock)
+    ended = copies.order(_order())
+    clock.now += 10.0
+    copies.expire(LIVE)
+    assert not ended.done(), "its agent may still say how it ended"
+    clock.now += GRACE_SECONDS
+    copies.expire(LIVE)
+    assert (await ended).outcome == "deadline"
+    copies.report(AgentName("east"), CopyEnd(TransferId(bytes(16)), "completed"))
+
+
+async def test_a_copy_ends_when_either_node_falls_silent() -> None:
+    for silent in ("east", "west"):
+        copies = _copies(_Clock())
+        ended = copies.order(_order())
+        copies.expire(LIVE - {AgentName(silent)})
+        assert (await ended).outcome == "unreachable"
+
+
+async def test_whoever_stops_waiting_does_not_end_the_copy_for_others() -> None:
+    copies = _copies(_Clock())
+    ended = copies.order(_order())
+    waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(ended), 60))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert len(copies) == 1 and not ended.cancelled()
