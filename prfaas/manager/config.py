@@ -50,6 +50,24 @@ class ManagerConfig:
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")
+    rebalance_bytes_per_second: float = setting(
+        "rate",
+        default=125_000_000.0,
+        doc="Egress budget of each cluster for copies of hot prefixes to further nodes; 0Gbps: none are made.",
+    )
+    rebalance_node_bytes_per_second: float = setting(
+        "rate", default=62_500_000.0, doc="The most that such copies bring to one node, on average over ten seconds."
+    )
+    rebalance_hit_seconds: float = setting(
+        "seconds",
+        default=1.0,
+        minimum=0.001,
+        doc="A prefix that is asked for n times in so long is to be held by n nodes.",
+    )
+    rebalance_max_holders: int = setting("count", default=8, doc="The most nodes that hot prefixes are copied to.")
+    rebalance_repeat_seconds: float = setting(
+        "seconds", default=300.0, doc="A node that has evicted a prefix again is left alone for so long."
+    )
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")

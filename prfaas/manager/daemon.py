@@ -16,6 +16,7 @@ from prfaas.manager.copies import Copies
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.http_server import HttpServer, Views
+from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
 from prfaas.manager.routing import Routing
 from prfaas.manager.service import Service
@@ -41,6 +42,11 @@ class Manager:
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
         self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
         self._session_record = SessionRecord(self.store, expiry_seconds=config.session_seconds)
+        self._replication = Replication(
+            self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
+        )
+        self.copies = Copies(secret=secret, clock=time.monotonic, wall_clock=time.time)
+        self._rebalancing = Rebalancing(config, world=self.world, copies=self.copies, writes=self._replication.writes)
         self.routing = Routing(
             config,
             world=self.world,
@@ -48,12 +54,15 @@ class Manager:
             clock=time.monotonic,
             wall_clock=time.time,
             save_session=self._session_record.save,
+            note=self._rebalancing.note,
         )
-        self.service = Service(name=config.name, world=self.world, routing=self.routing, clock=time.monotonic)
-        self._replication = Replication(
-            self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
+        self.service = Service(
+            name=config.name,
+            world=self.world,
+            routing=self.routing,
+            clock=time.monotonic,
+            note=self._rebalancing.note,
         )
-        self.copies = Copies(secret=secret, clock=time.monotonic, wall_clock=time.time)
         self._grpc = GrpcServer(
             config,
             secret=secret,
@@ -62,6 +71,7 @@ class Manager:
             replication=self._replication,
             session_record=self._session_record,
             copies=self.copies,
+            rebalancing=self._rebalancing,
         )
         views = Views(self._refresh_metrics, lambda: self.is_ready, self._state, self._digests)
         self._http = HttpServer(config.http_listen, views)
@@ -111,6 +121,7 @@ class Manager:
         self._background = [
             asyncio.create_task(self._tick(), name="tick"),
             asyncio.create_task(self._session_record.run(), name="sessions"),
+            asyncio.create_task(self._rebalancing.run(), name="rebalancing"),
         ]
         self.is_ready = True
         log.info(

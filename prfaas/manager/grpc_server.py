@@ -18,6 +18,7 @@ from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies, CopyOrder
+from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
@@ -61,6 +62,7 @@ class GrpcServer:
         replication: Replication,
         session_record: SessionRecord,
         copies: Copies,
+        rebalancing: Rebalancing,
     ) -> None:
         self._config = config
         self._secret = secret
@@ -69,6 +71,7 @@ class GrpcServer:
         self._replication = replication
         self._session_record = session_record
         self._copies = copies
+        self._rebalancing = rebalancing
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=(
@@ -133,6 +136,7 @@ class GrpcServer:
             "Route": self._unary("Route", self._route),
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
+            "Drain": self._unary("Drain", self._drain),
             "Copy": self._unary("Copy", self._copy),
             "WatchCommands": self._watch_commands,
             "ReportEvents": self._report_events,
@@ -256,6 +260,15 @@ class GrpcServer:
         return pb.CopyResponse(
             outcome=end.outcome, message=end.message, moved_bytes=end.moved_bytes, held_bytes=end.held_bytes
         )
+
+    async def _drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
+        if who != request.node:
+            self._check_is_no_node(who)
+        node = self._world.live_node(AgentName(request.node))
+        await self._replication.writer_for(node.cluster)
+        ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
+        whole = [end for end in ends if end.outcome == "completed"]
+        return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
 
     def _check_is_no_node(self, who: str) -> None:
         if AgentName(who) in self._world.membership:

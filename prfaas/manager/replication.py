@@ -49,6 +49,11 @@ class Replication:
     def num_written(self) -> int:
         return len(self._writers)
 
+    def writes(self, cluster: ClusterName) -> bool:
+        """Whether this manager writes a cluster's record now, so that its agents are here."""
+        writer = self._writers.get(cluster)
+        return writer is not None and not writer.lost.is_set()
+
     @property
     def is_recording(self) -> bool:
         """Whether everything that agents told this manager goes to the record."""

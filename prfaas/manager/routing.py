@@ -42,8 +42,10 @@ class Routing:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         save_session: Callable[[str, str, Session], None],
+        note: Callable[[Query, Answer], None] = lambda query, answer: None,
     ) -> None:
-        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
+        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by. `note` hears of every
+        question to the index."""
         self._config = config
         self._world = world
         self._grant_key = grants.derive_key(secret, "grant")
@@ -51,6 +53,7 @@ class Routing:
         self._wall_clock = wall_clock
         self._assigned = AssignedLoad()
         self._save_session = save_session
+        self._note_match = note
         self.sessions = Sessions(expiry_seconds=config.session_seconds)
 
     @property
@@ -86,13 +89,16 @@ class Routing:
         self.sessions.put(request.tenant, request.session, session=session, now=self._clock())
 
     def _places(self, model: str) -> dict[InstanceId, _Place]:
-        """The live instances that serve a model."""
-        return {
+        """The live instances that serve a model; those of nodes that drain only where there are no others."""
+        places = {
             engine.instance: _Place(engine, member)
             for member in self._world.live()
             for engine in member.node.engines
             if engine.model == model
         }
+        leaving = self._world.leaving
+        staying = {name: place for name, place in places.items() if place.member.node.name not in leaving}
+        return staying if any(_decodes(place) for place in staying.values()) else places
 
     def snapshot(self, places: dict[InstanceId, _Place], cluster: str) -> Snapshot:
         """The deployment as the scheduler sees it; only `cluster` decodes, when the asker names one."""
@@ -134,7 +140,9 @@ class Routing:
         if request.model not in self._world.index.models():
             query.check()
             return Answer((), ())
-        return self._world.index.match(query)
+        answer = self._world.index.match(query)
+        self._note_match(query, answer)
+        return answer
 
     def _facts(self, request: pb.RouteRequest, answer: Answer, now: float) -> RequestFacts:
         session = self.sessions.get(request.tenant, request.session, now=now)
@@ -200,6 +208,10 @@ class Routing:
             expires_at=self._wall_clock() + self._config.grant_seconds,
         )
         return transfer_id, grants.sign(grant, self._grant_key)
+
+
+def _decodes(place: _Place) -> bool:
+    return place.member.node.cluster_kind == "pd" and place.engine.role != "prefill"
 
 
 def _target(place: _Place) -> pb.Target:

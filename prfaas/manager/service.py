@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prfaas import metrics
+from prfaas.index.query import Answer, Query
 from prfaas.manager.routing import Routing
 from prfaas.manager.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -15,11 +16,21 @@ from prfaas.types import AgentName
 class Service:
     """Questions that are answered from memory."""
 
-    def __init__(self, *, name: str, world: World, routing: Routing, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        world: World,
+        routing: Routing,
+        clock: Callable[[], float],
+        note: Callable[[Query, Answer], None],
+    ) -> None:
+        """`note` hears of every question to the index."""
         self._name = name
         self._world = world
         self.routing = routing
         self._clock = clock
+        self._note = note
 
     def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
         """How much of a prompt is cached where.
@@ -27,7 +38,10 @@ class Service:
         Raises:
             IndexRefusal: unknown model, or hashes that are not of our making.
         """
-        return answer_message(self._world.index.match(query_from(request)))
+        query = query_from(request)
+        answer = self._world.index.match(query)
+        self._note(query, answer)
+        return answer_message(answer)
 
     def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
         """Where a request runs.

@@ -29,6 +29,7 @@ class World:
         self._clock = clock
         self._sequences: dict[AgentName, int] = {}  # last batch known of each node's present epoch
         self._live: frozenset[AgentName] = frozenset()
+        self._draining: dict[AgentName, int] = {}  # with the epoch that was told to
         self._settled_at = clock() + expiry_seconds
 
     @property
@@ -150,6 +151,24 @@ class World:
         member = self.membership.get(name)
         assert member is not None, "what is alive has registered"
         return member.node
+
+    def drain(self, name: AgentName) -> None:
+        """Place nothing more on a node, as long as its agent lives.
+
+        Raises:
+            IndexRefusal: the node is unknown or silent.
+        """
+        self._draining[name] = self.live_node(name).epoch
+        self.version += 1
+
+    @property
+    def leaving(self) -> frozenset[AgentName]:
+        """The live nodes that drain."""
+        return frozenset(
+            name
+            for name, epoch in self._draining.items()
+            if name in self._live and (member := self.membership.get(name)) and member.node.epoch == epoch
+        )
 
     def silent_for(self, seconds: float, cluster: ClusterName) -> list[AgentName]:
         """Nodes of a cluster that have not been heard of for so long."""

@@ -41,18 +41,24 @@ class ManagerClient:
 
     async def copy(self, request: pb.CopyRequest, *, timeout_seconds: float) -> pb.CopyResponse:
         """Have a node send a prefix to another; returns when that has ended. Raises as `Channel.call`, but for Fenced."""
+        response: pb.CopyResponse = await self._ask_writer("Copy", request, timeout_seconds)
+        return response
+
+    async def drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
+        """Empty a node that is about to leave. Raises as `Channel.call`, but for Fenced."""
+        seconds = request.timeout_seconds + self._deadline_seconds
+        response: pb.DrainResponse = await self._ask_writer("Drain", request, seconds)
+        return response
+
+    async def _ask_writer(self, method: str, request: Any, timeout_seconds: float) -> Any:
+        """Ask the preferred manager, and where it sends us."""
         try:
-            response: pb.CopyResponse = await self._channels[self._preferred].call(
-                "Copy", request, timeout_seconds=timeout_seconds
-            )
+            return await self._channels[self._preferred].call(method, request, timeout_seconds=timeout_seconds)
         except Fenced as error:
             channel = next((its for its in self._channels if its.address == error.writer), None)
             if channel is None:
-                raise ManagerUnreachable(
-                    f"the writer of {request.source}'s cluster, {error.writer}, is unknown"
-                ) from error
-            response = await channel.call("Copy", request, timeout_seconds=timeout_seconds)
-        return response
+                raise ManagerUnreachable(f"the cluster's writer, {error.writer}, is none of ours") from error
+            return await channel.call(method, request, timeout_seconds=timeout_seconds)
 
     async def _call(self, method: str, request: Any) -> Any:
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds

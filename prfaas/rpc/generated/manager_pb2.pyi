@@ -483,6 +483,22 @@ class CopyResponse(_message.Message):
     held_bytes: int
     def __init__(self, outcome: _Optional[str] = ..., message: _Optional[str] = ..., moved_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("node", "timeout_seconds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    timeout_seconds: float
+    def __init__(self, node: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("num_prefixes", "moved_bytes")
+    NUM_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_prefixes: int
+    moved_bytes: int
+    def __init__(self, num_prefixes: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
+
 class Record(_message.Message):
     __slots__ = ("node", "batch", "forgotten")
     class NodeBatch(_message.Message):

@@ -1,0 +1,62 @@
+"""A real manager and real agent processes that report to it, each with an engine's hand at its pool."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prfaas.hashing import HashChain
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import prefix_message
+from prfaas.types import Prefix
+from tests.integration.agent.prefixes import Hand, three_groups
+from tests.integration.agent.test_two_agents import Agents, RunningAgent
+from tests.integration.manager.deployment import Deployment, match_request
+from tests.waiting import until
+
+
+class Site:
+    """A manager and agents that report to it."""
+
+    def __init__(self, deployment: Deployment, manager: Manager, agents: Agents) -> None:
+        self.manager = manager
+        self.client: ManagerClient = deployment.client(manager)
+        self._deployment = deployment
+        self._agents = agents
+        self.hands: dict[str, Hand] = {}
+        self.agents: dict[str, RunningAgent] = {}
+
+    async def close(self) -> None:
+        for hand in self.hands.values():
+            hand.close()
+        await asyncio.to_thread(self._agents.stop)
+
+    async def agent(self, name: str, cluster: str = "pd", **settings: str) -> RunningAgent:
+        values = {"managers": self.manager.address, "cluster": cluster} | settings
+        agent = await asyncio.to_thread(self._agents.start, name, **values)
+        await until(lambda: any(its.node.name == name for its in self.manager.world.live()), what=name)
+        return agent
+
+    async def node(self, name: str, cluster: str = "pd", *, dtype: str = "float32", **settings: str) -> Hand:
+        """An agent with one engine beside it."""
+        self.agents[name] = agent = await self.agent(name, cluster, **settings)
+        hand = await asyncio.to_thread(Hand, agent, f"{name}-engine", three_groups(dtype=dtype))
+        self.hands[name] = hand
+        await until(lambda: self._has_layout(name), what=f"{name}'s layout")
+        return hand
+
+    def _has_layout(self, name: str) -> bool:
+        return any(its.node.name == name and its.node.layouts for its in self.manager.world.live())
+
+    async def copy(
+        self, prefix: Prefix, source: str, destination: str, *, name: str = "router", seconds: float = 20.0
+    ) -> pb.CopyResponse:
+        request = pb.CopyRequest(prefix=prefix_message(prefix), source=source, destination=destination, priority=1)
+        request.timeout_seconds = seconds
+        client = self.client if name == "router" else self._deployment.client(self.manager, name=name)
+        return await client.copy(request, timeout_seconds=30.0)
+
+    async def usable(self, chain: HashChain, *stated: int) -> dict[str, int]:
+        response = await self.client.match(match_request(chain, stated=stated))
+        return {match.node: match.usable_tokens for match in response.nodes}

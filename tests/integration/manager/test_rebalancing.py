@@ -1,0 +1,181 @@
+"""What many ask for comes to lie on more nodes, within its budgets and once; what leaves is moved first."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.errors import IndexRefusal
+from prfaas.hashing import HashChain
+from prfaas.index.query import Query
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.rebalance import Limits
+from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
+from tests.integration.agent.test_two_agents import Agents
+from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
+from tests.integration.manager.site import Site
+from tests.waiting import until
+
+HOT = chain_of(400)
+RARE = [chain_of(400, seed=number) for number in range(1, 6)]
+LENGTH = 320
+PREFIX_BYTES = sizes(10, 2, 1)
+HOT_SHARE = 100  # the hot prefix is asked for so many times as often as each of the others
+BURST_SECONDS = Limits(0.0, 0.0).burst_seconds
+
+
+class _Asking:
+    """Clients that ask for prefixes until the test ends, each at its share."""
+
+    def __init__(self, site: Site, chains: dict[int, HashChain]) -> None:
+        """`chains[n]` is asked for at every n-th round."""
+        self._site = site
+        self._chains = chains
+        self.num_rounds = 0
+
+    async def run(self) -> None:
+        while True:
+            self.num_rounds += 1
+            for every, chain in self._chains.items():
+                if self.num_rounds % every == 0:
+                    await self._site.client.match(match_request(chain))
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def _asking(site: Site, chains: dict[int, HashChain]) -> AsyncIterator[_Asking]:
+    asking = _Asking(site, chains)
+    task = asyncio.create_task(asking.run())
+    try:
+        yield asking
+    finally:
+        await Deployment.end(task)
+
+
+@asynccontextmanager
+async def _site(deployment: Deployment, directory: Path, **settings: Any) -> AsyncIterator[Site]:
+    made = Site(deployment, await deployment.start_manager(**settings), Agents(directory, SECRET))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def _holders(site: Site, chain: HashChain) -> set[str]:
+    """The nodes that hold the prefix, without asking for it as a client does."""
+    answer = site.manager.world.index.match(Query(MODEL, b"".join(chain.units), LENGTH))
+    return {its.node for its in answer.nodes if its.usable_tokens == LENGTH}
+
+
+async def _until_held_by(site: Site, chain: HashChain, num_nodes: int) -> None:
+    await until(lambda: len(_holders(site, chain)) >= num_nodes, seconds=30, what=f"{num_nodes} holders")
+
+
+def _received(site: Site, name: str) -> list[int]:
+    """Payload bytes of each copy that came to a node."""
+    records = (its for its in site.agents[name].transfers() if its["direction"] == "in")
+    return [int(str(its["payload_bytes"])) - int(str(its["held_bytes"])) for its in records]
+
+
+async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_the_others_stay(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    rate = 3.0 * PREFIX_BYTES
+    async with _site(
+        deployment, tmp_path, rebalance_bytes_per_second=rate, rebalance_node_bytes_per_second=rate
+    ) as site:
+        names = [f"n{number}" for number in range(5)]
+        for name in names:
+            await site.node(name)
+        for chain in (HOT, *RARE):
+            await asyncio.to_thread(site.hands["n0"].leave, prefix_of(chain, LENGTH))
+        await _until_held_by(site, HOT, 1)
+        started = time.monotonic()
+        chains = {1: HOT, **{HOT_SHARE + offset: chain for offset, chain in enumerate(RARE)}}
+        async with _asking(site, chains) as asking:
+            await _until_held_by(site, HOT, 4)
+            rounds = asking.num_rounds
+            await until(lambda: asking.num_rounds >= rounds + 2 * HOT_SHARE, seconds=30, what="further questions")
+        received = {name: _received(site, name) for name in names}
+        assert received["n0"] == []
+        assert all(copies in ([], [PREFIX_BYTES]) for copies in received.values()), "each node gets it once"
+        total = sum(map(sum, received.values()))
+        assert total <= rate * (time.monotonic() - started + BURST_SECONDS)
+        for chain in RARE:
+            assert _holders(site, chain) == {"n0"}
+        for name in _holders(site, HOT):
+            assert await asyncio.to_thread(site.hands[name].holds, prefix_of(HOT, LENGTH))
+
+
+async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    intake = 2.0 * PREFIX_BYTES
+    async with _site(
+        deployment, tmp_path, rebalance_bytes_per_second=100 * intake, rebalance_node_bytes_per_second=intake
+    ) as site:
+        chains = [HOT, *RARE[:3]]
+        await site.node("old")
+        for chain in chains:
+            await asyncio.to_thread(site.hands["old"].leave, prefix_of(chain, LENGTH))
+        await _until_held_by(site, chains[-1], 1)
+        async with _asking(site, dict(zip((1, 2, 3, 4), chains, strict=True))) as asking:
+            await until(lambda: asking.num_rounds > 200, seconds=30, what="all of them to be hot")
+            joined = time.monotonic()
+            await site.node("fresh")
+            most_at_once, num_received = 0, 0
+            async with asyncio.timeout(30):
+                while num_received < len(chains):
+                    most_at_once = max(most_at_once, len(list(site.manager.copies.orders())))
+                    received = await asyncio.to_thread(_received, site, "fresh")
+                    num_received = len(received)
+                    assert sum(received) <= intake * (time.monotonic() - joined)
+                    await asyncio.sleep(0.02)
+        assert most_at_once == 1
+
+
+async def test_no_budget_no_copies(deployment: Deployment, tmp_path: Path) -> None:
+    async with _site(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
+        await site.node("a")
+        await site.node("b")
+        await asyncio.to_thread(site.hands["a"].leave, prefix_of(HOT, LENGTH))
+        async with _asking(site, {1: HOT}) as asking:
+            await until(lambda: asking.num_rounds > 200, seconds=30, what="many questions")
+        assert _holders(site, HOT) == {"a"}
+
+
+async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_request(site: Site) -> None:
+    for name in ("a", "b", "c"):
+        await site.node(name, engines=_engine(name))
+    for chain in (HOT, RARE[0], RARE[1]):
+        await asyncio.to_thread(site.hands["a"].leave, prefix_of(chain, LENGTH))
+    await asyncio.to_thread(site.hands["b"].leave, prefix_of(RARE[1], LENGTH))
+    await _until_held_by(site, RARE[1], 2)
+    for chain in (HOT, RARE[1]):
+        await site.client.match(match_request(chain))
+    assert (await site.client.route(_route())).decode.node == "a"
+    drained = await site.client.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
+    assert (drained.num_prefixes, drained.moved_bytes) == (1, PREFIX_BYTES)
+    await _until_held_by(site, HOT, 2)
+    assert _holders(site, RARE[0]) == {"a"}, "nobody asked for it"
+    assert (await site.client.route(_route())).decode.node in _holders(site, HOT) - {"a"}
+    again = await site.client.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
+    assert again.num_prefixes == 0
+    with pytest.raises(IndexRefusal):
+        await site.client.drain(pb.DrainRequest(node="nobody"))
+
+
+def _engine(name: str) -> str:
+    return f"[{{instance: {name}-engine, url: 'http://127.0.0.1:9', role: both, model: {MODEL}}}]"
+
+
+def _route() -> pb.RouteRequest:
+    return pb.RouteRequest(
+        model=MODEL, units=b"".join(HOT.units), num_prompt_tokens=400, prompt_hash=HOT.at(399), cluster="pd"
+    )

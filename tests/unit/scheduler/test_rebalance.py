@@ -1,0 +1,83 @@
+"""Where copies of a hot prefix go, and when none is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prfaas.scheduler.rebalance import Budget, Cast, HotPrefix, Limits, Move, PrefixKey, Rebalance, drain_order, step
+from prfaas.types import AgentName, BlockHash, ClusterName
+
+KEY: PrefixKey = ("m", BlockHash(b"k" * 16))
+A, B, C, FAR = (AgentName(name) for name in ("a", "b", "c", "far"))
+EAST, WEST = ClusterName("east"), ClusterName("west")
+LIMITS = Limits(1000.0, 1000.0)
+CAST = Cast({A: EAST, B: EAST, C: EAST, FAR: WEST}, frozenset({A, B, C, FAR}))
+HOT = HotPrefix(KEY, 4.0, 100, frozenset({A, B, C, FAR}), frozenset({A}))
+FULL = Rebalance(
+    egress={EAST: Budget(1000.0, 0.0), WEST: Budget(1000.0, 0.0)},
+    intake={name: Budget(1000.0, 0.0) for name in (A, B, C, FAR)},
+)
+
+
+def _moves(state: Rebalance = FULL, prefix: HotPrefix = HOT, cast: Cast = CAST, *, now: float = 0.0) -> list[Move]:
+    return step(state, [prefix], cast, now=now, limits=LIMITS)[1]
+
+
+def test_a_prefix_goes_to_one_further_node_at_a_time_within_its_cluster_first() -> None:
+    assert _moves() == [Move(KEY, A, B, 100)]
+    assert _moves(prefix=replace(HOT, holders=frozenset({A, B}))) == [Move(KEY, A, C, 100)]
+    assert _moves(prefix=replace(HOT, holders=frozenset({A, B, C}))) == [Move(KEY, A, FAR, 100)]
+
+
+def test_the_node_that_has_received_least_is_next() -> None:
+    tired = replace(FULL, intake={**FULL.intake, B: Budget(200.0, 0.0)})
+    assert _moves(tired) == [Move(KEY, A, C, 100)]
+
+
+@pytest.mark.parametrize(
+    ("why", "prefix", "cast"),
+    [
+        ("it has as many holders as its hits deserve", replace(HOT, hits_per_second=1.9), CAST),
+        ("nobody has it any more", replace(HOT, holders=frozenset()), CAST),
+        ("its holder is not ours to command", HOT, replace(CAST, senders=frozenset({B, C}))),
+        ("it is larger than a budget ever gets", replace(HOT, num_bytes=10_001), CAST),
+        ("nobody else has the model", replace(HOT, nodes=frozenset({A})), CAST),
+        ("the others leave", HOT, replace(CAST, leaving=frozenset({B, C, FAR}))),
+        (
+            "the link is full",
+            replace(HOT, nodes=frozenset({A, FAR})),
+            replace(CAST, full_links=frozenset({(EAST, WEST)})),
+        ),
+        (
+            "those under way are enough",
+            replace(HOT, hits_per_second=2.0),
+            replace(CAST, under_way=(Move(KEY, A, B, 100),)),
+        ),
+    ],
+)
+def test_nothing_is_copied_when(why: str, prefix: HotPrefix, cast: Cast) -> None:
+    assert _moves(prefix=prefix, cast=cast) == [], why
+
+
+def test_budgets_start_empty_and_fill_with_time() -> None:
+    state, moves = step(Rebalance(), [HOT], CAST, now=10.0, limits=LIMITS)
+    assert moves == []
+    assert _moves(state, now=10.05) == []
+    assert _moves(state, now=10.125) == [Move(KEY, A, B, 100)]
+
+
+def test_a_holder_that_leaves_is_replaced_and_may_still_send() -> None:
+    two = replace(HOT, hits_per_second=2.0, holders=frozenset({A, B}))
+    assert _moves(prefix=two) == []
+    assert _moves(prefix=two, cast=replace(CAST, leaving=frozenset({A}))) != []
+
+
+def test_a_drained_node_gives_what_is_asked_for_and_only_there_hottest_first() -> None:
+    def prefix(number: int, hits: float, *holders: AgentName) -> HotPrefix:
+        return HotPrefix(("m", BlockHash(bytes([number]) * 16)), hits, 100, frozenset({A, B}), frozenset(holders))
+
+    ours, hotter = prefix(1, 1.0, A), prefix(2, 3.0, A)
+    others = [prefix(3, 9.0, A, B), prefix(4, 9.0, B), prefix(5, 0.0, A)]
+    assert drain_order([ours, *others, hotter], A) == [hotter, ours]
