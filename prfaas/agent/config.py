@@ -39,7 +39,12 @@ class AgentConfig:
     pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool that transfers in flight may take.")
     eviction: str = setting("text", default="lru", doc="Which prefix blocks leave first: lru, lfu or cost.")
-    num_connections: int = setting("count", default=8, doc="TCP connections per peer agent.")
+    num_connections: int = setting(
+        "count", default=0, doc="TCP connections per peer agent; 0: as many as the round trip asks for."
+    )
+    max_link_rate: float = setting(
+        "rate", default=0.0, doc="What all connections to one peer agent may send together; 0: what the link allows."
+    )
     congestion_control: str = setting(
         "text", default="bbr", doc="TCP congestion control; the kernel's own default where it has no such."
     )

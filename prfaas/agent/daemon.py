@@ -281,6 +281,7 @@ class Agent:
                 address,
                 config=LinkConfig(
                     num_connections=self._config.num_connections,
+                    max_bytes_per_second=self._config.max_link_rate,
                     congestion_control=self._config.congestion_control,
                     reconnect_seconds=self._config.reconnect_seconds,
                     insecure_plaintext=self._config.insecure_plaintext,

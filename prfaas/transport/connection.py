@@ -26,6 +26,7 @@ NOT_SENT_LOW_WATER_BYTES = 128 << 10  # a connection takes new work only when it
 SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
 _TCP_NOTSENT_LOWAT = 25
 _TCP_USER_TIMEOUT = 18
+_SO_MAX_PACING_RATE = 47
 
 
 def make_socket(address: str, *, congestion_control: str, insecure_plaintext: bool) -> socket.socket:
@@ -203,6 +204,16 @@ class Connection:
     def tcp_info(self) -> TcpInfo | None:
         """The kernel's figures of this connection."""
         return tcp_info.read(self._socket)
+
+    def congestion_control(self) -> str:
+        """What the kernel uses on this connection, which need not be what was asked for."""
+        raw: bytes = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return raw.partition(b"\0")[0].decode()
+
+    def pace(self, bytes_per_second: float) -> None:
+        """Have the kernel send no faster than this."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", int(bytes_per_second)))
 
     def abort(self) -> None:
         """Wake every thread that reads or writes, with an OSError; they, or their owner, then `close`."""

@@ -81,6 +81,9 @@ class Line:
     def tcp_info(self) -> TcpInfo | None:
         return self._connection.tcp_info()
 
+    def pace(self, bytes_per_second: float) -> None:
+        self._connection.pace(bytes_per_second)
+
     def abort(self) -> None:
         """End this line; its own thread cleans up."""
         self.is_alive = False

@@ -25,6 +25,7 @@ class LinkState:
     min_rtt_seconds: float
     delivery_bytes_per_second: int  # summed over the connections; single samples swing by half
     retransmit_ratio: float
+    pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

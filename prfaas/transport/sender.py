@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from prfaas import logs
 from prfaas.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.area import Area, Slab
 from prfaas.transport.chunker import Chunk, Chunker
 from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection_policy import FIRST_CONNECTIONS, connection_count
 from prfaas.transport.handshake import Identity
 from prfaas.transport.inbound import TransferStats
 from prfaas.transport.line import Job, Line
@@ -45,6 +47,7 @@ __all__ = [
     "SendProgress",
 ]
 
+_log = logs.get("transport")
 TICK_SECONDS = 0.05
 KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
@@ -57,7 +60,8 @@ MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose tra
 class LinkConfig:
     """How a link is made."""
 
-    num_connections: int = 8
+    num_connections: int = 0  # 0: as many as the round trip asks for
+    max_bytes_per_second: float = 0.0  # of payload and frames, over all connections; 0: as fast as the link allows
     congestion_control: str = "bbr"
     reconnect_seconds: float = 3.0
     insecure_plaintext: bool = False
@@ -123,7 +127,9 @@ class Link:
         self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
         self._changed = threading.Condition(threading.Lock())
         self._sendings: dict[bytes, _Sending] = {}
-        self._chunker = Chunker(config.num_connections)
+        self._keeps_warm = True
+        self._num_wanted = config.num_connections or FIRST_CONNECTIONS
+        self._chunker = Chunker(self._num_wanted)
         self._frames: deque[bytes] = deque(maxlen=MAX_FRAMES)  # control frames that any connection may carry
         self._to_open: dict[bytes, _Sending] = {}  # in order
         self._lines: set[Line] = set()
@@ -157,10 +163,18 @@ class Link:
         self._events.tell()
 
     def _start(self) -> None:
-        for target in (self._watch_forever, *[self._connect_forever] * self._config.num_connections):
-            thread = threading.Thread(target=target, name=f"send-{self._peer_name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._start_thread(self._watch_forever)
+        self._start_connecting()
+
+    def _start_connecting(self) -> None:
+        """Have a thread for every connection that is wanted."""
+        for number in range(len(self._threads) - 1, self._num_wanted):
+            self._start_thread(self._connect_forever, number)
+
+    def _start_thread(self, target: Callable[..., None], *arguments: int) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"send-{self._peer_name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def ready(
         self, transfer_id: bytes, *, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int
@@ -234,6 +248,7 @@ class Link:
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
                 delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
                 retransmit_ratio=retransmit_ratio(infos),
+                pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
 
     # Threads
@@ -267,28 +282,30 @@ class Link:
         is_gone = since is not None and now - max(since, sending.opened_at) >= self._config.reconnect_seconds
         return "unreachable" if is_gone else None
 
-    def _connect_forever(self) -> None:
+    def _connect_forever(self, number: int) -> None:
         pause = FIRST_RETRY_SECONDS
         while not self._is_closed.is_set():
-            self._wait_until_wanted()
+            self._wait_until_wanted(number)
             try:
-                self._connect_once()
+                self._connect_once(number)
                 pause = FIRST_RETRY_SECONDS
             except (OSError, RemoteProtocolError, ConfigError) as error:
                 self._last_error = f"({error})"
                 self._is_closed.wait(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    def _wait_until_wanted(self) -> None:
-        """Return when somebody sends, or has sent not long ago: then connections are kept, and made again."""
+    def _wait_until_wanted(self, number: int) -> None:
+        """Return when a connection of this number is wanted, or the link is closed."""
         with self._changed:
-            while not (self._is_wanted() or self._is_closed.is_set()):
+            while not ((number < self._num_wanted and self._is_wanted()) or self._is_closed.is_set()):
                 self._changed.wait(MAX_RETRY_SECONDS)
 
     def _is_wanted(self) -> bool:
-        return bool(self._sendings) or time.monotonic() - self._last_transfer_at < KEEP_WARM_SECONDS
+        """Whether somebody sends, or has sent not long ago: then connections are kept, and made again."""
+        warm = self._keeps_warm and time.monotonic() - self._last_transfer_at < KEEP_WARM_SECONDS
+        return bool(self._sendings) or warm
 
-    def _connect_once(self) -> None:
+    def _connect_once(self, number: int) -> None:
         """Serve one connection until it is lost, by the peer's going or by our closing."""
         sock = make_socket(
             self.address,
@@ -298,11 +315,14 @@ class Link:
         connection = Connection(sock, state="challenge")
         try:
             challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
-            line = self._connected(connection, challenge.boot_id)
+            line = self._connected(connection, challenge.boot_id, number)
+            if line is None:
+                return
             try:
                 line.run()
             except OSError as error:
-                self._last_error = f"({error})"
+                if self._is_wanted():
+                    self._last_error = f"({error})"
             finally:
                 self._lost(line)
         finally:
@@ -310,17 +330,40 @@ class Link:
 
     # Lines come and go
 
-    def _connected(self, connection: Connection, boot_id: bytes) -> Line:
+    def _connected(self, connection: Connection, boot_id: bytes, number: int) -> Line | None:
+        """A line for a new connection, or None when there are enough."""
         with self._changed:
             if boot_id != self._boot_id:
                 self._peer_restarted(boot_id)
+            if not self._lines and not self._config.num_connections:
+                self._count_connections(connection)
+            if number >= self._num_wanted:
+                return None
             line = Line(self, connection, generation=self._generation)
             self._lines.add(line)
             self._disconnected_since = None
             self._last_error = ""
+            self._share_rate()
             if self._is_closed.is_set():
                 line.abort()
             return line
+
+    def _count_connections(self, connection: Connection) -> None:
+        """Decide, from the first connection, how many there should be."""
+        info = connection.tcp_info()
+        wanted = connection_count(
+            rtt_seconds=info.min_rtt_seconds if info else 0.0, congestion_control=connection.congestion_control()
+        )
+        if wanted.count != self._num_wanted:
+            _log.info("link.connections", peer=self._peer_name, count=wanted.count, reason=wanted.reason)
+        self._num_wanted = self._chunker.num_connections = wanted.count
+        self._keeps_warm = wanted.keeps_warm
+        if not self._is_closed.is_set():
+            self._start_connecting()
+
+    def _share_rate(self) -> None:
+        for line in self._lines if self._config.max_bytes_per_second else ():
+            line.pace(self._config.max_bytes_per_second / len(self._lines))
 
     def _peer_restarted(self, boot_id: bytes) -> None:
         """Another process answers: what the earlier one acknowledged is lost, its connections are dead."""
@@ -335,6 +378,7 @@ class Link:
         """A connection went: what it carried goes to the others; who waits for an answer asks again."""
         with self._changed:
             self._lines.discard(line)
+            self._share_rate()
             is_last = not self._lines
             if is_last:
                 self._disconnected_since = time.monotonic()
@@ -363,11 +407,11 @@ class Link:
         """What to send next, or None when nothing came up in time.
 
         Raises:
-            OSError: the line is dead.
+            OSError: the line is dead, or nobody has wanted it for long.
         """
         end = time.monotonic() + timeout_seconds
         with self._changed:
-            while line.is_alive:
+            while line.is_alive and self._is_wanted():
                 frames = self._next_frames()
                 if frames or self._chunker.has_work():
                     return Job(frames)
@@ -375,7 +419,7 @@ class Link:
                 if left <= 0:
                     return None
                 self._changed.wait(left)
-        raise ConnectionAbortedError("the connection was lost")
+        raise ConnectionAbortedError("the connection was lost, or is not wanted")
 
     def _next_frames(self) -> list[bytes]:
         if self._frames:
@@ -505,6 +549,8 @@ class Link:
         if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
             self._last_transfer_at = time.monotonic()
             self._events.put(SendMemoryFree(sending.id))
+            if not self._keeps_warm:
+                self._changed.notify_all()
 
 
 def _check_have(sizes: ObjectSizes, have: Have) -> None:

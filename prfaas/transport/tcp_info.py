@@ -13,6 +13,7 @@ _RTT = struct.Struct("=I")
 _RTT_AT, _MIN_RTT_AT, _NOT_SENT_AT, _UNACKED_AT = 68, 148, 144, 24
 _BYTES = struct.Struct("=Q")
 _ACKED_AT, _SENT_AT, _RETRANSMITTED_AT, _DELIVERY_RATE_AT = 120, 200, 208, 160
+_MAX_PACING_RATE_AT = 112
 _MICROSECOND = 1e-6
 
 
@@ -27,6 +28,7 @@ class TcpInfo:
     bytes_sent: int
     bytes_retransmitted: int
     delivery_bytes_per_second: int
+    max_pacing_bytes_per_second: int
 
 
 def read(connection: socket.socket) -> TcpInfo | None:
@@ -45,4 +47,5 @@ def read(connection: socket.socket) -> TcpInfo | None:
         bytes_sent=_BYTES.unpack_from(raw, _SENT_AT)[0],
         bytes_retransmitted=_BYTES.unpack_from(raw, _RETRANSMITTED_AT)[0],
         delivery_bytes_per_second=_BYTES.unpack_from(raw, _DELIVERY_RATE_AT)[0],
+        max_pacing_bytes_per_second=_BYTES.unpack_from(raw, _MAX_PACING_RATE_AT)[0],
     )

@@ -200,3 +200,17 @@ def test_a_link_is_down_from_the_first_dial_that_fails_until_one_succeeds(near_t
     second = make_far(listen=first.address)
     wait_until(lambda: not near.link.snapshot().is_down)
     second.receiver.close()
+
+
+def test_a_short_link_keeps_two_of_the_connections_it_dialled(far: Far, near_to: Callable[..., Near]) -> None:
+    near = near_to(far.address, num_connections=0)
+    assert isinstance(near.end(send(near, objects_of(MIB))), SendCompleted)
+    wait_until(lambda: (near.link.snapshot().num_connections, far.receiver.num_connections) == (2, 2))
+    assert isinstance(near.end(send(near, objects_of(MIB, seed=2))), SendCompleted)
+
+
+def test_the_kernel_is_told_each_connections_share_of_the_budget(far: Far, near_to: Callable[..., Near]) -> None:
+    near = near_to(far.address, num_connections=4, max_bytes_per_second=8e6)
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    wait_until(lambda: near.link.snapshot().num_connections == 4)
+    wait_until(lambda: near.link.snapshot().pacing_bytes_per_second == 8_000_000)
