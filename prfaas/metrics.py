@@ -108,6 +108,11 @@ TTFT_SECONDS = _histogram(
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )
+FETCHES = _counter(
+    "prfaas_router_fetches",
+    "Prefixes that requests waited for; outcome is completed, late, unreachable, refused or the reason of the failure.",
+    ("outcome",),
+)
 LEG_FAILURES = _counter(
     "prfaas_router_leg_failures",
     "Legs that failed before the first byte of an answer; the request then went on without the transfer or elsewhere.",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from prfaas.config import setting
+from prfaas.units import choice
+
+Bandwidth = Literal["scarce", "abundant"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,15 @@ class ManagerConfig:
     session_seconds: float = setting("seconds", default=3600.0, doc="How long an idle conversation is remembered.")
     threshold_tokens: int = setting(
         "tokens", default=16_000, doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster."
+    )
+    bandwidth: Bandwidth = setting(
+        choice("scarce", "abundant"),
+        default="scarce",
+        doc="Which of PrfaaS's two rules holds on the links between clusters: scarce (each cluster's cache counts on its own) "
+        "or abundant (the best cache anywhere counts; a longer prefix elsewhere is fetched).",
+    )
+    fetch_tokens: int = setting(
+        "tokens", default=1024, doc="Under abundant bandwidth: a prefix elsewhere that is so much longer is fetched."
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")

@@ -250,7 +250,7 @@ class GrpcServer:
                 prefix_from(request.prefix),
                 source=source,
                 destination=destination,
-                purpose="order",
+                purpose="fetch" if request.is_fetch else "order",
                 max_bytes=self._config.max_transfer_bytes,
                 priority=request.priority,
                 seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),

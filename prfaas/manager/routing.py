@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prfaas import grants
@@ -18,7 +19,7 @@ from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
 from prfaas.scheduler.route import Decision, route
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, PathState, RequestFacts, Snapshot
 from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
 
 
@@ -107,7 +108,19 @@ class Routing:
             for place in places.values()
             if not cluster or place.member.node.cluster == cluster or place.member.node.cluster_kind == "prfaas"
         )
-        return Snapshot(self.threshold_tokens, instances, self._links_down(places))
+        is_abundant = self._config.bandwidth == "abundant"
+        return Snapshot(
+            self.threshold_tokens,
+            instances,
+            self._links_down(places),
+            paths=tuple(self._abundant_paths(instances)) if is_abundant else (),
+            fetch_tokens=self._config.fetch_tokens if is_abundant else 0,
+        )
+
+    def _abundant_paths(self, instances: tuple[InstanceState, ...]) -> Iterator[PathState]:
+        clusters = sorted({one.cluster for one in instances})
+        for source, destination in itertools.permutations(clusters, 2):
+            yield PathState(source, destination, self.threshold_tokens, is_abundant=True)
 
     def _instance_state(self, place: _Place) -> InstanceState:
         engine, node = place.engine, place.member.node
@@ -186,6 +199,9 @@ class Routing:
             odd_lengths=answer.odd_lengths,
             version=self._world.version,
         )
+        if decision.fetch is not None:
+            its = decision.fetch
+            response.fetch.CopyFrom(pb.Fetch(source=its.source, destination=its.destination, num_tokens=its.num_tokens))
         if decision.route == "remote":
             response.prefill.CopyFrom(_target(prefill))
             response.missing_tokens = max(0, request.num_prompt_tokens - 1 - held)

@@ -83,6 +83,11 @@ class RouterConfig:
     transfer_deadline: float = setting(
         "seconds", default=120.0, doc="When a transfer that has not arrived is given up."
     )
+    fetch_timeout: float = setting(
+        "seconds",
+        default=10.0,
+        doc="How long a request waits for a prefix that is fetched from another cluster; then it is computed.",
+    )
     request_timeout: float = setting("seconds", default=600.0, doc="When an answer that has not ended is given up.")
     probe_interval: float = setting("seconds", default=2.0, doc="How often engines are asked for their health.")
     tenant: str = setting("text", default="", doc="Salt of every prefix hash; equal in every engine's connector.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from prfaas import logs
+from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
-from prfaas.hashing import HashChain
+from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Ask, Ruling
 from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
@@ -76,9 +76,37 @@ class ManagerLink:
         except (ManagerUnreachable, IndexRefusal) as error:
             _log.warning("manager.no_decision", error=str(error))
             return None
-        return self._ruling(answer)
+        return self._ruling(answer, await self._fetched_tokens(model, chain, answer))
 
-    def _ruling(self, answer: pb.RouteResponse) -> Ruling | None:
+    async def _fetched_tokens(self, model: str, chain: HashChain, answer: pb.RouteResponse) -> int:
+        """Have the prefix copied that the decision asks for; how many tokens came, 0 when the rest is to be computed."""
+        its = answer.fetch
+        if not answer.HasField("fetch") or not 0 < its.num_tokens <= chain.num_tokens:
+            return 0
+        units = b"".join(chain.units[: its.num_tokens // HASH_UNIT_TOKENS])
+        prefix = pb.Prefix(model=model, units=units, num_tokens=its.num_tokens, end_hash=chain.at(its.num_tokens))
+        seconds = self._config.fetch_timeout
+        request = pb.CopyRequest(
+            prefix=prefix, source=its.source, destination=its.destination, timeout_seconds=seconds, is_fetch=True
+        )
+        outcome = await self._copy(request, seconds)
+        metrics.FETCHES.labels(outcome=outcome).inc()
+        if outcome != "completed":
+            _log.warning("prefix.not_fetched", source=its.source, destination=its.destination, outcome=outcome)
+        return its.num_tokens if outcome == "completed" else 0
+
+    async def _copy(self, request: pb.CopyRequest, seconds: float) -> str:
+        try:
+            async with asyncio.timeout(seconds):
+                return (await self._client.copy(request, timeout_seconds=seconds)).outcome
+        except TimeoutError:
+            return "late"
+        except ManagerUnreachable:
+            return "unreachable"
+        except IndexRefusal:
+            return "refused"
+
+    def _ruling(self, answer: pb.RouteResponse, fetched_tokens: int) -> Ruling | None:
         remote = answer.route == "remote"
         if answer.reason not in EXPLANATIONS:
             return None  # a newer manager's word
@@ -91,7 +119,8 @@ class ManagerLink:
         if any(name is not None and name not in self._fleet for name in (decision.decode, decision.prefill)):
             return None  # it knows instances that its last state did not name yet
         transfer_id = TransferId(answer.transfer_id) if remote else None
-        return Ruling(decision, answer.cached_tokens, transfer_id, answer.grant if remote else None)
+        cached_tokens = max(answer.cached_tokens, fetched_tokens)
+        return Ruling(decision, cached_tokens, transfer_id, answer.grant if remote else None)
 
     async def close(self) -> None:
         await self._client.close()

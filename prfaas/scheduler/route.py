@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prfaas.scheduler.fetch import Fetch, fetch_to
 from prfaas.scheduler.placement import choose
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
@@ -20,12 +21,14 @@ from prfaas.types import InstanceId
 Route = Literal["local", "remote", "refused"]
 PrfaasReason = Literal["long", "cached_elsewhere"]
 StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
-Reason = PrfaasReason | StayReason | WithinReason | Literal["not_transferable", "no_decode_instance"]
+Reason = PrfaasReason | StayReason | WithinReason | Literal["fetched", "not_transferable", "no_decode_instance"]
 EXPLANATIONS: dict[Reason, str] = {
     "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
     "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and its KV is streamed here",
     "cached_elsewhere": "a PrfaaS cluster holds a prefix that this cluster lacks and the link has room, so the short rest "
     "is computed there and all of it is streamed here",
+    "fetched": "a PrfaaS cluster holds a longer prefix and the link has room, so that prefix is fetched and the short rest is "
+    "computed where it is decoded",
     "not_transferable": "its KV cannot be named by one list of token ids, so it stays where it is decoded",
     "no_prefill_instance": "it is long, but no healthy instance of a PrfaaS cluster is there",
     "link_down": "it is long, but no link from a PrfaaS cluster to the decode cluster is up",
@@ -44,12 +47,16 @@ EXPLANATIONS: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a request goes, and why. A `remote` one is prefilled by `prefill` and its KV travels to `decode`."""
+    """Where a request goes, and why. A `remote` one is prefilled by `prefill` and its KV travels to `decode`.
+
+    `fetch` comes first: whoever computes extends what it brings.
+    """
 
     route: Route
     reason: Reason
     decode: InstanceId | None = None
     prefill: InstanceId | None = None
+    fetch: Fetch | None = None
 
 
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
@@ -98,7 +105,10 @@ def _over_a_path(
         assert prefill is not None, "excluded and dead instances were left out before"
         verdict = _verdict(snapshot, request, decode, prefill)
         if verdict == "long" or verdict == "cached_elsewhere":
-            return Decision("remote", verdict, decode.instance, prefill.instance)
+            fetch = fetch_to(snapshot, request, prefill)
+            return Decision("remote", verdict, decode.instance, prefill.instance, fetch)
+        if verdict == "fetched":
+            return Decision("local", verdict, decode.instance, fetch=fetch_to(snapshot, request, decode))
         refusals.append(verdict)
         left = [one for one in left if one.cluster != prefill.cluster]
     return refusals[0]
@@ -106,7 +116,7 @@ def _over_a_path(
 
 def _verdict(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState, prefill: InstanceState
-) -> PrfaasReason | StayReason | None:
+) -> PrfaasReason | StayReason | Literal["fetched"] | None:
     path = snapshot.path(prefill.cluster, decode.cluster)
     site = prefill_site(
         total_tokens=request.num_prompt_tokens,
@@ -118,6 +128,8 @@ def _verdict(
     uncached = request.uncached_at(decode.agent)
     if site == "pd":
         return "congested" if uncached > snapshot.threshold_tokens else None
+    if site == "prfaas_holds" and fetch_to(snapshot, request, decode) is not None:
+        return "fetched"
     if path.cost is not None and not path.cost.pays(uncached):
         return "link_too_slow"
     return "long" if site == "prfaas" else "cached_elsewhere"

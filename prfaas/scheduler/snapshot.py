@@ -45,7 +45,7 @@ class InstanceState:
 
 @dataclass(frozen=True)
 class PathState:
-    """The link from a PrfaaS cluster to a PD cluster, as the loop that watches it has left it."""
+    """The link from one cluster to another, as the loop that watches it has left it."""
 
     source: ClusterName
     destination: ClusterName
@@ -67,6 +67,7 @@ class Snapshot:
     ppd_table: PpdTable | None = None  # of `ppd`
     ppd_mode: PpdMode = "paper"
     requests_per_second: float = 0.0  # arriving at the PD cluster, for PPD's table
+    fetch_tokens: int = 0  # a prefix elsewhere that is so much longer is fetched (`fetch.py`); 0: none is
 
     def path(self, source: ClusterName, destination: ClusterName) -> PathState:
         """The state of the link between two clusters."""

@@ -76,7 +76,13 @@ def prompt_of(num_tokens: int, *, seed: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_deployment(directory: Path, *, expiry_seconds: str = "5s", **agent_settings: Any) -> Iterator[Deployment]:
+def running_deployment(
+    directory: Path,
+    *,
+    expiry_seconds: str = "5s",
+    manager_settings: dict[str, Any] | None = None,
+    **agent_settings: Any,
+) -> Iterator[Deployment]:
     """Start everything; it ends with the context."""
     model = make_model(FAMILY, directory / FAMILY)
     with Children(directory) as children:
@@ -86,6 +92,7 @@ def running_deployment(directory: Path, *, expiry_seconds: str = "5s", **agent_s
             redis_directory=str(directory / "redis"),
             heartbeat_seconds="1s",
             expiry_seconds=expiry_seconds,
+            **(manager_settings or {}),
         )
         stack.await_server(manager, manager_url, path="/healthz")
         with Relay(grpc) as reports:

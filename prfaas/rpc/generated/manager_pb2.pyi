@@ -310,8 +310,18 @@ class Target(_message.Message):
     cluster: str
     def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., node: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
 
+class Fetch(_message.Message):
+    __slots__ = ("source", "destination", "num_tokens")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    num_tokens: int
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class RouteResponse(_message.Message):
-    __slots__ = ("route", "reason", "prefill", "decode", "transfer_id", "grant", "cached_tokens", "uncached_tokens", "missing_tokens", "threshold_tokens", "odd_lengths", "version")
+    __slots__ = ("route", "reason", "prefill", "decode", "transfer_id", "grant", "cached_tokens", "uncached_tokens", "missing_tokens", "threshold_tokens", "odd_lengths", "version", "fetch")
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +334,7 @@ class RouteResponse(_message.Message):
     THRESHOLD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ODD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     route: str
     reason: str
     prefill: Target
@@ -336,7 +347,8 @@ class RouteResponse(_message.Message):
     threshold_tokens: int
     odd_lengths: _containers.RepeatedScalarFieldContainer[int]
     version: int
-    def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ...) -> None: ...
+    fetch: Fetch
+    def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
 
 class ReportTransferRequest(_message.Message):
     __slots__ = ("node", "epoch", "promises")
@@ -458,18 +470,20 @@ class ReportCommandsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CopyRequest(_message.Message):
-    __slots__ = ("prefix", "source", "destination", "priority", "timeout_seconds")
+    __slots__ = ("prefix", "source", "destination", "priority", "timeout_seconds", "is_fetch")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IS_FETCH_FIELD_NUMBER: _ClassVar[int]
     prefix: Prefix
     source: str
     destination: str
     priority: int
     timeout_seconds: float
-    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    is_fetch: bool
+    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., is_fetch: _Optional[bool] = ...) -> None: ...
 
 class CopyResponse(_message.Message):
     __slots__ = ("outcome", "message", "moved_bytes", "held_bytes")

@@ -1,0 +1,79 @@
+"""When a prefix is fetched first, from where, and who computes the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prfaas.scheduler.fetch import Fetch, fetch_to
+from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.snapshot import InstanceState, PathState, RequestFacts, Snapshot
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+
+T = 1000
+EAST, WEST = ClusterName("east"), ClusterName("west")
+
+
+def _instance(name: str, cluster: ClusterName, kind: ClusterKind, role: InstanceRole) -> InstanceState:
+    return InstanceState(InstanceId(name), cluster, kind, role, AgentName(f"node-{name}"))
+
+
+PREFILL = _instance("prefill", EAST, "prfaas", "prefill")
+DECODE, OTHER = _instance("decode", WEST, "pd", "both"), _instance("other", WEST, "pd", "decode")
+ABUNDANT = Snapshot(
+    T,
+    (PREFILL, DECODE),
+    paths=(PathState(EAST, WEST, T, is_abundant=True), PathState(WEST, EAST, T, is_abundant=True)),
+    fetch_tokens=100,
+)
+
+
+def _facts(num_prompt_tokens: int, **cached: int) -> RequestFacts:
+    return RequestFacts(num_prompt_tokens, cached_tokens={AgentName(f"node-{name}"): n for name, n in cached.items()})
+
+
+def _fetch(source: InstanceState, destination: InstanceState, num_tokens: int) -> Fetch:
+    return Fetch(source.agent, destination.agent, num_tokens)
+
+
+def test_what_the_prfaas_side_holds_is_fetched_and_the_short_rest_is_computed_where_it_is_decoded() -> None:
+    decision = route(ABUNDANT, _facts(3000, prefill=2500))
+    assert decision == Decision("local", "fetched", DECODE.instance, fetch=_fetch(PREFILL, DECODE, 2500))
+
+
+def test_what_the_pd_side_holds_is_fetched_to_where_the_long_rest_is_computed() -> None:
+    decision = route(ABUNDANT, _facts(5000, decode=2500, prefill=500))
+    assert decision == Decision("remote", "long", DECODE.instance, PREFILL.instance, _fetch(DECODE, PREFILL, 2500))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        (replace(ABUNDANT, paths=()), Decision("remote", "long", DECODE.instance, PREFILL.instance)),
+        (replace(ABUNDANT, fetch_tokens=0), Decision("remote", "cached_elsewhere", DECODE.instance, PREFILL.instance)),
+        (
+            replace(ABUNDANT, fetch_tokens=2501),
+            Decision("remote", "cached_elsewhere", DECODE.instance, PREFILL.instance),
+        ),
+        (replace(ABUNDANT, links_down=frozenset({(EAST, WEST)})), Decision("local", "link_down", DECODE.instance)),
+    ],
+)
+def test_scarce_links_small_gains_and_dead_links_fetch_nothing(snapshot: Snapshot, expected: Decision) -> None:
+    assert route(snapshot, _facts(3000, prefill=2500)) == expected
+
+
+def test_the_longest_is_fetched_and_among_equals_the_nearest() -> None:
+    snapshot = replace(ABUNDANT, instances=(PREFILL, DECODE, OTHER))
+    assert fetch_to(snapshot, _facts(3000, prefill=2500, other=2000), DECODE) == _fetch(PREFILL, DECODE, 2500)
+    assert fetch_to(snapshot, _facts(3000, prefill=2500, other=2500), DECODE) == _fetch(OTHER, DECODE, 2500)
+    assert fetch_to(snapshot, _facts(3000, decode=2500, other=2500), DECODE) is None
+
+
+def test_a_node_of_which_nothing_else_is_known_is_no_source() -> None:
+    facts = replace(_facts(3000), cached_tokens={AgentName("stranger"): 2500})
+    assert fetch_to(ABUNDANT, facts, DECODE) is None
+
+
+def test_a_short_request_waits_for_no_fetch() -> None:
+    assert route(ABUNDANT, _facts(900, prefill=800)) == Decision("local", "short", DECODE.instance)
