@@ -1,0 +1,1 @@
+"""What `prfaas-bench` measures between two hosts."""

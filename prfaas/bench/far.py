@@ -1,0 +1,78 @@
+"""The receiving host of a link measurement: takes in what comes over the wire, checks it, and throws it away."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable
+
+from prfaas.transport.receiver import (
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveEvent,
+    ReceiveFailed,
+    Receiver,
+    ReceiverConfig,
+    Rejected,
+)
+
+NAME = "bench-far"
+MAX_OBJECTS = 4096  # far more layers than any model has
+
+
+class Far:
+    """Accepts transfers into memory that all of them share, since nobody reads it."""
+
+    def __init__(self, config: ReceiverConfig, *, key: bytes, memory_bytes: int, say: Callable[[str], None]) -> None:
+        """`say` gets one line per transfer, from any thread."""
+        self._say = say
+        self._memory = memoryview(mmap.mmap(-1, memory_bytes))
+        self._memory[:: mmap.PAGESIZE] = bytes(len(range(0, memory_bytes, mmap.PAGESIZE)))  # no page fault is measured
+        self._sizes: dict[bytes, int] = {}
+        self._lock = threading.Lock()
+        self._receiver = Receiver(config, local_name=NAME, key=key, accept=self._accept, on_event=self._on_event)
+
+    def start(self) -> str:
+        """Listen; returns the bound "host:port".
+
+        Raises:
+            ConfigError: the address is taken, or public without `insecure_plaintext`.
+        """
+        return self._receiver.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._receiver.close()
+
+    def _accept(self, request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+        if len(request.object_bytes) > MAX_OBJECTS:
+            reply(Rejected("protocol", f"more than {MAX_OBJECTS} layers"))
+            return
+        sizes = list(request.object_bytes)
+        if max(sizes, default=0) > len(self._memory):
+            reply(Rejected("no_memory", f"a layer of {max(sizes)} bytes; start this end with more --memory"))
+            return
+        memory = self._places(sizes)
+        with self._lock:
+            self._sizes[request.transfer_id] = sum(sizes)
+        reply(Accepted(held=(), destination=memory.__getitem__))
+
+    def _places(self, sizes: list[int]) -> list[memoryview]:
+        """Memory for each layer, over and over the same."""
+        at, places = 0, []
+        for size in sizes:
+            at = 0 if at + size > len(self._memory) else at
+            places.append(self._memory[at : at + size])
+            at += size
+        return places
+
+    def _on_event(self, event: ReceiveEvent) -> None:
+        if not isinstance(event, ReceiveCompleted | ReceiveFailed):
+            return
+        with self._lock:
+            num_bytes = self._sizes.pop(event.transfer_id, 0)
+        if isinstance(event, ReceiveFailed):
+            self._say(f"failed: {event.reason}: {event.message}")
+        else:
+            self._say(f"received {num_bytes / 1e6:.1f} MB, {event.stats.checksum_failures} chunks came changed")

@@ -1,0 +1,19 @@
+"""The layers of a model's KV cache in the order in which prefill finishes them, as bytes (pure)."""
+
+from __future__ import annotations
+
+from prfaas.model.geometry import Geometry
+
+
+def layer_sizes(geometry: Geometry, num_tokens: int) -> list[int]:
+    """Bytes of each layer for a prompt of `num_tokens`, first layer first.
+
+    Layers of several kinds are spread evenly over the depth, as hybrids do. An indexer's layers, which accompany
+    attention layers, count as layers of their own.
+    """
+    placed = [
+        ((number + 0.5) / group.num_layers, order, round(group.bytes_at(num_tokens) / group.num_layers))
+        for order, group in enumerate(geometry.groups)
+        for number in range(group.num_layers)
+    ]
+    return [size for _, _, size in sorted(placed) if size]

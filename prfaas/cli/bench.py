@@ -1,0 +1,170 @@
+"""`prfaas-bench`: what a link between two hosts carries of a model's KV, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import prfaas
+from prfaas import grants
+from prfaas.bench.far import Far
+from prfaas.bench.near import Near, Progress
+from prfaas.bench.report import Host, Measurement, render, to_json
+from prfaas.cli import extras
+from prfaas.cli.arguments import OneLineParser
+from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
+from prfaas.transport.link_state import LinkState
+from prfaas.transport.receiver import ReceiverConfig
+from prfaas.transport.sender import LinkConfig
+from prfaas.units import KINDS, KindName
+
+KERNEL = Path("/proc/sys/net")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, or serve as the far end; 2 when a flag cannot be used, 1 when the far end refuses or goes."""
+    flags = _parser().parse_args(argv)
+    try:
+        return _serve(flags) if flags.listen else _measure(flags)
+    except (ConfigError, MissingExtraError, OSError) as error:
+        sys.stderr.write(f"prfaas-bench: {' '.join(str(error).split())}\n")
+        return 2
+    except RemoteProtocolError as error:
+        sys.stderr.write(f"prfaas-bench: {error}\n")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="prfaas-bench", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    link = parser.add_subparsers(dest="what", required=True).add_parser("link", help="the wire between two hosts")
+    end = link.add_mutually_exclusive_group(required=True)
+    end.add_argument("--listen", metavar="HOST:PORT", type=_kind("address"), help="be the far end")
+    end.add_argument("--to", metavar="HOST:PORT", type=_kind("address"), help="send to the far end there")
+    link.add_argument("--secret-file", required=True, type=Path, metavar="FILE", help="the deployment's secret")
+    link.add_argument("--insecure-plaintext", action="store_true", help="allow public addresses, unencrypted")
+    link.add_argument("--congestion-control", default="bbr", metavar="NAME", help="of TCP; bbr by default")
+    link.add_argument("--memory", type=_kind("bytes"), default="1GiB", metavar="SIZE", help="far end: to receive into")
+    link.add_argument("--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve")
+    link.add_argument(
+        "--tokens", type=_kind("tokens"), default="32K", metavar="N", help="of the prompt; 32K by default"
+    )
+    link.add_argument("--layers", type=_kind("count"), default="64", metavar="N", help="without --model")
+    link.add_argument("--layer-bytes", type=_kind("bytes"), default="16MiB", metavar="SIZE", help="without --model")
+    link.add_argument("--profile", metavar="NAME|FILE", help="pace the layers as this instance's prefill of --tokens")
+    link.add_argument("--link-rate", type=_kind("rate"), default=0.0, metavar="RATE", help="what the link should carry")
+    link.add_argument("--max-rate", type=_kind("rate"), default=0.0, metavar="RATE", help="send no faster")
+    link.add_argument("--connections", type=_kind("count"), default=0, metavar="N", help="0: as the round trip asks")
+    link.add_argument("--repeats", type=_kind("count"), default="5", metavar="N", help="warm transfers; 5 by default")
+    link.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _kind(name: KindName) -> Callable[[str], Any]:
+    """A reader of this form, for argparse."""
+
+    def read(text: str) -> Any:
+        try:
+            return KINDS[name].parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}; accepted: {KINDS[name].accepted}") from error
+
+    return read
+
+
+def _key(flags: argparse.Namespace) -> bytes:
+    return grants.derive_key(grants.read_secret(flags.secret_file), "bench")
+
+
+def _serve(flags: argparse.Namespace) -> int:
+    """Be the far end until SIGINT or SIGTERM."""
+    stopping = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # of every thread that follows: one place waits for them
+    config = ReceiverConfig(
+        flags.listen, insecure_plaintext=flags.insecure_plaintext, congestion_control=flags.congestion_control
+    )
+    far = Far(config, key=_key(flags), memory_bytes=flags.memory, say=_say)
+    _say(f"listening on {far.start()}")
+    signal.sigwait(stopping)
+    far.close()
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _measure(flags: argparse.Namespace) -> int:
+    sizes, prefill_seconds = _layers(flags)
+    if not sizes or not flags.repeats:
+        raise ConfigError("nothing to send: --layers, --layer-bytes and --repeats are at least 1")
+    config = LinkConfig(
+        num_connections=flags.connections,
+        max_bytes_per_second=flags.max_rate,
+        congestion_control=flags.congestion_control,
+        insecure_plaintext=flags.insecure_plaintext,
+    )
+    near = Near(flags.to, config=config, key=_key(flags), layer_bytes=sizes)
+    try:
+        found = _runs(near, sizes, prefill_seconds, flags)
+    finally:
+        near.close()
+    host = _host()
+    text = json.dumps(to_json(found, host), indent=2) + "\n" if flags.json else render(found, host)
+    print(text, end="")
+    return 0
+
+
+def _runs(near: Near, sizes: list[int], prefill_seconds: float, flags: argparse.Namespace) -> Measurement:
+    progress = _progress(sum(sizes))
+    cold = near.run(pause_seconds=0.0, progress=progress)
+    warm = [near.run(pause_seconds=0.0, progress=progress) for _ in range(flags.repeats)]
+    pause = prefill_seconds / len(sizes)
+    paced = [near.run(pause_seconds=pause, progress=progress) for _ in range(flags.repeats if pause else 0)]
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+    return Measurement(cold, warm, paced, prefill_seconds, flags.link_rate)
+
+
+def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
+    """Bytes of each layer, and how long their prefill takes, 0 without a profile."""
+    sizes = [flags.layer_bytes] * flags.layers if flags.layer_bytes else []
+    if flags.model is None and flags.profile is None:
+        return sizes, 0.0
+    catalog = extras.load("prfaas.solve.catalog", extra="solve")
+    if flags.model is not None:
+        layer_sizes = extras.load("prfaas.bench.layer_sizes", extra="solve").layer_sizes
+        sizes = layer_sizes(catalog.find_model(flags.model), flags.tokens)
+    seconds = catalog.find_profile(flags.profile).prefill.seconds(flags.tokens) if flags.profile is not None else 0.0
+    return sizes, seconds
+
+
+def _progress(num_bytes: int) -> Progress:
+    """Shows how a transfer stands, where somebody looks."""
+
+    def show(arrived_bytes: int, state: LinkState) -> None:
+        if sys.stderr.isatty():
+            share, waiting = arrived_bytes / num_bytes, (state.queued_bytes + state.unacknowledged_bytes) / 1e6
+            rtt = f"RTT {state.rtt_seconds * 1e3:.1f} ms, sent again {state.retransmit_ratio:.3%}"
+            sys.stderr.write(f"\r\033[K{share:6.1%}, {waiting:.0f} MB under way on {state.num_connections}, {rtt}")
+            sys.stderr.flush()
+
+    return show
+
+
+def _host() -> Host:
+    """What the kernel allows here."""
+    try:
+        available = (KERNEL / "ipv4/tcp_available_congestion_control").read_text().split()
+        return Host(int((KERNEL / "core/wmem_max").read_text()), "bbr" in available)
+    except OSError:
+        return Host(1 << 30, has_bbr=True)  # not this kernel's names: nothing is known, so nothing is advised
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""`prfaas-bench link` between two processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "prfaas.cli.bench", "link"]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def far(secret: Path) -> Iterator[str]:
+    line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "8MiB"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+        process.terminate()
+        rest, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, rest
+
+
+def measure(far: str, secret: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    line = [*COMMAND, "--to", far, "--secret-file", str(secret), "--repeats", "2", *flags]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_equal_layers_are_measured_cold_and_warm(far: str, secret: Path) -> None:
+    answer = measure(far, secret, "--layers", "4", "--layer-bytes", "3MiB", "--link-rate", "10Gbps", "--json")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = json.loads(answer.stdout)
+    assert (found["num_bytes"], found["checksum_failures"]) == (12 << 20, 0)
+    assert found["bytes_per_second"]["median"] > 0 and found["cold_bytes_per_second"] > 0
+    assert found["link_ratio"] == pytest.approx(found["bytes_per_second"]["median"] / 1.25e9)
+
+
+def test_a_models_layers_leave_at_the_pace_of_its_prefill(far: str, secret: Path) -> None:
+    model = ("--model", "Kimi-Linear-48B-A3B", "--tokens", "4K", "--profile", "h200-kimi-linear")
+    answer = measure(far, secret, *model, "--json")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = json.loads(answer.stdout)
+    assert found["prefill_seconds"] > 0 and set(found["exposed_seconds"]) == {"median", "min", "max"}
+
+
+def test_a_far_end_that_refuses_says_why(far: str, secret: Path) -> None:
+    answer = measure(far, secret, "--layers", "1", "--layer-bytes", "9MiB")
+    assert answer.returncode == 1 and "start this end with more --memory" in answer.stderr
+
+
+def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(bytes(32))
+    other.chmod(0o600)
+    answer = measure(far, other, "--layers", "1", "--layer-bytes", "1MiB")
+    assert answer.returncode == 1 and answer.stdout == ""
+
+
+@pytest.mark.parametrize("flags", [("--layers", "0"), ("--layer-bytes", "0"), ("--model", "no-such-model")])
+def test_nothing_to_send_is_refused_in_one_line(secret: Path, flags: tuple[str, str]) -> None:
+    answer = measure("127.0.0.1:9", secret, *flags)
+    assert answer.returncode == 2 and answer.stderr.count("\n") == 1
