@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.transport import iperf
 from benchmarks.transport.ours import Ends, Figures
-from tools.wan import PROFILES, Wan, WanShape, obstacle
+from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, obstacle
 
 GIB, MIB = 1 << 30, 1 << 20
 RESULT = Path(__file__).parents[1] / "results" / "transport.json"
@@ -48,6 +48,7 @@ def main() -> int:
         return 0
     names = os.environ.get("PROFILES", " ".join(PROFILES)).split()
     rows = [row for name in names for row in _profile(name)]
+    rows += [{"link": "regional", **_cubic_row()}, *({"link": "alternating", **row} for row in _health_rows())]
     RESULT.write_text(json.dumps(rows, indent=1) + "\n")
     for row in rows:
         print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}")
@@ -134,6 +135,33 @@ def _urgent_row(wan: Wan) -> dict[str, Any]:
         pairs = [ends.urgent(8 * MIB, bulk_bytes=GIB, after_seconds=0.3) for _ in range(REPEATS)]
     ratios = [beside.seconds / (2 * alone.seconds + wan.shape.rtt_seconds) for alone, beside in pairs]
     return _row("urgent 8 MiB beside 2 GiB, over twice alone + RTT", _spread(ratios, digits=2), "median <= 1")
+
+
+def _cubic_row() -> dict[str, Any]:
+    with Wan(PROFILES["regional"]) as wan, Ends(wan, congestion_control="cubic") as ends:
+        runs = [ends.transfer(GIB, num_layers=64) for _ in range(REPEATS)]
+        return _row("1 GiB without BBR (cubic), of the link", _spread(_shares(wan.shape, runs)), "median >= 0.7")
+
+
+def _health_rows() -> list[dict[str, Any]]:
+    """Whether the link tells the truth while its rate alternates every ten seconds."""
+    shape = WanShape(1e9, 0.040, 0.0, 0.3e9, 10.0)
+    with Wan(shape) as wan, Ends(wan) as ends:
+        said = ends.health(seconds=41, idle_seconds=5)
+    errors = []
+    for at, rate, _ in said["busy"]:
+        into_phase, phase = at % shape.period_seconds, int(at // shape.period_seconds)
+        if into_phase >= 1 and at - said["busy"][0][0] >= 1:
+            true = (shape.second_bits_per_second if phase % 2 else shape.bits_per_second) / 8 * PAYLOAD_RATIO
+            errors.append(abs(rate / true - 1))
+    raised = next((at for at, _, reason in said["busy"] if reason), float("inf")) - said["busy"][0][0]
+    idle = sum(reason is not None for *_, reason in said["idle"])
+    return [
+        _row("achievable rate, error from 1 s after each change", _spread(errors), "max <= 0.2"),
+        _row("congested, seconds after the queue builds up", round(raised, 2), "<= 1"),
+        _row("congested on an idle link, samples", idle, "0"),
+        _row("a warm idle link, of a core", round(said["idle_cpu_ratio"], 4), "<= 0.005 for sampling"),
+    ]
 
 
 def _shares(shape: WanShape, runs: Sequence[Figures]) -> list[float]:

@@ -101,7 +101,7 @@ class NearEnd:
         """Answer one line after another."""
         for line in sys.stdin:
             question = json.loads(line)
-            answer = self.urgent(**question) if "urgent_bytes" in question else self.measure(**question)
+            answer = getattr(self, question.pop("ask"))(**question)
             print(json.dumps(answer), flush=True)
 
     def measure(
@@ -129,6 +129,25 @@ class NearEnd:
             self.wait(bulk)
         ended = [self.result(bulk) for bulk in bulks]
         return {"alone": alone, "beside": beside, "bulk_was_under_way": has_bulk, "bulk": ended}
+
+    def health(self, seconds: float, idle_seconds: float) -> dict[str, object]:
+        """What the link says of itself while it is idle, and then while there is more to send than it can carry."""
+        self.measure(1, 1 << 20, 1)
+        cpu, began = cpu_seconds(), time.monotonic()
+        idle = self._sampled(idle_seconds)
+        cpu = (cpu_seconds() - cpu) / (time.monotonic() - began)
+        for _ in range(8):
+            self.layers(self.open(64, 1 << 24, priority=1), 1)
+        return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds)}
+
+    def _sampled(self, seconds: float) -> list[tuple[float, float, str | None]]:
+        samples: list[tuple[float, float, str | None]] = []
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            state = self._link.snapshot()
+            samples.append((time.monotonic(), state.achievable_bytes_per_second, state.congestion))
+            time.sleep(0.05)
+        return samples
 
 
 if __name__ == "__main__":

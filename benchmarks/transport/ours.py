@@ -42,6 +42,7 @@ class Ends:
     ) -> Figures:
         """Send once, checked byte for byte by digest at the far end."""
         near = self._ask(
+            "measure",
             num_objects=num_objects,
             object_bytes=num_bytes // num_objects,
             num_layers=num_layers,
@@ -51,15 +52,19 @@ class Ends:
 
     def urgent(self, urgent_bytes: int, *, bulk_bytes: int, after_seconds: float) -> tuple[Figures, Figures]:
         """An urgent transfer alone, and beside two bulk ones."""
-        near = self._ask(urgent_bytes=urgent_bytes, bulk_bytes=bulk_bytes, after_seconds=after_seconds)
+        near = self._ask("urgent", urgent_bytes=urgent_bytes, bulk_bytes=bulk_bytes, after_seconds=after_seconds)
         assert near["bulk_was_under_way"], "the bulk transfers ended before the urgent one"
         ids = [near["alone"]["transfer"], near["beside"]["transfer"], *(its["transfer"] for its in near["bulk"])]
         reports = self._reports(ids)
         return _figures(near["alone"], reports, urgent_bytes), _figures(near["beside"], reports, urgent_bytes)
 
-    def _ask(self, **question: Any) -> dict[str, Any]:
+    def health(self, *, seconds: float, idle_seconds: float) -> dict[str, Any]:
+        """The link's own samples, idle and busy; its transfers do not end."""
+        return self._ask("health", seconds=seconds, idle_seconds=idle_seconds)
+
+    def _ask(self, what: str, **question: Any) -> dict[str, Any]:
         assert self._near.stdin is not None
-        self._near.stdin.write(json.dumps(question) + "\n")
+        self._near.stdin.write(json.dumps({"ask": what, **question}) + "\n")
         self._near.stdin.flush()
         return _read(self._near)
 

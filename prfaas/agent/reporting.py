@@ -44,7 +44,6 @@ class Reporting:
         self._links = links
         self._loads = EngineLoads(config.engines)
         self._last: dict[str, _Last] = {}
-        self._best: dict[str, float] = {}  # bytes per second that a link has been seen to carry
         node = _node(config, epoch, wire_address)
         self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy)
 
@@ -82,11 +81,10 @@ class Reporting:
         seconds = now - last.at
         rate = (state.acknowledged_bytes - last.acknowledged_bytes) / seconds if seconds else 0.0
         self._last[state.address] = _Last(state.acknowledged_bytes, now)
-        self._best[state.address] = max(rate, self._best.get(state.address, 0.0))
         return LinkFigures(
             peer=AgentName(state.peer),
             bytes_per_second=rate,
-            capacity_bytes_per_second=self._best[state.address],
+            capacity_bytes_per_second=state.achievable_bytes_per_second,
             rtt_seconds=state.rtt_seconds,
             min_rtt_seconds=state.min_rtt_seconds,
             queued_bytes=state.queued_bytes + state.unacknowledged_bytes,

@@ -50,6 +50,7 @@ class Line:
         self.generation = generation
         self.is_alive = True
         self.in_flight_bytes = 0
+        self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self._work = work
         self._connection = connection

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prfaas.transport.link_meter import CongestionReason
 from prfaas.transport.tcp_info import TcpInfo
 
 
@@ -23,7 +24,9 @@ class LinkState:
     acknowledged_bytes: int
     rtt_seconds: float  # of the slowest connection
     min_rtt_seconds: float
-    delivery_bytes_per_second: int  # summed over the connections; single samples swing by half
+    achievable_bytes_per_second: float  # what it carries when there is enough to send; 0 while nothing was sent
+    queue_seconds: float  # that what waits takes at this rate
+    congestion: CongestionReason | None  # why it is choked; None: it is not
     retransmit_ratio: float
     pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
 

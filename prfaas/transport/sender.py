@@ -18,6 +18,7 @@ from prfaas.transport.connection_policy import FIRST_CONNECTIONS, connection_cou
 from prfaas.transport.handshake import Identity
 from prfaas.transport.inbound import TransferStats
 from prfaas.transport.line import Job, Line
+from prfaas.transport.link_meter import LinkMeter, LinkSample
 from prfaas.transport.link_state import LinkState, retransmit_ratio
 from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have
 from prfaas.transport.object_sizes import ObjectSizes
@@ -128,6 +129,8 @@ class Link:
         self._changed = threading.Condition(threading.Lock())
         self._sendings: dict[bytes, _Sending] = {}
         self._keeps_warm = True
+        self._meter = LinkMeter()
+        self._counted: tuple[int, ...] = (0, 0, 0)  # bytes delivered to the peer's kernel, sent, retransmitted
         self._num_wanted = config.num_connections or FIRST_CONNECTIONS
         self._chunker = Chunker(self._num_wanted)
         self._frames: deque[bytes] = deque(maxlen=MAX_FRAMES)  # control frames that any connection may carry
@@ -246,8 +249,8 @@ class Link:
                 acknowledged_bytes=self._acknowledged_bytes,
                 rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
-                delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
                 retransmit_ratio=retransmit_ratio(infos),
+                **vars(self._meter.health),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
 
@@ -259,6 +262,26 @@ class Link:
                 message = f"{self._peer_name} at {self.address} did not take it in time {self._last_error}".rstrip()
                 self.cancel(transfer_id, reason, message)
             self._free_stuck_memory(time.monotonic())
+            self._measure(time.monotonic())
+
+    def _measure(self, now: float) -> None:
+        with self._changed:
+            lines = [(line, info) for line in self._lines if (info := line.tcp_info()) is not None]
+            for line, info in lines:
+                self._counted = tuple(map(sum, zip(self._counted, info.grown_since(line.seen), strict=True)))
+                line.seen = info
+            delivered, sent, retransmitted = self._counted
+            sample = LinkSample(
+                now,
+                delivered_bytes=delivered,
+                sent_bytes=sent,
+                retransmitted_bytes=retransmitted,
+                queued_bytes=self._chunker.queued_bytes,
+                unacknowledged_bytes=sum(line.in_flight_bytes for line, _ in lines),
+                rtt_seconds=max((info.rtt_seconds for _, info in lines), default=0.0),
+                min_rtt_seconds=min((info.min_rtt_seconds for _, info in lines), default=0.0),
+            )
+        self._meter.add(sample)
 
     def _free_stuck_memory(self, now: float) -> None:
         """A peer that takes nothing does not keep an ended transfer's memory: the connection goes."""

@@ -1,0 +1,78 @@
+"""What a link can carry at present, and whether it is choked, from samples of its connections (pure).
+
+TCP's own delivery rate swings by half from sample to sample; bytes delivered over a third of a second do not. While there was
+something to send throughout, they are what the link carries; otherwise they only show that it carries at least so much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+WINDOW_SECONDS = 0.3
+QUEUE_SECONDS = 0.5  # what waits would take longer than this
+RETRANSMIT_RATIO = 0.03  # of the bytes sent in the window
+RTT_INFLATION = 2.5  # over the smallest round trip
+CongestionReason = Literal["queue", "loss", "rtt"]
+
+
+class LinkSample(NamedTuple):
+    """A link at one moment; byte counts grow from the link's start, over all connections it ever had."""
+
+    at: float  # seconds on a clock that only goes forward
+    delivered_bytes: int  # to the peer's kernel
+    sent_bytes: int
+    retransmitted_bytes: int
+    queued_bytes: int  # ready, and not yet handed to the kernel
+    unacknowledged_bytes: int
+    rtt_seconds: float
+    min_rtt_seconds: float
+
+
+@dataclass(frozen=True)
+class LinkHealth:
+    """`achievable_bytes_per_second` is 0 while nothing was sent; `congestion` None: it is not choked."""
+
+    achievable_bytes_per_second: float = 0.0
+    queue_seconds: float = 0.0
+    congestion: CongestionReason | None = None
+
+
+class LinkMeter:
+    """Takes a sample every few tens of milliseconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[LinkSample] = deque()
+        self.health = LinkHealth()
+
+    def add(self, sample: LinkSample) -> None:
+        """Update `health`."""
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.at - self._samples[1].at >= WINDOW_SECONDS:
+            self._samples.popleft()
+        rate = self._rate(sample)
+        waiting = sample.queued_bytes + sample.unacknowledged_bytes
+        queue_seconds = waiting / rate if rate else 0.0
+        self.health = LinkHealth(rate, queue_seconds, self._congestion(sample, queue_seconds))
+
+    def _rate(self, sample: LinkSample) -> float:
+        before, oldest = self.health.achievable_bytes_per_second, self._samples[0]
+        seconds = sample.at - oldest.at
+        if seconds < WINDOW_SECONDS:
+            return before
+        carried = (sample.delivered_bytes - oldest.delivered_bytes) / seconds
+        is_saturated = all(its.queued_bytes for its in self._samples)
+        return carried if is_saturated else max(carried, before)
+
+    def _congestion(self, sample: LinkSample, queue_seconds: float) -> CongestionReason | None:
+        if not sample.queued_bytes + sample.unacknowledged_bytes:
+            return None
+        oldest = self._samples[0]
+        sent = sample.sent_bytes - oldest.sent_bytes
+        if sent and (sample.retransmitted_bytes - oldest.retransmitted_bytes) / sent > RETRANSMIT_RATIO:
+            return "loss"
+        if queue_seconds > QUEUE_SECONDS:
+            return "queue"
+        inflated = sample.min_rtt_seconds and sample.rtt_seconds / sample.min_rtt_seconds > RTT_INFLATION
+        return "rtt" if inflated else None

@@ -1,0 +1,67 @@
+"""What a link carries and whether it is choked, from made samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from prfaas.transport.link_meter import LinkHealth, LinkMeter, LinkSample
+
+STEP_SECONDS = 0.05
+MB = 1_000_000
+
+
+def _fed(meter: LinkMeter, samples: Iterator[LinkSample]) -> list[LinkHealth]:
+    healths = []
+    for sample in samples:
+        meter.add(sample)
+        healths.append(meter.health)
+    return healths
+
+
+def _samples(
+    rate: Callable[[float], float], seconds: float, *, queued: int = 8 * MB, rtt: float = 0.03, lost: float = 0.0
+) -> Iterator[LinkSample]:
+    acknowledged = 0.0
+    for step in range(int(seconds / STEP_SECONDS)):
+        at = step * STEP_SECONDS
+        acknowledged += rate(at) * STEP_SECONDS
+        sent = int(acknowledged * (1 + lost))
+        yield LinkSample(at, int(acknowledged), sent, sent - int(acknowledged), queued, 0, rtt, 0.03)
+
+
+def test_a_saturated_link_carries_what_is_acknowledged_and_a_change_shows_within_a_second() -> None:
+    health = _fed(LinkMeter(), _samples(lambda at: 100 * MB if at < 2 else 30 * MB, 4))
+    at_two, at_three = health[int(1.9 / STEP_SECONDS)], health[int(3 / STEP_SECONDS)]
+    assert at_two.achievable_bytes_per_second == pytest.approx(100 * MB, rel=0.02)
+    assert at_three.achievable_bytes_per_second == pytest.approx(30 * MB, rel=0.02)
+
+
+def test_a_link_with_little_to_send_keeps_the_rate_that_it_was_seen_to_carry() -> None:
+    meter = LinkMeter()
+    *_, last = _fed(meter, _samples(lambda at: 100 * MB if at < 2 else 1 * MB, 4, queued=0))
+    assert last.achievable_bytes_per_second == pytest.approx(100 * MB, rel=0.02)
+    assert last.congestion is None
+
+
+@pytest.mark.parametrize(
+    ("queued", "rtt", "lost", "reason"),
+    [
+        (8 * MB, 0.03, 0.0, None),
+        (80 * MB, 0.03, 0.0, "queue"),
+        (8 * MB, 0.09, 0.0, "rtt"),
+        (8 * MB, 0.03, 0.05, "loss"),
+        (0, 0.09, 0.05, None),
+    ],
+)
+def test_a_link_is_choked_by_a_queue_by_loss_or_by_its_round_trip(
+    queued: int, rtt: float, lost: float, reason: str | None
+) -> None:
+    *_, last = _fed(LinkMeter(), _samples(lambda at: 100 * MB, 2, queued=queued, rtt=rtt, lost=lost))
+    assert last.congestion == reason
+
+
+def test_an_idle_link_has_no_queue_and_no_rate() -> None:
+    *_, last = _fed(LinkMeter(), _samples(lambda at: 0.0, 2, queued=0))
+    assert last == LinkHealth(0.0, 0.0, None)
