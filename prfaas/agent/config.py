@@ -62,6 +62,11 @@ class AgentConfig:
     cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
     advertise: str = setting("text", default="", doc="Where other agents reach `listen`, when that differs from it.")
+    drain_seconds: float = setting(
+        "seconds",
+        default=0.0,
+        doc="How long an agent that is told to stop may take to give away what is asked for and only here; 0: it just stops.",
+    )
     engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="The engines beside this agent.")
     insecure_plaintext: bool = setting(
         "flag", default=False, doc="Listen beyond private networks with the secret alone, unencrypted."

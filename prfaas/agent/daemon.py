@@ -127,7 +127,10 @@ class Agent:
     # Life
 
     async def run(self, started: Callable[[str], None] = lambda address: None) -> None:
-        """Serve until cancelled; `started` hears the wire's address once everything listens."""
+        """Serve until cancelled, then drain; cancelled again, stop at once.
+
+        `started` hears the wire's address once everything listens.
+        """
         self._loop = asyncio.get_running_loop()
         status = StatusServer(
             self._config.status_listen,
@@ -139,18 +142,7 @@ class Agent:
             status.start()
             _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=status.address)
             started(address)
-            async with asyncio.TaskGroup() as tasks:
-                if self._make_reporting is not None:
-                    self._reporting = self._make_reporting(
-                        self._config,
-                        self._secret,
-                        epoch=self._epoch,
-                        wire_address=address,
-                        links=self._link_states,
-                        on_copy=self._copying.take,
-                    )
-                    tasks.create_task(self._reporting.run())
-                tasks.create_task(self._tick_forever())
+            await self._serve_and_drain(asyncio.ensure_future(self._serve(address)))
         finally:
             await self._engines.close()
             for link in self._links.values():
@@ -159,6 +151,32 @@ class Agent:
             status.close()
             self._pool.close()
             _log.info("agent.stopped", name=self._name)
+
+    async def _serve(self, address: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self._make_reporting is not None:
+                self._reporting = self._make_reporting(
+                    self._config,
+                    self._secret,
+                    epoch=self._epoch,
+                    wire_address=address,
+                    links=self._link_states,
+                    on_copy=self._copying.take,
+                )
+                tasks.create_task(self._reporting.run())
+            tasks.create_task(self._tick_forever())
+
+    async def _serve_and_drain(self, serving: asyncio.Future[None]) -> None:
+        """Whoever drains still serves: its copies leave over the wire, and its manager hears from it."""
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            if self._reporting is not None and self._config.drain_seconds:
+                await self._reporting.drain(self._config.drain_seconds)
+            raise
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
 
     async def _tick_forever(self) -> None:
         while True:

@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prfaas import logs
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engine_load import EngineLoads
 from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
+from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.events import PoolEvent
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.link_state import LinkState
 from prfaas.types import AgentName, ClusterKind, ClusterName, CopyCommand, CopyEnd, InstanceId, InstanceRole
+
+_log = logs.get("agent.reporting")
 
 
 @dataclass
@@ -67,6 +71,15 @@ class Reporting:
     def on_copy_end(self, end: CopyEnd) -> None:
         """A commanded copy has ended here."""
         self.reporter.note_copy_end(end)
+
+    async def drain(self, seconds: float) -> None:
+        """Have what is asked for and only here moved to other nodes; returns when that has ended, or cannot be."""
+        try:
+            num_prefixes = await self.reporter.drain(seconds)
+        except (ManagerUnreachable, IndexRefusal, Fenced) as error:
+            _log.warning("drain.failed", error=str(error))
+        else:
+            _log.info("drain.complete", num_prefixes=num_prefixes)
 
     def status(self) -> dict[str, Any]:
         """How the reporting stands, for the status page."""

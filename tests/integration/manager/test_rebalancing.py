@@ -171,6 +171,20 @@ async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_reque
         await site.client.drain(pb.DrainRequest(node="nobody"))
 
 
+async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(site: Site) -> None:
+    await site.node("a", **{"drain-seconds": "30s"})
+    await site.node("b")
+    for chain in (HOT, RARE[0]):
+        await asyncio.to_thread(site.hands["a"].leave, prefix_of(chain, LENGTH))
+    await _until_held_by(site, RARE[0], 1)
+    await site.client.match(match_request(HOT))
+    process = site.agents["a"].process
+    process.terminate()
+    assert await asyncio.to_thread(process.wait, 30) == 0
+    assert await asyncio.to_thread(site.hands["b"].holds, prefix_of(HOT, LENGTH))
+    assert not await asyncio.to_thread(site.hands["b"].holds, prefix_of(RARE[0], LENGTH))
+
+
 def _engine(name: str) -> str:
     return f"[{{instance: {name}-engine, url: 'http://127.0.0.1:9', role: both, model: {MODEL}}}]"
 
