@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.transport import iperf
+from benchmarks.transport import iperf, mooncake
 from benchmarks.transport.ours import Ends, Figures
 from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, obstacle
 
@@ -58,8 +58,9 @@ def main() -> int:
 def _profile(name: str) -> list[dict[str, Any]]:
     shape, bars = PROFILES[name], bars_of(name)
     with Wan(shape) as wan:
-        peers = _iperf_rows(wan)
-        rows = [{"link": name, **row} for row in (*peers, *_bulk_rows(wan, bars, peers), *_small_rows(wan, bars))]
+        peers, engines = _iperf_rows(wan), _mooncake_rows(wan)
+        ours = [*_bulk_rows(wan, bars, peers), *_small_rows(wan, bars)]
+        rows = [{"link": name, **row} for row in (*peers, *engines, *ours, *_ahead_rows(name, engines, ours))]
         if bars.exposed_beyond_seconds is not None:
             rows += [
                 {"link": name, **row} for row in (_layerwise_row(wan, bars.exposed_beyond_seconds), _urgent_row(wan))
@@ -81,6 +82,37 @@ def _iperf_rows(wan: Wan) -> list[dict[str, Any]]:
         figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
         rows.append(_row(f"iperf3 -n 1G -P {num_streams} {congestion_control}, of the link", figure, "-"))
     return rows
+
+
+def _mooncake_rows(wan: Wan) -> list[dict[str, Any]]:
+    """Its default, its most lanes, and a call per layer as layer-wise connectors make it."""
+    if not mooncake.is_installed():
+        return [_row("Mooncake", "skipped: not installed", "-")]
+    rows = []
+    for what, num_lanes, is_per_layer in (
+        ("1 GiB, default", mooncake.LANES["default"], False),
+        ("1 GiB, most lanes", mooncake.LANES["most"], False),
+        ("64 MiB, a call per layer", mooncake.LANES["most"], True),
+    ):
+        num_bytes, num_objects = (64 * MIB, 16) if is_per_layer else (GIB, 64)
+        with mooncake.Mooncake(wan, num_lanes=num_lanes) as ends:
+            runs = [ends.write(num_bytes, num_objects=num_objects, is_per_layer=is_per_layer) for _ in range(3)]
+        figure = _spread([its.bytes_per_second / wan.shape.payload_bytes_per_second for its in runs])
+        figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
+        rows.append(_row(f"Mooncake, {what}, of the link", figure, "-"))
+    return rows
+
+
+def _ahead_rows(name: str, engines: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How far ahead of KV engines the first of our rows is: of their best bulk row, and of their default."""
+    bulk = [its["figure"]["median"] for its in engines if isinstance(its["figure"], dict) and "GiB" in its["name"]]
+    if not bulk:
+        return []
+    mine, least = ours[0]["figure"]["median"], 1.2 if name == "regional" else 1.0
+    return [
+        _row("1 GiB over the best KV engine", round(mine / max(bulk), 2), f">= {least}"),
+        _row("1 GiB over a KV engine's default", round(mine / bulk[0], 2), ">= 1.7" if name == "regional" else "-"),
+    ]
 
 
 def _bulk_rows(wan: Wan, bars: Bars, peers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
