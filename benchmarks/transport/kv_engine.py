@@ -1,0 +1,224 @@
+"""Other transfer engines for KV over an emulated link: both ends as processes, and what they measured together.
+
+Mooncake: `pip install --no-deps mooncake-transfer-engine-non-cuda`; Debian: libibverbs1, libnuma1, librdmacm1.
+NIXL over UCX's TCP: `pip install --no-deps nixl nixl-cu12`.
+
+The receiving end is told nothing of a write's end, so it looks for a mark at the end of each object; that look-out costs
+it a few percent of a core, which is in the figures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from benchmarks.transport.far_end import cpu_seconds, digest_of
+from tools.wan import FAR, NEAR, Wan
+
+POOL_BYTES = 1 << 30
+MARK_BYTES = 8
+LOOK_SECONDS = 0.0005
+
+EngineName = Literal["mooncake", "nixl"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run an engine. A call for each layer is how layer-wise connectors write."""
+
+    engine: EngineName
+    name: str
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+SETTINGS = (
+    Setting("mooncake", "default"),
+    Setting("mooncake", "16 lanes", (("MC_TCP_LANES_PER_PEER", "16"),)),
+    Setting("nixl", "UCX over TCP", (("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "wan0"))),
+)
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """One write of all objects, until the last was seen at the far end."""
+
+    bytes_per_second: float
+    cpu_seconds_per_gb: float  # both ends
+
+
+def is_installed(engine: EngineName) -> bool:
+    return importlib.util.find_spec(engine) is not None
+
+
+class EngineEnds:
+    """Both ends as processes, for as long as the context lasts."""
+
+    def __init__(self, wan: Wan, setting: Setting) -> None:
+        self._wan = wan
+        self._engine = setting.engine
+        self._environment = os.environ | {"MC_LOG_LEVEL": "ERROR"} | dict(setting.environment)
+
+    def __enter__(self) -> EngineEnds:
+        command = [sys.executable, "-m", "benchmarks.transport.kv_engine", self._engine]
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": self._environment}
+        self._far = self._wan.far([*command, FAR], **options)
+        where = _read(self._far)
+        self._near = self._wan.near([*command, NEAR, json.dumps(where)], **options)
+        _read(self._near)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (self._near, self._far):
+            process.kill()
+            process.communicate()
+
+    def write(self, num_bytes: int, *, num_objects: int, is_per_layer: bool) -> EngineRun:
+        """Write objects at once, or with one call for each; checked by digest."""
+        question = {
+            "mark": int.from_bytes(os.urandom(MARK_BYTES), "little"),
+            "sizes": [num_bytes // num_objects] * num_objects,
+            "is_per_layer": is_per_layer,
+        }
+        for process in (self._far, self._near):
+            _write(process, question)
+        near, far = _read(self._near), _read(self._far)
+        assert near["digest"] == far["digest"], "other bytes arrived than were sent"
+        seconds = (far["ended_ns"] - near["began_ns"]) / 1e9
+        return EngineRun(num_bytes / seconds, (near["cpu_seconds"] + far["cpu_seconds"]) / num_bytes * 1e9)
+
+
+class _Engine(Protocol):
+    """One process's engine, with its pool registered; `where` is what the other end needs to write there."""
+
+    where: dict[str, str]
+
+    def connect(self, where: dict[str, str]) -> None: ...
+    def write(self, sources: list[int], targets: list[int], sizes: list[int]) -> None: ...
+
+
+class _Mooncake:
+    def __init__(self, host: str, address: int) -> None:
+        self._engine = importlib.import_module("mooncake.engine").TransferEngine()
+        assert self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "") == 0
+        assert self._engine.register_memory(address, POOL_BYTES) == 0
+        self.where = {"session": f"{host}:{self._engine.get_rpc_port()}"}
+
+    def connect(self, where: dict[str, str]) -> None:
+        self._session = where["session"]
+
+    def write(self, sources: list[int], targets: list[int], sizes: list[int]) -> None:
+        assert self._engine.batch_transfer_sync_write(self._session, sources, targets, sizes) == 0
+
+
+class _Nixl:
+    def __init__(self, host: str, address: int) -> None:
+        api = importlib.import_module("nixl._api")
+        self._agent = api.nixl_agent(host, api.nixl_agent_config(backends=["UCX"]))
+        self._agent.register_memory([(address, POOL_BYTES, 0, "")], "DRAM")
+        self.where = {"metadata": self._agent.get_agent_metadata().hex()}
+
+    def connect(self, where: dict[str, str]) -> None:
+        self._peer = self._agent.add_remote_agent(bytes.fromhex(where["metadata"]))
+
+    def write(self, sources: list[int], targets: list[int], sizes: list[int]) -> None:
+        mine, theirs = (
+            self._agent.get_xfer_descs([(at, size, 0) for at, size in zip(starts, sizes, strict=True)], "DRAM")
+            for starts in (sources, targets)
+        )
+        transfer = self._agent.initialize_xfer("WRITE", mine, theirs, self._peer)
+        state = self._agent.transfer(transfer)
+        while state != "DONE":
+            assert state != "ERR"
+            time.sleep(LOOK_SECONDS)
+            state = self._agent.check_xfer_state(transfer)
+        self._agent.release_xfer_handle(transfer)
+
+
+_ENGINES: dict[str, type[_Mooncake] | type[_Nixl]] = {"mooncake": _Mooncake, "nixl": _Nixl}
+
+
+class _End:
+    """One process: its memory and its engine."""
+
+    def __init__(self, engine: str, host: str) -> None:
+        self._pool = memoryview(mmap.mmap(-1, POOL_BYTES))
+        pattern = os.urandom(1 << 20)
+        for at in range(0, POOL_BYTES, len(pattern)):
+            self._pool[at : at + len(pattern)] = pattern
+        self._address = np.frombuffer(self._pool, np.uint8).ctypes.data
+        self._engine: _Engine = _ENGINES[engine](host, self._address)
+        self.where = {"address": str(self._address)} | self._engine.where
+
+    def connect(self, where: dict[str, str]) -> None:
+        self._engine.connect(where)
+        self._target = int(where["address"])
+
+    def write(self, *, mark: int, sizes: list[int], is_per_layer: bool) -> None:
+        """Be the near end of one write."""
+        at = np.cumsum([0, *sizes[:-1]]).tolist()
+        for last in np.cumsum(sizes).tolist():
+            self._pool[last - MARK_BYTES : last] = mark.to_bytes(MARK_BYTES, "little")
+        cpu, began_ns = cpu_seconds(), time.monotonic_ns()
+        sources, targets = [self._address + its for its in at], [self._target + its for its in at]
+        if is_per_layer:
+            for source, target, size in zip(sources, targets, sizes, strict=True):
+                self._engine.write([source], [target], [size])
+        else:
+            self._engine.write(sources, targets, sizes)
+        self._say_digest(sum(sizes), began_ns=began_ns, cpu_seconds=cpu_seconds() - cpu)
+
+    def watch(self, *, mark: int, sizes: Sequence[int], is_per_layer: bool) -> None:
+        """Be the far end of one write, which looks the same to it however it is made."""
+        cpu, wanted = cpu_seconds(), mark.to_bytes(MARK_BYTES, "little")
+        missing = np.cumsum(sizes).tolist()
+        while missing:
+            missing = [last for last in missing if self._pool[last - MARK_BYTES : last] != wanted]
+            time.sleep(LOOK_SECONDS)
+        self._say_digest(sum(sizes), ended_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds() - cpu)
+
+    def _say_digest(self, num_bytes: int, **fields: object) -> None:
+        print(json.dumps(fields | {"digest": digest_of([self._pool[:num_bytes]])}), flush=True)
+
+
+def _run(engine: str, host: str, peer: str = "") -> None:
+    end = _End(engine, host)
+    if peer:
+        end.connect(json.loads(peer))
+    print(json.dumps(end.where), flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        if peer:
+            end.write(**question)
+        else:
+            end.watch(**question)
+
+
+def _write(process: subprocess.Popen[str], question: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(question) + "\n")
+    process.stdin.flush()
+
+
+def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line that is ours; the engines print lines of their own."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            read: dict[str, Any] = json.loads(line)
+            return read
+    raise RuntimeError(f"an end of the measurement has ended with {process.wait()}")
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])
