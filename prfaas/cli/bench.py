@@ -149,12 +149,19 @@ def _progress(num_bytes: int) -> Progress:
 
     def show(arrived_bytes: int, state: LinkState) -> None:
         if sys.stderr.isatty():
-            share, waiting = arrived_bytes / num_bytes, (state.queued_bytes + state.unacknowledged_bytes) / 1e6
-            rtt = f"RTT {state.rtt_seconds * 1e3:.1f} ms, sent again {state.retransmit_ratio:.3%}"
-            sys.stderr.write(f"\r\033[K{share:6.1%}, {waiting:.0f} MB under way on {state.num_connections}, {rtt}")
+            sys.stderr.write(f"\r\033[K{_standing(arrived_bytes / num_bytes, state)}")
             sys.stderr.flush()
 
     return show
+
+
+def _standing(arrived_ratio: float, its: LinkState) -> str:
+    """One line on a transfer that is under way."""
+    rate, waiting = its.achievable_bytes_per_second * 8e-9, its.queued_bytes + its.unacknowledged_bytes
+    carries = f"the link carries {rate:.2f} Gbit/s" if rate else "rate not known yet"
+    kernel = f"RTT {its.rtt_seconds * 1e3:.1f} ms, sent again {its.retransmit_ratio:.3%}"
+    choked = f", choked: {its.congestion}" if its.congestion else ""
+    return f"{arrived_ratio:6.1%}, {waiting / 1e6:.0f} MB to go on {its.num_connections}, {carries}, {kernel}{choked}"
 
 
 def _host() -> Host:
