@@ -14,6 +14,7 @@ WINDOW_SECONDS = 0.3
 QUEUE_SECONDS = 0.5  # what waits would take longer than this
 RETRANSMIT_RATIO = 0.03  # of the bytes sent in the window
 RTT_INFLATION = 2.5  # over the smallest round trip
+RTT_RISE_SECONDS = 0.005  # and by at least so much: within a datacenter a busy host alone multiplies a round trip
 CongestionReason = Literal["queue", "loss", "rtt"]
 
 
@@ -74,5 +75,5 @@ class LinkMeter:
             return "loss"
         if queue_seconds > QUEUE_SECONDS:
             return "queue"
-        inflated = sample.min_rtt_seconds and sample.rtt_seconds / sample.min_rtt_seconds > RTT_INFLATION
-        return "rtt" if inflated else None
+        limit = max(RTT_INFLATION * sample.min_rtt_seconds, sample.min_rtt_seconds + RTT_RISE_SECONDS)
+        return "rtt" if sample.min_rtt_seconds and sample.rtt_seconds > limit else None

@@ -65,3 +65,14 @@ def test_a_link_is_choked_by_a_queue_by_loss_or_by_its_round_trip(
 def test_an_idle_link_has_no_queue_and_no_rate() -> None:
     *_, last = _fed(LinkMeter(), _samples(lambda at: 0.0, 2, queued=0))
     assert last == LinkHealth(0.0, 0.0, None)
+
+
+@pytest.mark.parametrize(("rtt", "reason"), [(0.0004, None), (0.02, "rtt")])
+def test_microseconds_on_a_short_link_are_no_congestion(rtt: float, reason: str | None) -> None:
+    meter = LinkMeter()
+    *_, last = _fed(meter, (its._replace(rtt_seconds=rtt, min_rtt_seconds=0.00005) for its in _samples(_steady, 2)))
+    assert last.congestion == reason
+
+
+def _steady(_: float) -> float:
+    return 100 * MB
