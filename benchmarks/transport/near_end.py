@@ -19,7 +19,6 @@ from prfaas.transport.sender import (
     SendEvent,
     SendFailed,
     SendMemoryFree,
-    SendProgress,
 )
 
 
@@ -28,7 +27,6 @@ class _Transfer:
     objects: list[memoryview]
     accepted: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    first_acknowledged_ns: int = 0
     failure: str = ""
 
 
@@ -82,7 +80,6 @@ class NearEnd:
         return {
             "transfer": transfer_id.hex(),
             "failure": transfer.failure,
-            "first_acknowledged_ns": transfer.first_acknowledged_ns,
             "digest": digest_of(transfer.objects),
         }
 
@@ -90,8 +87,6 @@ class NearEnd:
         transfer = self._transfers[event.transfer_id]
         if isinstance(event, SendAccepted):
             transfer.accepted.set()
-        elif isinstance(event, SendProgress):
-            transfer.first_acknowledged_ns = transfer.first_acknowledged_ns or event.time_ns
         elif isinstance(event, SendFailed):
             transfer.failure = f"{event.reason}: {event.message}"
         elif isinstance(event, SendMemoryFree):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from tools.wan import FAR, Wan
-
-GB = 1e9
 
 
 class Ends:
@@ -78,17 +77,23 @@ class Ends:
         return found
 
 
+@dataclass(frozen=True)
 class Figures:
-    """One transfer."""
+    """One transfer. `exposed_seconds`: from the last layer's being ready to the last byte's arrival."""
 
-    def __init__(
-        self, *, seconds: float, exposed_seconds: float, first_seconds: float, cpu_seconds: float, num_bytes: int
-    ) -> None:
-        self.seconds = seconds
-        self.exposed_seconds = exposed_seconds  # from the last layer's being ready to the last byte's arrival
-        self.first_seconds = first_seconds  # until the first acknowledgement was back
-        self.bytes_per_second = num_bytes / seconds
-        self.cpu_seconds_per_gb = cpu_seconds / (num_bytes / GB)  # both ends
+    num_bytes: int
+    seconds: float
+    exposed_seconds: float
+    cpu_seconds: float  # of both ends
+    num_connections: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.num_bytes / self.seconds
+
+    @property
+    def cpu_seconds_per_gb(self) -> float:
+        return self.cpu_seconds / (self.num_bytes / 1e9)
 
 
 def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes: int) -> Figures:
@@ -96,11 +101,11 @@ def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes
     assert (far["reason"], near["failure"]) == ("completed", ""), (far["reason"], near["failure"])
     assert far["digest"] == near["digest"], "other bytes arrived than were sent"
     return Figures(
+        num_bytes=num_bytes,
         seconds=(far["ended_ns"] - near["began_ns"]) / 1e9,
         exposed_seconds=(far["ended_ns"] - near["last_ready_ns"]) / 1e9,
-        first_seconds=(near["first_acknowledged_ns"] - near["began_ns"]) / 1e9,
         cpu_seconds=far["cpu_seconds"] + near["cpu_seconds"],
-        num_bytes=num_bytes,
+        num_connections=near["link"]["num_connections"],
     )
 
 
