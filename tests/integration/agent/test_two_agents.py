@@ -149,15 +149,17 @@ class Engine:
     def __init__(self, agent: RunningAgent, name: str, its_layout: Layout | None = None) -> None:
         self.worker = AgentClient(str(agent.socket), instance=name, role="worker", layout=its_layout or layout())
         self.scheduler = AgentClient(str(agent.socket), instance=name, role="scheduler")
+        self._unread: list[Message] = []
 
     def wait(self, kind: type[Message] | tuple[type[Message], ...], *, seconds: float = 10.0) -> Message:
+        """The next message, which must be of this kind; those that came with it wait for the next call."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for message in self.scheduler.poll(0.05):
-                if isinstance(message, kind):
-                    return message
-                raise AssertionError(f"unexpected {message}")
-        raise AssertionError(f"no {kind} within {seconds} s")
+        while not self._unread:
+            assert time.monotonic() < deadline, f"no {kind} within {seconds} s"
+            self._unread += self.scheduler.poll(0.05)
+        message = self._unread.pop(0)
+        assert isinstance(message, kind), f"unexpected {message}"
+        return message
 
     def slot(self, slot: int, offset: int, length: int) -> memoryview:
         attached = self.worker.attached
