@@ -100,6 +100,13 @@ def settings(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
     return ((field.name, field.metadata["setting"]) for field in dataclasses.fields(cls))
 
 
+def check_together(config: Any, *names: str) -> None:
+    """Raise ValueError when some of these settings are given and others are not."""
+    missing = [name for name in names if getattr(config, name) is None]
+    if 0 < len(missing) < len(names):
+        raise ValueError(f"{missing[0]}: missing; {', '.join(names)} go together")
+
+
 def default(cls: type[Any], name: str) -> Any:
     """The default of a setting that is not required, in base units."""
     field = cls.__dataclass_fields__[name]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cachepool.eviction import policy_of
-from prfaas.config import records, setting
+from prfaas.config import check_together, records, setting
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class AgentConfig:
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port) to report to; none: this agent stands alone."
     )
+    tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
+    tls_certificate: Path | None = setting(
+        "path", default=None, doc="PEM file: this agent's certificate, for its name."
+    )
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
     cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
     advertise: str = setting("text", default="", doc="Where other agents reach `listen`, when that differs from it.")
@@ -74,6 +79,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         policy_of(self.eviction)
+        check_together(self, "tls_authority", "tls_certificate", "tls_key")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         if self.managers and not self.cluster:

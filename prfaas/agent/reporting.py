@@ -16,6 +16,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.events import PoolEvent
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
+from prfaas.rpc.channel import Tls
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.link_state import LinkState
 from prfaas.types import AgentName, ClusterKind, ClusterName, CopyCommand, CopyEnd, InstanceId, InstanceRole
@@ -49,7 +50,10 @@ class Reporting:
         self._loads = EngineLoads(config.engines)
         self._last: dict[str, _Last] = {}
         node = _node(config, epoch, wire_address)
-        self.reporter = Reporter(config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy)
+        tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
+        self.reporter = Reporter(
+            config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy, tls=tls
+        )
 
     async def run(self) -> None:
         """Report until cancelled."""

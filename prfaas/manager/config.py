@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.config import setting
+from prfaas.config import check_together, setting
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant"]
@@ -87,3 +87,6 @@ class ManagerConfig:
     insecure_plaintext: bool = setting(
         "flag", default=False, doc="Listen beyond loopback with the secret alone, unencrypted."
     )
+
+    def __post_init__(self) -> None:
+        check_together(self, "tls_authority", "tls_certificate", "tls_key")

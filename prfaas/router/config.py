@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config import records, setting
+from prfaas.config import check_together, records, setting
 from prfaas.scheduler.snapshot import LocalPolicy
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice
@@ -90,9 +90,15 @@ class RouterConfig:
     )
     request_timeout: float = setting("seconds", default=600.0, doc="When an answer that has not ended is given up.")
     probe_interval: float = setting("seconds", default=2.0, doc="How often engines are asked for their health.")
+    tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
+    tls_certificate: Path | None = setting(
+        "path", default=None, doc="PEM file: this router's certificate, for the name router."
+    )
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
     tenant: str = setting("text", default="", doc="Salt of every prefix hash; equal in every engine's connector.")
 
     def __post_init__(self) -> None:
+        check_together(self, "tls_authority", "tls_certificate", "tls_key")
         clusters = [cluster.name for cluster in self.clusters]
         if self.cluster and clusters and self.cluster not in clusters:
             raise ValueError(f"cluster: {self.cluster!r} is none of {', '.join(clusters)}")

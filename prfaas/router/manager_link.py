@@ -11,6 +11,7 @@ from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Ask, Ruling
 from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
+from prfaas.rpc.channel import Tls
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
@@ -28,7 +29,11 @@ class ManagerLink:
         self._config = config
         self._fleet = fleet
         self._client = ManagerClient(
-            config.managers, name="router", secret=secret, deadline_seconds=config.manager_timeout
+            config.managers,
+            name="router",
+            secret=secret,
+            deadline_seconds=config.manager_timeout,
+            tls=Tls.of(config.tls_authority, config.tls_certificate, config.tls_key),
         )
 
     async def watch_forever(self) -> None:

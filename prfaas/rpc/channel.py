@@ -34,6 +34,11 @@ class Tls:
     certificate: Path
     key: Path
 
+    @classmethod
+    def of(cls, authority: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
+        """From settings, of which all are given or none."""
+        return cls(authority, certificate, key) if authority and certificate and key else None
+
 
 class Channel:
     """One manager's calls: `await channel.call("Match", request, timeout_seconds=...)`."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
+from prfaas.agent.config import AgentConfig, EngineConfig
+from prfaas.agent.reporting import Reporting
 from prfaas.errors import IndexRefusal, ManagerUnreachable
+from prfaas.router.config import RouterConfig
+from prfaas.router.server import open_door
 from prfaas.rpc.channel import Channel, Tls
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.integration.manager.deployment import SECRET, Deployment
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 
@@ -56,3 +64,48 @@ async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tm
         await plain.call("Match", request, timeout_seconds=5)
     for channel in (honest, liar, plain):
         await channel.close()
+
+
+async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_settings(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    authority(tmp_path)
+    served, node, door = (certificate(tmp_path, name) for name in ("manager", "n1", "router"))
+    manager = await deployment.start_manager(**_settings(served))
+    agent = AgentConfig(
+        name="n1",
+        secret_file=deployment.secret_file,
+        managers=(manager.address,),
+        cluster="west",
+        engines=(EngineConfig(instance="n1/0", url="http://127.0.0.1:9", role="both", model="tiny"),),
+        **_settings(node),
+    )
+    reporting = Reporting(agent, SECRET, epoch=1, wire_address="127.0.0.1:7400", links=list, on_copy=_no_copy)
+    running = deployment.run(reporting.reporter)
+    await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")
+    config = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=(manager.address,), **_settings(door))
+    async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
+        async with asyncio.timeout(10):
+            while "n1/0" not in await _instances(session, address):  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.02)
+    await deployment.end(running)
+
+
+def _settings(tls: Tls) -> dict[str, Any]:
+    return {"tls_authority": tls.authority, "tls_certificate": tls.certificate, "tls_key": tls.key}
+
+
+def _no_copy(command: object) -> None:
+    raise AssertionError(f"nobody commands {command}")
+
+
+async def _instances(session: aiohttp.ClientSession, address: str) -> dict[str, bool]:
+    async with session.get(f"http://{address}/health") as response:
+        states: dict[str, bool] = (await response.json())["instances"]
+        return states
+
+
+@pytest.mark.parametrize("given", [{"tls_key": Path("k")}, {"tls_authority": Path("a"), "tls_certificate": Path("c")}])
+def test_half_of_the_certificate_settings_is_refused_by_what_is_missing(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="go together"):
+        AgentConfig(name="n1", secret_file=Path("s"), **given)
