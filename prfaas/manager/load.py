@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 from prfaas.types import InstanceId
 
@@ -10,19 +11,27 @@ REPORT_SECONDS = 2.0  # agents report loads each second; after two they have see
 
 
 class AssignedLoad:
-    """Assignments of the last `REPORT_SECONDS`, per instance. Times are seconds on a clock that only goes forward."""
+    """Assignments of the last `REPORT_SECONDS`, by request. Times are seconds on a clock that only goes forward."""
 
     def __init__(self) -> None:
-        self._times: dict[InstanceId, deque[float]] = {}
+        self._assigned: OrderedDict[bytes, tuple[float, tuple[InstanceId, ...]]] = OrderedDict()  # oldest first
+        self._counts: Counter[InstanceId] = Counter()
 
-    def add(self, instance: InstanceId, *, now: float) -> None:
-        self._times.setdefault(instance, deque()).append(now)
+    def assign(self, request: bytes, instances: Iterable[InstanceId], *, now: float) -> None:
+        """A request runs on these instances; asked again, it runs there instead of where it was assigned before."""
+        self._withdraw(request)
+        self._assigned[request] = (now, tuple(instances))
+        self._counts.update(self._assigned[request][1])
 
     def of(self, instance: InstanceId, *, now: float) -> int:
         """How many requests were assigned that the reported load may not include."""
-        times = self._times.get(instance)
-        if not times:
-            return 0
-        while times and times[0] <= now - REPORT_SECONDS:
-            times.popleft()
-        return len(times)
+        while self._assigned and next(iter(self._assigned.values()))[0] <= now - REPORT_SECONDS:
+            self._withdraw(next(iter(self._assigned)))
+        return self._counts[instance]
+
+    def _withdraw(self, request: bytes) -> None:
+        _, instances = self._assigned.pop(request, (0.0, ()))
+        for instance in instances:
+            self._counts[instance] -= 1
+            if not self._counts[instance]:
+                del self._counts[instance]

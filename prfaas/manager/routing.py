@@ -167,9 +167,8 @@ class Routing:
         )
 
     def _note(self, request: pb.RouteRequest, decision: Decision, decode: _Place, now: float) -> None:
-        for instance in (decision.decode, decision.prefill):
-            if instance is not None:
-                self._assigned.add(instance, now=now)
+        instances = [instance for instance in (decision.decode, decision.prefill) if instance is not None]
+        self._assigned.assign(request.request_id or secrets.token_bytes(8), instances, now=now)
         if request.session:
             session = Session(decode.member.node.name, request.num_prompt_tokens)
             self.sessions.put(request.tenant, request.session, session=session, now=now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 
 from prfaas import logs, metrics
@@ -18,6 +19,7 @@ from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
 
 REFUSED_SECONDS = 2.0  # before a manager that refuses us is asked again
+REQUEST_ID_BYTES = 8
 MAX_ROUNDS = 2  # a second question states the hashes that the first answer asked for
 _log = logs.get("router.manager")
 
@@ -68,6 +70,7 @@ class ManagerLink:
             cluster=self._config.cluster,
             max_output_tokens=ask.facts.max_output_tokens,
             turn=ask.facts.turn,
+            request_id=secrets.token_bytes(REQUEST_ID_BYTES),
             excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.healthy)],
         )
         try:

@@ -273,7 +273,7 @@ class MatchResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterMatch, _Mapping]]] = ..., odd_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn")
+    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn", "request_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class RouteRequest(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     units: bytes
     num_prompt_tokens: int
@@ -296,7 +297,8 @@ class RouteRequest(_message.Message):
     max_output_tokens: int
     excluded_instances: _containers.RepeatedScalarFieldContainer[str]
     turn: int
-    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ...) -> None: ...
+    request_id: bytes
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("instance", "url", "node", "cluster")
