@@ -72,6 +72,11 @@ POOL_SLOTS = _gauge(
     ("kind",),
 )
 GRANTS_REFUSED = _counter("prfaas_agent_grants_refused", "Transfers without a valid grant.", ("reason",))
+WIRE_REFUSALS = _counter(
+    "prfaas_agent_wire_refusals",
+    "Incoming connections that were refused, or ended for what they sent; reason says what was wrong.",
+    ("reason",),
+)
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
 RING_OVERFLOWS = _counter(
     "prfaas_agent_ring_overflows",

@@ -16,7 +16,7 @@ import msgpack
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import MAX_PAYLOAD_BYTES, NO_TRANSFER, FrameType, Header, control
 from prfaas.types import FailureReason
@@ -158,6 +158,8 @@ def encode_have(transfer_id: bytes, have: Have) -> bytes:
 
 def decode_have(header: Header, payload: bytes | bytearray) -> Have:
     structure, bits = _split(header, payload)
+    if len(bits) > MAX_OBJECTS // 8:  # scattered bits become ranges of 300 times their size
+        raise RemoteProtocolError("body", f"HAVE: more than {MAX_OBJECTS} objects")
 
     def read(slabs: Any) -> Have:
         arrived = tuple(Slab(*map(_whole, slab)) for slab in slabs)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas import metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.arrivals import AcceptFunction, Arrivals, say
@@ -126,6 +127,11 @@ class Receiver:
         for thread in [*self._threads, *connections.values()]:
             thread.join(CLOSE_SECONDS)
 
+    def _count_refusal(self, reason: str) -> None:
+        """With the lock held."""
+        self._refused[reason] += 1
+        metrics.WIRE_REFUSALS.labels(reason=reason).inc()
+
     # Threads
 
     def _accept_forever(self) -> None:
@@ -143,11 +149,11 @@ class Receiver:
         thread = threading.Thread(target=self._serve, args=(connection, client), name="receive", daemon=True)
         with self._lock:
             if len(self._connections) >= MAX_CONNECTIONS or self._is_closed.is_set():
-                self._refused["connections"] += 1
+                self._count_refusal("connections")
                 connection.close()
                 return
             if len(self._strangers) >= MAX_STRANGERS:
-                self._refused["strangers"] += 1
+                self._count_refusal("strangers")
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 oldest.abort()
@@ -168,7 +174,7 @@ class Receiver:
             Reader(self._arrivals, connection, peer=hello.name).run()
         except RemoteProtocolError as error:
             with self._lock:
-                self._refused[error.reason] += 1
+                self._count_refusal(error.reason)
             ending = Ending("protocol", f"{error.reason}: {error}")
             say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending))
         except OSError:

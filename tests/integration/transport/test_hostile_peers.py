@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.transport.area import Slab
 from prfaas.transport.messages import Hello, encode_hello
@@ -67,6 +68,18 @@ def test_a_stranger_is_refused_by_reason_and_no_other_connection_suffers(
         _read_to_end(stranger)
     wait_until(lambda: far.receiver.refused == {reason: 1})
     _assert_good_peers_are_served(far, near_to)
+
+
+def test_refused_connections_stand_in_the_metrics_by_reason(far: Far) -> None:
+    before = _counted("magic")
+    with _connect(far) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1" + bytes(48))
+        _read_to_end(stranger)
+    wait_until(lambda: _counted("magic") == before + 1)
+
+
+def _counted(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_agent_wire_refusals_total", {"reason": reason}) or 0.0
 
 
 def test_a_recorded_handshake_proves_nothing(far: Far, near_to: Callable[..., Near]) -> None:

@@ -65,6 +65,17 @@ def test_a_bitmap_of_two_million_objects_fits_its_frame() -> None:
     assert header.length < 300_000 and messages.decode_have(header, payload).held == every_second
 
 
+def test_a_have_that_claims_more_objects_than_a_transfer_may_have_takes_no_memory() -> None:
+    structure = msgpack.packb([[]])
+    payload = structure + b"\x55" * (MAX_OBJECTS // 8 + 1)
+    header = Header(FrameType.HAVE, len(payload), ID, offset=len(structure))
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match="objects"):
+        messages.decode_have(header, payload)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
 def test_a_have_of_too_many_pieces_leaves_some_out_instead_of_failing() -> None:
     arrived = tuple(Slab(2 * index, 1, 1 << 30, 1 << 20) for index in range(200_000))
     header, payload = _parts(messages.encode_have(ID, Have(Ranges(), arrived)))
