@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import xxhash
@@ -23,9 +23,9 @@ WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it l
 
 @dataclass(frozen=True)
 class Job:
-    """What a line sends next: control frames, or (when there are none) whatever chunk comes first."""
+    """What a line sends next: a control frame, or (when there is none) whatever chunk comes first."""
 
-    frames: list[bytes] = field(default_factory=list)
+    frame: bytes | None
 
 
 class Work(Protocol):
@@ -95,9 +95,8 @@ class Line:
     def _do(self, job: Job | None) -> None:
         if job is None:
             self._connection.write(Header(FrameType.PING, 0).encode())
-        elif job.frames:
-            for frame in job.frames:
-                self._connection.write(frame)
+        elif job.frame is not None:
+            self._connection.write(job.frame)
         elif self._connection.wait_writable(WRITABLE_SECONDS):
             taken = self._work.take_chunk(self)
             if taken is not None:

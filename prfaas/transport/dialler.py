@@ -1,0 +1,112 @@
+"""Keeps the connections of a link: dials as many as are wanted, and dials again whatever is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from prfaas import logs
+from prfaas.errors import ConfigError, RemoteProtocolError
+from prfaas.transport.connection import Connection
+from prfaas.transport.connection_policy import FIRST_CONNECTIONS, connection_count
+
+_log = logs.get("transport")
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
+KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
+CLOSE_SECONDS = 15.0
+
+
+class Dialler:
+    """A thread for each connection that is wanted. What is not said to lock is called with the link's lock held."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        *,
+        connect: Callable[[int], None],
+        is_busy: Callable[[], bool],
+        peer_name: str,
+        num_connections: int,
+    ) -> None:
+        """`connect(number)`, called without the lock, makes one connection and serves it until it is lost.
+
+        `num_connections` 0: as many as the first one's round trip asks for.
+        """
+        self.num_wanted = num_connections or FIRST_CONNECTIONS
+        self.keeps_warm = True
+        self.last_error = ""
+        self.is_closed = threading.Event()
+        self._changed = changed
+        self._connect = connect
+        self._is_busy = is_busy
+        self._peer_name = peer_name
+        self._is_fixed = bool(num_connections)
+        self._last_used_at = time.monotonic()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def is_started(self) -> bool:
+        return bool(self._threads)
+
+    def start(self) -> None:
+        """Have a thread for every connection that is wanted."""
+        for number in range(len(self._threads), 0 if self.is_closed.is_set() else self.num_wanted):
+            thread = threading.Thread(
+                target=self._connect_forever, args=(number,), name=f"send-{self._peer_name}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def count_by(self, connection: Connection) -> None:
+        """Decide from the link's first connection how many there should be."""
+        if self._is_fixed:
+            return
+        info = connection.tcp_info()
+        wanted = connection_count(
+            rtt_seconds=info.min_rtt_seconds if info else 0.0, congestion_control=connection.congestion_control()
+        )
+        if wanted.count != self.num_wanted:
+            _log.info("link.connections", peer=self._peer_name, count=wanted.count, reason=wanted.reason)
+        self.num_wanted, self.keeps_warm = wanted.count, wanted.keeps_warm
+        self.start()
+
+    def used(self) -> None:
+        """A transfer has just ended."""
+        self._last_used_at = time.monotonic()
+        if not self.keeps_warm:
+            self._changed.notify_all()
+
+    def is_wanted(self) -> bool:
+        """Whether somebody sends, or has sent not long ago: then connections are kept, and made again."""
+        return self._is_busy() or (self.keeps_warm and time.monotonic() - self._last_used_at < KEEP_WARM_SECONDS)
+
+    def lost_by(self, error: Exception) -> None:
+        """Remember why there is no connection; one that nobody wants any more says nothing. Takes no lock."""
+        if self.is_wanted():
+            self.last_error = f"({error})"
+
+    def join(self) -> None:
+        """Wait for the threads, after `is_closed` was set; takes no lock."""
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
+
+    def _connect_forever(self, number: int) -> None:
+        pause = FIRST_RETRY_SECONDS
+        while self._wait_until_wanted(number):
+            try:
+                self._connect(number)
+                pause = FIRST_RETRY_SECONDS
+            except (OSError, RemoteProtocolError, ConfigError) as error:
+                self.lost_by(error)
+                self.is_closed.wait(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def _wait_until_wanted(self, number: int) -> bool:
+        """Wait until a connection of this number is wanted; False: the link is closed."""
+        with self._changed:
+            while not self.is_closed.is_set():
+                if number < self.num_wanted and self.is_wanted():
+                    return True
+                self._changed.wait(MAX_RETRY_SECONDS)
+        return False

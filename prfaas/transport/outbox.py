@@ -1,0 +1,316 @@
+"""The transfers that leave over one link and the bytes of theirs that may: what its connections take from.
+
+No threads and no locks of its own: `sender.Link` holds its lock around every call, and tells the events afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.transport import messages
+from prfaas.transport.area import Area, Slab
+from prfaas.transport.chunker import Chunk, Chunker
+from prfaas.transport.inbound import TransferStats
+from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.outbound import (
+    Outgoing,
+    SendAccepted,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+)
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.wire import FrameType, Header
+from prfaas.types import FailureReason
+
+MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
+MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
+
+
+@dataclass(eq=False)
+class _Sending:
+    transfer: Outgoing
+    sizes: ObjectSizes
+    opened_at: float
+    is_accepted: bool = False  # the peer has answered the latest OPEN
+    was_accepted: bool = False
+    ready: Area = field(default_factory=Area)
+    acked: Area = field(default_factory=Area)
+    held: Ranges = field(default_factory=Ranges)
+    missing_bytes: int = 0  # that must travel
+    unready_bytes: int = 0  # of those
+    said_end: bool = False
+    num_users: int = 0  # threads that read its memory
+    ended_at: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended_at is not None
+
+    @property
+    def id(self) -> bytes:
+        return self.transfer.transfer_id
+
+    @property
+    def deadline(self) -> float:
+        return self.opened_at + self.transfer.deadline_seconds
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the next word is the peer's: losing a connection may have lost it."""
+        return not self.is_accepted or self.acked.num_bytes == self.missing_bytes
+
+    def wanted(self, slab: Slab) -> Iterator[Slab]:
+        """The parts of a slab whose objects the peer does not hold."""
+        for first, last in self.held.missing(slab.first, slab.last):
+            yield Slab(first, last - first, slab.offset, slab.length)
+
+
+class Outbox:
+    """Transfers by id, the queue of their ready bytes, and the control frames that any connection may carry."""
+
+    def __init__(self, on_event: Callable[[SendEvent], None], *, num_connections: int) -> None:
+        """`on_event` is called within the calls below."""
+        self._on_event = on_event
+        self._chunker = Chunker(num_connections)
+        self._sendings: dict[bytes, _Sending] = {}
+        self._to_open: dict[bytes, _Sending] = {}  # in order
+        self._frames: deque[bytes] = deque(maxlen=MAX_FRAMES)
+        self.acknowledged_bytes = 0
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._sendings)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Ready, and not yet handed to a connection."""
+        return self._chunker.queued_bytes
+
+    def set_num_connections(self, count: int) -> None:
+        """The queue is cut finely enough for so many."""
+        self._chunker.num_connections = count
+
+    # What the agent says
+
+    def open(self, transfer: Outgoing, *, now: float) -> None:
+        """Offer a transfer to the peer.
+
+        Raises:
+            LocalProtocolError: it is open already.
+        """
+        if transfer.transfer_id in self._sendings:
+            raise LocalProtocolError(f"transfer {transfer.transfer_id.hex()} is open already")
+        sending = _Sending(transfer, ObjectSizes.of(transfer.object_bytes), now)
+        self._sendings[sending.id] = self._to_open[sending.id] = sending
+        self._chunker.add(sending.id, priority=transfer.priority)
+        if len(transfer.open_body) > MAX_BODY_BYTES:
+            self._end(sending, SendFailed(sending.id, "protocol", "its OPEN is longer than the wire allows"), now)
+
+    def ready(self, transfer_id: bytes, slab: Slab) -> bool:
+        """These bytes may leave now; returns whether that gave a connection something to do.
+
+        Raises:
+            LocalProtocolError: the transfer has no such bytes.
+        """
+        sending = self._live(transfer_id)
+        if sending is None:
+            return False
+        if not sending.sizes.holds(slab):
+            raise LocalProtocolError(f"no object of transfer {transfer_id.hex()} has {slab}")
+        fresh = list(sending.ready.missing(slab))
+        sending.ready.add(slab)
+        if sending.is_accepted:
+            self._queue(sending, fresh)
+        return sending.is_accepted
+
+    def _live(self, transfer_id: bytes) -> _Sending | None:
+        sending = self._sendings.get(transfer_id)
+        return None if sending is None or sending.has_ended else sending
+
+    def _queue(self, sending: _Sending, slabs: list[Slab]) -> None:
+        for slab in slabs:
+            for wanted in sending.wanted(slab):
+                sending.unready_bytes -= wanted.num_bytes
+                for gap in sending.acked.missing(wanted):
+                    self._chunker.ready(sending.id, gap)
+
+    def set_priority(self, transfer_id: bytes, priority: int) -> None:
+        """Change a transfer's share of the link from here on."""
+        if self._live(transfer_id) is not None:
+            self._chunker.set_priority(transfer_id, priority)
+
+    def cancel(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
+        """End a transfer; the peer hears of it."""
+        sending = self._live(transfer_id)
+        if sending is not None:
+            self._frames.append(messages.encode_ending(FrameType.CANCEL, transfer_id, ending))
+            self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
+
+    def fail_all(self, reason: FailureReason, message: str, *, now: float) -> None:
+        """End every transfer; nobody hears of it but their owners."""
+        for sending in list(self._sendings.values()):
+            self._end(sending, SendFailed(sending.id, reason, message), now)
+
+    def late(self, *, now: float, unreachable_before: float) -> list[tuple[bytes, FailureReason]]:
+        """Transfers whose time is up, and why; the peer has been out of reach for too long for those opened before."""
+        reasons = {its.id: _lateness(its, now, unreachable_before) for its in self._sendings.values()}
+        return [(transfer_id, reason) for transfer_id, reason in reasons.items() if reason is not None]
+
+    def stuck(self, *, ended_before: float) -> set[bytes]:
+        """Transfers that ended before then and whose memory a connection still reads."""
+        return {its.id for its in self._sendings.values() if its.ended_at is not None and its.ended_at < ended_before}
+
+    # What the connections take
+
+    def has_work(self) -> bool:
+        """Whether some ready bytes wait for a connection."""
+        return self._chunker.has_work()
+
+    def next_frame(self, *, now: float) -> bytes | None:
+        """A control frame that waits for a connection; they go before bytes."""
+        if self._frames:
+            return self._frames.popleft()
+        if self._to_open:
+            return _open_frame(self._to_open.pop(next(iter(self._to_open))), now)
+        return None
+
+    def take(self) -> tuple[Chunk, Callable[[int], memoryview]] | None:
+        """The next bytes to send, with where each object's memory is; it is in use until `sent`."""
+        chunk = self._chunker.take()
+        if chunk is None:
+            return None
+        sending = self._sendings[chunk.transfer_id]
+        sending.num_users += 1
+        return chunk, sending.transfer.source
+
+    def sent(self, chunk: Chunk) -> bool:
+        """A connection has read the chunk's memory for the last time; returns whether a frame is there to send."""
+        sending = self._sendings[chunk.transfer_id]
+        sending.num_users -= 1
+        if sending.has_ended:
+            self._free(sending)
+            return False
+        return self._say_end(sending)
+
+    def _say_end(self, sending: _Sending) -> bool:
+        is_all = sending.is_accepted and not sending.unready_bytes and self._chunker.is_drained(sending.id)
+        if not is_all or sending.said_end:
+            return False
+        sending.said_end = True
+        self._frames.append(Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode())
+        return True
+
+    # What the peer says
+
+    def have(self, transfer_id: bytes, have: Have) -> None:
+        """The peer has accepted a transfer and says what it holds; all else that is ready may leave.
+
+        Raises:
+            RemoteProtocolError: it names what the transfer does not have.
+        """
+        sending = self._live(transfer_id)
+        if sending is None or sending.is_accepted:
+            return
+        _check_have(sending.sizes, have)
+        sending.is_accepted = True
+        sending.said_end = False
+        sending.held, sending.acked = have.held, Area(have.arrived)
+        sending.missing_bytes = sending.sizes.total_bytes - sending.sizes.bytes_of(have.held)
+        sending.unready_bytes = sending.missing_bytes
+        self._queue(sending, list(sending.ready.slabs()))
+        if not sending.was_accepted:
+            sending.was_accepted = True
+            self._on_event(SendAccepted(transfer_id, sending.missing_bytes, have.held.copy()))
+
+    def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:
+        """Chunks have arrived whole."""
+        grown: dict[bytes, _Sending] = {}
+        for chunk in chunks:
+            sending = self._live(chunk.transfer_id)
+            if sending is not None:
+                self.acknowledged_bytes += sending.acked.add(chunk.slab)
+                grown[sending.id] = sending
+        for sending in grown.values():
+            self._on_event(SendProgress(sending.id, sending.acked.num_bytes, time_ns))
+
+    def put_back(self, chunks: list[Chunk]) -> None:
+        """Chunks that were taken, oldest first, and did not arrive leave again."""
+        for chunk in reversed(chunks):
+            sending = self._live(chunk.transfer_id)
+            if sending is not None and sending.is_accepted:
+                self._chunker.put_back(chunk)
+
+    def done(self, transfer_id: bytes, done: Done, *, now: float) -> None:
+        """The peer has every byte. The last acknowledgements may come after this."""
+        sending = self._live(transfer_id)
+        if sending is not None:
+            self.acknowledged_bytes += sending.missing_bytes - sending.acked.num_bytes
+            stats = TransferStats(done.wire_bytes, done.checksum_failures)
+            self._end(sending, SendCompleted(transfer_id, stats), now)
+
+    def refused(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
+        """The peer gives a transfer up, or does not take it."""
+        sending = self._live(transfer_id)
+        if sending is not None:
+            self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
+
+    def reopen(self, transfer_id: bytes) -> None:
+        """The peer does not know a transfer that it was sent chunks of."""
+        sending = self._sendings.get(transfer_id)
+        if sending is not None and sending.is_accepted:
+            self._open_again(sending)
+
+    def connection_lost(self, *, is_last: bool) -> None:
+        """Whoever waits for an answer asks again, and after the last connection everybody."""
+        for sending in self._sendings.values():
+            if is_last or sending.awaits_answer:
+                self._open_again(sending)
+
+    def _open_again(self, sending: _Sending) -> None:
+        sending.is_accepted = False
+        if not sending.has_ended:
+            self._to_open[sending.id] = sending
+        self._chunker.clear(sending.id)  # HAVE tells what is still to be sent
+
+    # Ending
+
+    def _end(self, sending: _Sending, event: SendCompleted | SendFailed, now: float) -> None:
+        if sending.has_ended:
+            return
+        sending.ended_at = now
+        self._chunker.remove(sending.id)
+        self._to_open.pop(sending.id, None)
+        self._on_event(event)
+        self._free(sending)
+
+    def _free(self, sending: _Sending) -> None:
+        if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
+            self._on_event(SendMemoryFree(sending.id))
+
+
+def _lateness(sending: _Sending, now: float, unreachable_before: float) -> FailureReason | None:
+    if sending.has_ended:
+        return None
+    if now >= sending.deadline:
+        return "deadline"
+    return "unreachable" if sending.opened_at <= unreachable_before else None
+
+
+def _open_frame(sending: _Sending, now: float) -> bytes:
+    transfer = sending.transfer
+    left = max(MIN_DEADLINE_SECONDS, sending.deadline - now)
+    opened = messages.Open(sending.sizes, max(0, transfer.priority), left, transfer.open_body)
+    return messages.encode_open(sending.id, opened)
+
+
+def _check_have(sizes: ObjectSizes, have: Have) -> None:
+    last_held = have.held.to_list()[-1][1] if len(have.held) else 0
+    if last_held > len(sizes) or not all(sizes.holds(slab) for slab in have.arrived):
+        raise RemoteProtocolError("range", "HAVE of objects that the transfer does not have")
