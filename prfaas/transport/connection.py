@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
+from prfaas.transport.connection_policy import RATE_BASED
 from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
 from prfaas.units import split_address
@@ -209,6 +210,17 @@ class Connection:
         """What the kernel uses on this connection, which need not be what was asked for."""
         raw: bytes = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         return raw.partition(b"\0")[0].decode()
+
+    def search_rate(self) -> None:
+        """Have the kernel look for a higher rate at once, doubling it each round trip, rather than by and by.
+
+        Choosing another congestion control and this one again starts its search anew, from the present rate.
+        """
+        chosen = self.congestion_control()
+        if chosen in RATE_BASED:
+            with contextlib.suppress(OSError):
+                for name in ("reno", chosen):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
     def pace(self, bytes_per_second: float) -> None:
         """Have the kernel send no faster than this."""

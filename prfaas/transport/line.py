@@ -82,6 +82,9 @@ class Line:
     def tcp_info(self) -> TcpInfo | None:
         return self._connection.tcp_info()
 
+    def search_rate(self) -> None:
+        self._connection.search_rate()
+
     def pace(self, bytes_per_second: float) -> None:
         self._connection.pace(bytes_per_second)
 

@@ -1,7 +1,8 @@
 """What a link can carry at present, and whether it is choked, from samples of its connections (pure).
 
 TCP's own delivery rate swings by half from sample to sample; bytes delivered over a third of a second do not. While there was
-something to send throughout, they are what the link carries; otherwise they only show that it carries at least so much.
+something to send throughout, the most of these in the last two thirds of a second is what the link carries: BBR holds back
+for 0.2 s every ten, to measure the round trip. Otherwise they only show that the link carries at least so much.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 WINDOW_SECONDS = 0.3
+PEAK_SECONDS = 0.6  # the rate is the highest of the windows that ended in it
 QUEUE_SECONDS = 0.5  # what waits would take longer than this
 RETRANSMIT_RATIO = 0.03  # of the bytes sent in the window
 RTT_INFLATION = 2.5  # over the smallest round trip
@@ -45,6 +47,7 @@ class LinkMeter:
 
     def __init__(self) -> None:
         self._samples: deque[LinkSample] = deque()
+        self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
         self.health = LinkHealth()
 
     def add(self, sample: LinkSample) -> None:
@@ -63,8 +66,13 @@ class LinkMeter:
         if seconds < WINDOW_SECONDS:
             return before
         carried = (sample.delivered_bytes - oldest.delivered_bytes) / seconds
-        is_saturated = all(its.queued_bytes for its in self._samples)
-        return carried if is_saturated else max(carried, before)
+        if not all(its.queued_bytes for its in self._samples):
+            self._saturated_rates.clear()
+            return max(carried, before)
+        self._saturated_rates.append((sample.at, carried))
+        while sample.at - self._saturated_rates[0][0] > PEAK_SECONDS:
+            self._saturated_rates.popleft()
+        return max(rate for _, rate in self._saturated_rates)
 
     def _congestion(self, sample: LinkSample, queue_seconds: float) -> CongestionReason | None:
         if not sample.queued_bytes + sample.unacknowledged_bytes:

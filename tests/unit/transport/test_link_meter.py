@@ -38,6 +38,11 @@ def test_a_saturated_link_carries_what_is_acknowledged_and_a_change_shows_within
     assert at_three.achievable_bytes_per_second == pytest.approx(30 * MB, rel=0.02)
 
 
+def test_a_dip_of_a_quarter_second_is_not_taken_for_the_links_rate() -> None:
+    health = _fed(LinkMeter(), _samples(lambda at: 20 * MB if 2 <= at < 2.25 else 100 * MB, 4))
+    assert min(its.achievable_bytes_per_second for its in health[10:]) == pytest.approx(100 * MB, rel=0.02)
+
+
 def test_a_link_with_little_to_send_keeps_the_rate_that_it_was_seen_to_carry() -> None:
     meter = LinkMeter()
     *_, last = _fed(meter, _samples(lambda at: 100 * MB if at < 2 else 1 * MB, 4, queued=0))
