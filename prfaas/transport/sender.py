@@ -28,7 +28,7 @@ from prfaas.transport.outbound import (
     SendProgress,
 )
 from prfaas.transport.outbox import Outbox
-from prfaas.transport.room_seeker import RoomSeeker
+from prfaas.transport.rate_search import RateSearch
 from prfaas.transport.tcp_info import TcpInfo
 from prfaas.types import FailureReason
 
@@ -87,7 +87,7 @@ class Link:
             num_connections=config.num_connections,
         )
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
-        self._meter, self._room_seeker = LinkMeter(), RoomSeeker()
+        self._meter, self._rate_search = LinkMeter(), RateSearch()
         self._num_searches = 0
         self._counted: tuple[int, ...] = (0, 0, 0)  # bytes delivered to the peer's kernel, sent, retransmitted
         self._lines: set[Line] = set()
@@ -212,11 +212,11 @@ class Link:
                 min_rtt_seconds=min((info.min_rtt_seconds for _, info in lines), default=0.0),
             )
             self._meter.add(sample)
-            if lines and self._room_seeker.is_due(sample):
+            if lines and self._rate_search.is_due(sample, num_connections=len(lines)):
                 self._search_rate(lines)
 
     def _search_rate(self, lines: list[tuple[Line, TcpInfo]]) -> None:
-        """One connection looks for room on the link; which one goes round."""
+        """One connection looks for a higher rate; which one goes round."""
         self._num_searches += 1
         lines[self._num_searches % len(lines)][0].search_rate()
 
