@@ -38,9 +38,8 @@ def test_one_moment_without_a_queue_is_not_enough() -> None:
 
 
 def test_each_connection_has_its_turn_once_in_eight_seconds() -> None:
-    found = _searches(unacknowledged=1, rtt_seconds=0.07, seconds=8.5)
-    assert [round(at) for at in found] == [0, 2, 4, 6, 8]
-    assert TURN_SECONDS == 8
+    found = _searches(unacknowledged=1, rtt_seconds=0.05, seconds=TURN_SECONDS + STEP_SECONDS)
+    assert found == pytest.approx([TURN_SECONDS * turn / 4 for turn in (1, 2, 3, 4)])
 
 
 def test_a_link_with_nothing_under_way_is_left_alone() -> None:
