@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -41,14 +42,14 @@ class NearEnd:
             self._pool[at : at + len(pattern)] = pattern
         self._transfers: dict[bytes, _Transfer] = {}
 
-    def open(self, num_objects: int, object_bytes: int, *, priority: int = 0) -> bytes:
-        """Offer a transfer of equal objects and wait until the far end has accepted it."""
+    def open(self, sizes: list[int], *, priority: int = 0) -> bytes:
+        """Offer a transfer of objects and wait until the far end has accepted it."""
         transfer_id = os.urandom(16)
-        objects = [self._pool[index * object_bytes : (index + 1) * object_bytes] for index in range(num_objects)]
+        ends = list(itertools.accumulate(sizes))
+        objects = [self._pool[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         for its in objects:
             its[:16] = os.urandom(16)  # no transfer equals the one before
         transfer = self._transfers[transfer_id] = _Transfer(objects)
-        sizes = [object_bytes] * num_objects
         self._link.open(Outgoing(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
         assert transfer.accepted.wait(30), "the far end does not answer"
         return transfer_id
@@ -103,18 +104,33 @@ class NearEnd:
         self, num_objects: int, object_bytes: int, num_layers: int, pause_seconds: float = 0.0
     ) -> dict[str, object]:
         """One transfer whose layers become ready at once, or `pause_seconds` after each other."""
-        transfer_id = self.open(num_objects, object_bytes)
+        transfer_id = self.open([object_bytes] * num_objects)
         cpu, began_ns = cpu_seconds(), time.monotonic_ns()
         last_ready_ns = self.layers(transfer_id, num_layers, pause_seconds=pause_seconds)
+        return self._measured(transfer_id, began_ns=began_ns, last_ready_ns=last_ready_ns, cpu_before=cpu)
+
+    def scheduled(self, sizes: list[int], at_seconds: list[float]) -> dict[str, object]:
+        """One transfer whose objects become ready at these times after its start."""
+        transfer_id = self.open(sizes)
+        cpu, began, began_ns = cpu_seconds(), time.monotonic(), time.monotonic_ns()
+        for number, (size, at) in enumerate(zip(sizes, at_seconds, strict=True)):
+            time.sleep(max(0.0, began + at - time.monotonic()))
+            self._link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=size)
+        last_ready_ns = time.monotonic_ns()
+        return self._measured(transfer_id, began_ns=began_ns, last_ready_ns=last_ready_ns, cpu_before=cpu)
+
+    def _measured(
+        self, transfer_id: bytes, *, began_ns: int, last_ready_ns: int, cpu_before: float
+    ) -> dict[str, object]:
         self.wait(transfer_id)
-        cpu = cpu_seconds() - cpu  # without what checking the result costs
+        cpu = cpu_seconds() - cpu_before  # without what checking the result costs
         state, result = self._link.snapshot().to_dict(), self.result(transfer_id)
         return result | {"began_ns": began_ns, "last_ready_ns": last_ready_ns, "cpu_seconds": cpu, "link": state}
 
     def urgent(self, urgent_bytes: int, bulk_bytes: int, after_seconds: float) -> dict[str, object]:
         """An urgent transfer on an idle link, then another while two bulk ones are under way."""
         alone = self.measure(1, urgent_bytes, 1)
-        bulks = [self.open(bulk_bytes >> 24, 1 << 24, priority=1) for _ in range(2)]
+        bulks = [self.open([1 << 24] * (bulk_bytes >> 24), priority=1) for _ in range(2)]
         for bulk in bulks:
             self.layers(bulk, 1)
         time.sleep(after_seconds)
@@ -132,7 +148,7 @@ class NearEnd:
         idle = self._sampled(idle_seconds)
         cpu = (cpu_seconds() - cpu) / (time.monotonic() - began)
         for _ in range(8):
-            self.layers(self.open(64, 1 << 24, priority=1), 1)
+            self.layers(self.open([1 << 24] * 64, priority=1), 1)
         return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds)}
 
     def _sampled(self, seconds: float) -> list[tuple[float, float, str | None]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.transport.hybrid_schedule import Ready
 from tools.wan import FAR, Wan
 
 
@@ -48,6 +50,13 @@ class Ends:
             pause_seconds=pause_seconds,
         )
         return _figures(near, self._reports([near["transfer"]]), num_bytes)
+
+    def scheduled(self, ready: Sequence[Ready]) -> Figures:
+        """Send objects as they become ready; checked as `transfer` is."""
+        near = self._ask(
+            "scheduled", sizes=[its.num_bytes for its in ready], at_seconds=[its.at_seconds for its in ready]
+        )
+        return _figures(near, self._reports([near["transfer"]]), sum(its.num_bytes for its in ready))
 
     def urgent(self, urgent_bytes: int, *, bulk_bytes: int, after_seconds: float) -> tuple[Figures, Figures]:
         """An urgent transfer alone, and beside two bulk ones."""
