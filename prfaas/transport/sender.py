@@ -44,7 +44,7 @@ __all__ = [
     "SendProgress",
 ]
 
-TICK_SECONDS = 0.05
+TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
 
 
@@ -171,7 +171,7 @@ class Link:
     # Watching
 
     def _watch_forever(self) -> None:
-        while not self._dialler.is_closed.wait(TICK_SECONDS):
+        while not self._dialler.is_closed.wait(TICK_SECONDS if self._outbox.num_transfers else IDLE_TICK_SECONDS):
             now = time.monotonic()
             self._end_late(now)
             self._free_stuck_memory(now)
