@@ -42,6 +42,8 @@ class Relay:
         self._cut_after_bytes: int | None = None
         self._new_filter: Callable[[], Filter] | None = None
         self.is_cut = False
+        self._flows = asyncio.Event()
+        self._flows.set()
         self._dropping: asyncio.Future[None] | None = None
         self.address = ""
         self.forwarded_bytes = 0  # towards the target
@@ -82,6 +84,13 @@ class Relay:
     def cut_after(self, num_bytes: int) -> None:
         """Cut the link when that many more bytes have gone to the target; it stays cut until `mend`."""
         self._cut_after_bytes = self.forwarded_bytes + num_bytes
+
+    def hold(self) -> None:
+        """Let nothing through from here on, and keep every connection, until `release`."""
+        self._loop.call_soon_threadsafe(self._flows.clear)
+
+    def release(self) -> None:
+        self._loop.call_soon_threadsafe(self._flows.set)
 
     def drop_one(self) -> None:
         """Cut one connection; the others go on."""
@@ -153,6 +162,7 @@ class Relay:
             await asyncio.sleep(max(0.0, due - time.monotonic(), free_at - time.monotonic()))
             if self._shape.bytes_per_second:
                 free_at = max(free_at, time.monotonic()) + len(data) / self._shape.bytes_per_second
+            await self._flows.wait()
             if counted and self._reaches_cut(len(data)):
                 return
             writer.write(data)

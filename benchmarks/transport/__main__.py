@@ -54,7 +54,10 @@ def main() -> int:
         return 0
     names = os.environ.get("PROFILES", " ".join(PROFILES)).split()
     rows = [row for name in names for row in _profile(name)]
-    rows += [{"link": "regional", **_cubic_row()}, *({"link": "alternating", **row} for row in _health_rows())]
+    rows += [
+        *({"link": "regional", **row} for row in (_cubic_row(), _tls_row())),
+        *({"link": "alternating", **row} for row in _health_rows()),
+    ]
     RESULT.write_text(json.dumps(rows, indent=1) + "\n")
     for row in rows:
         print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}")
@@ -216,6 +219,15 @@ def _cubic_row() -> dict[str, Any]:
     with Wan(PROFILES["regional"]) as wan, Ends(wan, congestion_control="cubic") as ends:
         runs = [ends.transfer(GIB, num_layers=64) for _ in range(REPEATS)]
         return _row("1 GiB without BBR (cubic), of the link", _spread(_shares(wan.shape, runs)), "median >= 0.7")
+
+
+def _tls_row() -> dict[str, Any]:
+    with Wan(PROFILES["regional"]) as wan, Ends(wan, is_encrypted=True) as ends:
+        ends.transfer(GIB, num_layers=64)
+        runs = [ends.transfer(GIB, num_layers=64) for _ in range(REPEATS)]
+    figure = _spread(_shares(wan.shape, runs))
+    figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
+    return _row("1 GiB under TLS 1.3, warm, of the link", figure, "median >= 0.85")
 
 
 def _health_rows() -> list[dict[str, Any]]:

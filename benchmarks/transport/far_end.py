@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import xxhash
 
@@ -24,6 +25,7 @@ from prfaas.transport.receiver import (
     ReceiverConfig,
     Rejected,
 )
+from prfaas.transport.tls import CertificateFiles, Certificates
 
 KEY = b"benchmark key of thirty-two byte"
 
@@ -37,8 +39,10 @@ class _Transfer:
 class FarEnd:
     """Accepts everything. Memory is reused from one transfer to the next, so that page faults are not measured."""
 
-    def __init__(self, *, congestion_control: str) -> None:
-        config = ReceiverConfig("0.0.0.0:0", insecure_plaintext=True, congestion_control=congestion_control)
+    def __init__(self, *, congestion_control: str, certificates: Certificates | None) -> None:
+        config = ReceiverConfig(
+            "0.0.0.0:0", certificates=certificates, insecure_plaintext=True, congestion_control=congestion_control
+        )
         self._reports: queue.SimpleQueue[ReceiveEvent] = queue.SimpleQueue()
         self._receiver = Receiver(config, local_name="far", key=KEY, accept=self._accept, on_event=self._on_event)
         self._pool = memoryview(mmap.mmap(-1, 1 << 30))
@@ -76,6 +80,11 @@ class FarEnd:
         _say(transfer=event.transfer_id.hex(), reason=reason, ended_ns=ended_ns, digest=digest, cpu_seconds=cpu)
 
 
+def certificates_of(files: list[str]) -> Certificates | None:
+    """From the paths of authority, certificate and key; none: unencrypted."""
+    return Certificates(CertificateFiles(*map(Path, files))) if files else None
+
+
 def digest_of(objects: list[memoryview]) -> int:
     """One number for what all objects hold."""
     state = xxhash.xxh3_64()
@@ -95,4 +104,5 @@ def _say(**fields: object) -> None:
 
 
 if __name__ == "__main__":
-    FarEnd(congestion_control=sys.argv[1]).run()
+    settings = json.loads(sys.argv[1])
+    FarEnd(congestion_control=settings["congestion_control"], certificates=certificates_of(settings["tls"])).run()

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.transport.far_end import KEY, cpu_seconds, digest_of
+from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
 from prfaas.transport.sender import (
     Link,
     LinkConfig,
@@ -162,4 +162,5 @@ class NearEnd:
 
 
 if __name__ == "__main__":
-    NearEnd(sys.argv[1], LinkConfig(**json.loads(sys.argv[2]))).run()
+    settings = json.loads(sys.argv[2])
+    NearEnd(sys.argv[1], LinkConfig(certificates=certificates_of(settings.pop("tls")), **settings)).run()

@@ -5,29 +5,36 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.transport.hybrid_schedule import Ready
+from tools.certificates import Authority
 from tools.wan import FAR, Wan
 
 
 class Ends:
     """A sending and a receiving process, for as long as the context lasts."""
 
-    def __init__(self, wan: Wan, *, congestion_control: str = "bbr", **link: Any) -> None:
+    def __init__(self, wan: Wan, *, congestion_control: str = "bbr", is_encrypted: bool = False, **link: Any) -> None:
         self._wan = wan
-        self._congestion_control = congestion_control
-        self._link = {"congestion_control": congestion_control, "insecure_plaintext": True, **link}
+        self._directory = tempfile.TemporaryDirectory()
+        near, far = _certificates(Path(self._directory.name)) if is_encrypted else ([], [])
+        self._far_settings = json.dumps({"congestion_control": congestion_control, "tls": far})
+        self._near_settings = json.dumps(
+            {"congestion_control": congestion_control, "insecure_plaintext": True, "tls": near, **link}
+        )
 
     def __enter__(self) -> Ends:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         module = [sys.executable, "-m"]
-        self._far = self._wan.far([*module, "benchmarks.transport.far_end", self._congestion_control], **pipes)
+        self._far = self._wan.far([*module, "benchmarks.transport.far_end", self._far_settings], **pipes)
         port = _read(self._far)["address"].rpartition(":")[2]
-        address, config = f"{FAR}:{port}", json.dumps(self._link)
-        self._near = self._wan.near([*module, "benchmarks.transport.near_end", address, config], **pipes)
+        command = [*module, "benchmarks.transport.near_end", f"{FAR}:{port}", self._near_settings]
+        self._near = self._wan.near(command, **pipes)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,6 +44,7 @@ class Ends:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
+        self._directory.cleanup()
 
     def transfer(
         self, num_bytes: int, *, num_layers: int, num_objects: int = 64, pause_seconds: float = 0.0
@@ -103,6 +111,12 @@ class Figures:
     @property
     def cpu_seconds_per_gb(self) -> float:
         return self.cpu_seconds / (self.num_bytes / 1e9)
+
+
+def _certificates(directory: Path) -> tuple[list[str], list[str]]:
+    authority = Authority(directory)
+    near, far = (authority.issue(name) for name in ("near", "far"))
+    return tuple([str(its.authority), str(its.certificate), str(its.key)] for its in (near, far))  # type: ignore[return-value]
 
 
 def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes: int) -> Figures:

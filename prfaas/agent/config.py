@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prfaas.cachepool.eviction import policy_of
 from prfaas.config import check_together, records, setting
+from prfaas.transport.tls import CertificateFiles, Certificates
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,18 @@ class AgentConfig:
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port) to report to; none: this agent stands alone."
     )
-    tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
+    tls_authority: Path | None = setting(
+        "path", default=None, doc="PEM file: who signed managers' and agents' certificates."
+    )
     tls_certificate: Path | None = setting(
         "path", default=None, doc="PEM file: this agent's certificate, for its name."
     )
     tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_revocations: Path | None = setting(
+        "path",
+        default=None,
+        doc="PEM file: the authority's revocation list; agents whose certificates it names are refused.",
+    )
     cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
     advertise: str = setting("text", default="", doc="Where other agents reach `listen`, when that differs from it.")
@@ -74,13 +82,34 @@ class AgentConfig:
     )
     engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="The engines beside this agent.")
     insecure_plaintext: bool = setting(
-        "flag", default=False, doc="Listen beyond private networks with the secret alone, unencrypted."
+        "flag",
+        default=False,
+        doc="Leave the wire between agents unencrypted where certificates are set, or beyond private networks.",
     )
 
     def __post_init__(self) -> None:
         policy_of(self.eviction)
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        if self.tls_revocations is not None and self.tls_authority is None:
+            raise ValueError("tls_authority: missing; tls_revocations is its list")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
+
+    def wire_certificates(self) -> Certificates | None:
+        """What encrypts the wire between agents, if it is.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        if (
+            self.tls_authority is None
+            or self.tls_certificate is None
+            or self.tls_key is None
+            or self.insecure_plaintext
+        ):
+            return None
+        return Certificates(
+            CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
+        )

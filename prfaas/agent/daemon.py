@@ -110,9 +110,11 @@ class Agent:
         )
         callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
+        self._certificates = config.wire_certificates()
         self._receiver = Receiver(
             ReceiverConfig(
                 listen=config.listen,
+                certificates=self._certificates,
                 insecure_plaintext=config.insecure_plaintext,
                 reconnect_seconds=config.reconnect_seconds,
             ),
@@ -302,6 +304,7 @@ class Agent:
                     max_bytes_per_second=self._config.max_link_rate,
                     congestion_control=self._config.congestion_control,
                     reconnect_seconds=self._config.reconnect_seconds,
+                    certificates=self._certificates,
                     insecure_plaintext=self._config.insecure_plaintext,
                 ),
                 local_name=self._name,

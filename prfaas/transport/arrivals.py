@@ -42,6 +42,7 @@ from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 from prfaas.types import FailureReason
 
 MAX_TRANSFERS = 1024  # asked and arriving, over all peers
+MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
 MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
@@ -98,6 +99,8 @@ class Arrivals:
                 answer = self._again(connection, arrival, request)
             elif answer is None and len(self._arrivals) >= MAX_TRANSFERS:
                 answer = _error(request.transfer_id, "no_memory", f"{MAX_TRANSFERS} transfers are arriving already")
+            elif answer is None and self._body_bytes() + len(request.open_body) > MAX_OPENING_BYTES:
+                answer = _error(request.transfer_id, "no_memory", "what opens transfers takes too much memory already")
             elif answer is None:
                 arrival = _Arrival(request, sizes, time.monotonic() + request.deadline_seconds, {connection})
                 self._arrivals[request.transfer_id] = arrival
@@ -107,6 +110,9 @@ class Arrivals:
         self._tell()
         if is_new and arrival is not None:
             self._accept(request, functools.partial(self._decided, arrival))
+
+    def _body_bytes(self) -> int:
+        return sum(len(its.request.open_body) for its in self._arrivals.values())
 
     def _again(self, connection: Connection, arrival: _Arrival, request: OpenRequest) -> bytes:
         """What to answer to an OPEN of a transfer that is here: nothing while the caller has not decided."""

@@ -15,6 +15,7 @@ from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
 from prfaas.transport.connection_policy import RATE_BASED
 from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.tls import Certificates, TlsStream
 from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
 from prfaas.units import split_address
 
@@ -30,7 +31,55 @@ _TCP_USER_TIMEOUT = 18
 _SO_MAX_PACING_RATE = 47
 
 
-def make_socket(address: str, *, congestion_control: str, insecure_plaintext: bool) -> socket.socket:
+class PlainStream:
+    """Bytes as they are. One call gives or takes a whole chunk: the socket blocks, with the kernel's own time-outs."""
+
+    is_worn = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, buffers: Sequence[bytes | memoryview], *, within_seconds: float) -> int:
+        """Send all of it; returns its length."""
+        left, deadline = sum(map(len, buffers)), time.monotonic() + within_seconds
+        total = left
+        while left:
+            sent = self._socket.sendmsg(buffers)
+            left -= sent
+            if left:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the peer takes a frame too slowly")
+                buffers = _after(buffers, sent)
+        return total
+
+    def receive(self, views: Sequence[memoryview], *, within_seconds: float) -> int:
+        """Fill `views`; returns their length."""
+        left, deadline = sum(map(len, views)), time.monotonic() + within_seconds
+        total = left
+        while left:
+            got = self._receive(views)
+            left -= got
+            if left:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("a frame comes too slowly")
+                views = _after(views, got)
+        return total
+
+    def _receive(self, views: Sequence[memoryview]) -> int:
+        if len(views) == 1:
+            got = self._socket.recv_into(views[0], 0, socket.MSG_WAITALL)
+        else:
+            got = self._socket.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+        if not got:
+            raise ConnectionResetError("the peer closed the connection")
+        return got
+
+    def has_input(self) -> bool:
+        """Nothing is kept here."""
+        return False
+
+
+def make_socket(address: str, *, congestion_control: str, allow_public: bool) -> socket.socket:
     """Connect to `address`; every socket of the wire is made here or in `listen`.
 
     Raises:
@@ -38,8 +87,10 @@ def make_socket(address: str, *, congestion_control: str, insecure_plaintext: bo
         OSError: nobody answers.
     """
     host, port = split_address(address)
-    if not insecure_plaintext and (public := _public_address(host)):
-        raise ConfigError(f"{public} is public; set insecure_plaintext: true to send KV there unencrypted")
+    if not allow_public and (public := _public_address(host)):
+        raise ConfigError(
+            f"{public} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
+        )
     made = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
     try:
         tune(made, congestion_control=congestion_control)
@@ -49,7 +100,7 @@ def make_socket(address: str, *, congestion_control: str, insecure_plaintext: bo
     return made
 
 
-def listen(address: str, *, insecure_plaintext: bool) -> socket.socket:
+def listen(address: str, *, allow_public: bool) -> socket.socket:
     """A listening socket.
 
     Raises:
@@ -57,10 +108,10 @@ def listen(address: str, *, insecure_plaintext: bool) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        if not insecure_plaintext and (public := _public_address(host)):
+        if not allow_public and (public := _public_address(host)):
             raise ConfigError(
                 f"listen: {public} is not a private address; KV would cross it unencrypted. "
-                "Listen on a private address, or set insecure_plaintext: true"
+                "Give the tls_ settings, listen on a private address, or set insecure_plaintext: true"
             )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
@@ -92,14 +143,13 @@ def tune(connection: socket.socket, *, congestion_control: str) -> None:
 
 
 class Connection:
-    """Frames over one socket. One thread reads; any thread writes, one frame at a time; any thread may abort.
-
-    The socket blocks, with the kernel's own time-outs: so one call takes or gives a whole chunk.
-    """
+    """Frames over one socket. One thread reads; any thread writes, one frame at a time; any thread may abort."""
 
     def __init__(self, sock: socket.socket, *, state: State) -> None:
         self.state = state
+        self.certified_name: str | None = None  # the common name of the peer's certificate; None: not encrypted
         self._socket = sock
+        self._stream: PlainStream | TlsStream = PlainStream(sock)
         self._write_lock = threading.Lock()
         self._header = memoryview(bytearray(HEADER_BYTES))
         sock.settimeout(None)
@@ -108,6 +158,16 @@ class Connection:
         self._writable, self._readable = select.poll(), select.poll()
         self._writable.register(sock, select.POLLOUT)
         self._readable.register(sock, select.POLLIN)
+
+    def secure(self, certificates: Certificates, *, is_listener: bool) -> None:
+        """Encrypt all that follows.
+
+        Raises:
+            OSError: the peer does not, or has no certificate that counts.
+        """
+        stream = certificates.wrap(self._socket, is_listener=is_listener)
+        self.certified_name = stream.handshake(within_seconds=HANDSHAKE_SECONDS)
+        self._stream = stream
 
     def _set_timeout(self, option: int, seconds: float) -> None:
         whole = int(seconds)
@@ -126,19 +186,7 @@ class Connection:
             OSError: the connection is gone, or the peer takes nothing.
         """
         with self._write_lock:
-            sent = self._socket.sendmsg(buffers)
-            total = sum(map(len, buffers))
-            if sent < total:
-                self._write_rest(_after(buffers, sent), total - sent)
-
-    def _write_rest(self, buffers: list[memoryview], left: int) -> None:
-        deadline = time.monotonic() + FRAME_SECONDS
-        while left:
-            sent = self._socket.sendmsg(buffers)
-            left -= sent
-            buffers = _after(buffers, sent)
-            if left and time.monotonic() > deadline:
-                raise TimeoutError("the peer takes a frame too slowly")
+            self._stream.send(buffers, within_seconds=FRAME_SECONDS)
 
     def wait_writable(self, seconds: float) -> bool:
         """Whether the kernel takes more; a connection that is gone counts as writable."""
@@ -171,34 +219,17 @@ class Connection:
         Raises:
             OSError: the connection is gone, or silent for too long, or too slow.
         """
-        got = self._receive(views)
-        total = sum(map(len, views))
-        if got < total:
-            self._read_rest(_after(views, got), total - got)
-
-    def _receive(self, views: Sequence[memoryview]) -> int:
-        if len(views) == 1:
-            got = self._socket.recv_into(views[0], 0, socket.MSG_WAITALL)
-        else:
-            got = self._socket.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
-        if not got:
-            raise ConnectionResetError("the peer closed the connection")
-        return got
-
-    def _read_rest(self, views: list[memoryview], left: int) -> None:
-        if self.state not in ("sending", "receiving"):
-            raise TimeoutError("a handshake that comes in pieces")
-        deadline = time.monotonic() + FRAME_SECONDS
-        while left:
-            got = self._receive(views)
-            left -= got
-            views = _after(views, got)
-            if left and time.monotonic() > deadline:
-                raise TimeoutError("a frame comes too slowly")
+        is_open = self.state in ("sending", "receiving")
+        self._stream.receive(views, within_seconds=FRAME_SECONDS if is_open else HANDSHAKE_SECONDS)
 
     def has_input(self) -> bool:
         """Whether bytes of the peer wait to be read."""
-        return bool(self._readable.poll(0))
+        return self._stream.has_input() or bool(self._readable.poll(0))
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether its keys have served for long enough: another connection should take over."""
+        return self._stream.is_worn
 
     # Ending
 

@@ -48,6 +48,7 @@ def dial(connection: Connection, identity: Identity, *, peer_name: str) -> Chall
         raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")
     if challenge.name != peer_name:
         raise RemoteProtocolError("name", f"{challenge.name} answers where {peer_name} was expected")
+    _check_certificate(connection, challenge.name)
     if challenge.version not in VERSIONS:
         raise RemoteProtocolError("version", f"the peer chose version {challenge.version}")
     connection.write(messages.encode_proof(_proof(identity.key, b"dialer", transcript)))
@@ -64,6 +65,7 @@ def answer(connection: Connection, identity: Identity) -> Hello:
         RemoteProtocolError: it does not know the secret, or speaks no version of ours.
     """
     hello = messages.decode_hello(_payload(connection))
+    _check_certificate(connection, hello.name)
     version = max(set(VERSIONS) & set(hello.versions), default=None)
     if version is None:
         raise RemoteProtocolError("version", f"the peer speaks {hello.versions}, this side {VERSIONS}")
@@ -80,6 +82,12 @@ def answer(connection: Connection, identity: Identity) -> Hello:
     connection.write(Header(FrameType.WELCOME, 0).encode())
     connection.set_read_timeout(SILENCE_SECONDS)
     return hello
+
+
+def _check_certificate(connection: Connection, name: str) -> None:
+    certified = connection.certified_name
+    if certified is not None and certified != name:
+        raise RemoteProtocolError("name", f"{name} shows a certificate for {certified or 'nobody'}")
 
 
 def _payload(connection: Connection) -> bytearray:

@@ -60,15 +60,15 @@ class Line:
         self._changed: set[int] = set()  # numbers of chunks that did not match their checksum
 
     def run(self) -> None:
-        """Send until the connection is lost.
+        """Send until the connection is lost, or has served for long enough.
 
         Raises:
-            OSError: it is.
+            OSError: it is lost.
         """
         reader = threading.Thread(target=self._read_forever, name="send-read", daemon=True)
         reader.start()
         try:
-            while True:
+            while not self._connection.is_worn:
                 self._do(self._work.next_job(self, SILENCE_SECONDS / 3))
         finally:
             self.abort()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
 from prfaas.transport.connection import Connection
@@ -12,12 +15,18 @@ from prfaas.transport.wire import FrameType, Header
 MAX_CHUNKS_PER_ACK = 16
 SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
 MAX_ANSWERED = 64
+LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
+LARGE_FRAME_PATIENCE_SECONDS = 5.0
 
 
 class Reader:
     """Serves one connection whose peer has proven its name."""
 
-    def __init__(self, arrivals: Arrivals, connection: Connection, *, peer: str) -> None:
+    def __init__(
+        self, arrivals: Arrivals, connection: Connection, *, peer: str, large_frames: threading.Semaphore
+    ) -> None:
+        """`large_frames` is shared by all connections: how many large control frames may be in memory."""
+        self._large_frames = large_frames
         self._arrivals = arrivals
         self._connection = connection
         self._peer = peer
@@ -43,6 +52,17 @@ class Reader:
         if header.type is FrameType.CHUNK:
             self._chunk(header)
             return
+        if header.length <= LARGE_FRAME_BYTES:
+            self._control(header)
+        elif self._large_frames.acquire(timeout=LARGE_FRAME_PATIENCE_SECONDS):
+            try:
+                self._control(header)
+            finally:
+                self._large_frames.release()
+        else:
+            raise RemoteProtocolError("memory", "too many large frames at once; come again")
+
+    def _control(self, header: Header) -> None:
         payload = self._connection.read_payload(header)
         if header.type is FrameType.PING:
             self._connection.write(Header(FrameType.PONG, 0).encode())

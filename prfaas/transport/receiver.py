@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from prfaas.transport.inbound import (
 )
 from prfaas.transport.messages import Ending
 from prfaas.transport.reader import Reader
+from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER, FrameType
 from prfaas.types import FailureReason
 
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's header in memory
+MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over all connections
 MAX_STRANGERS = 64  # that have not proven who they are; the longest-waiting one goes first
 TICK_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
@@ -56,6 +59,7 @@ class ReceiverConfig:
     """How the receiving end listens."""
 
     listen: str
+    certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
     insecure_plaintext: bool = False
     reconnect_seconds: float = 3.0
     congestion_control: str = "bbr"
@@ -77,6 +81,7 @@ class Receiver:
         self._config = config
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
         self._arrivals = Arrivals(accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds)
+        self._large_frames = threading.Semaphore(MAX_LARGE_FRAMES)
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
         self._strangers: dict[Connection, None] = {}  # in order of arrival
@@ -89,9 +94,10 @@ class Receiver:
         """Listen; returns the bound "host:port".
 
         Raises:
-            ConfigError: the address is taken, or public without `insecure_plaintext`.
+            ConfigError: the address is taken, or public without certificates or `insecure_plaintext`.
         """
-        self._socket = listen(self._config.listen, insecure_plaintext=self._config.insecure_plaintext)
+        config = self._config
+        self._socket = listen(config.listen, allow_public=config.insecure_plaintext or config.certificates is not None)
         for target in (self._accept_forever, self._watch_forever):
             thread = threading.Thread(target=target, name=target.__name__, daemon=True)
             self._threads.append(thread)
@@ -168,15 +174,20 @@ class Receiver:
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:
             tune(client, congestion_control=self._config.congestion_control)
+            if self._config.certificates is not None:
+                connection.secure(self._config.certificates, is_listener=True)
             hello = handshake.answer(connection, self._identity)
             with self._lock:
                 self._strangers.pop(connection, None)
-            Reader(self._arrivals, connection, peer=hello.name).run()
+            Reader(self._arrivals, connection, peer=hello.name, large_frames=self._large_frames).run()
         except RemoteProtocolError as error:
             with self._lock:
                 self._count_refusal(error.reason)
             ending = Ending("protocol", f"{error.reason}: {error}")
             say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending))
+        except ssl.SSLError as error:
+            with self._lock:
+                self._count_refusal(refusal_of(error))
         except OSError:
             pass
         finally:

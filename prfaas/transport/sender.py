@@ -30,6 +30,7 @@ from prfaas.transport.outbound import (
 from prfaas.transport.outbox import Outbox
 from prfaas.transport.rate_search import RateSearch
 from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.tls import Certificates
 from prfaas.types import FailureReason
 
 __all__ = [
@@ -56,6 +57,7 @@ class LinkConfig:
     max_bytes_per_second: float = 0.0  # of payload and frames, over all connections; 0: as fast as the link allows
     congestion_control: str = "bbr"
     reconnect_seconds: float = 3.0
+    certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
     insecure_plaintext: bool = False
 
 
@@ -224,13 +226,16 @@ class Link:
 
     def _connect_once(self, number: int) -> None:
         """Serve one connection until it is lost, by the peer's going or by our closing."""
+        config = self._config
         sock = make_socket(
             self.address,
-            congestion_control=self._config.congestion_control,
-            insecure_plaintext=self._config.insecure_plaintext,
+            congestion_control=config.congestion_control,
+            allow_public=config.insecure_plaintext or config.certificates is not None,
         )
         connection = Connection(sock, state="challenge")
         try:
+            if config.certificates is not None:
+                connection.secure(config.certificates, is_listener=False)
             challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
             line = self._connected(connection, challenge.boot_id, number)
             if line is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +18,17 @@ from prfaas.rpc.channel import Channel, Tls
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.waiting import until
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
-
-
-def openssl(directory: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+from tools.certificates import Authority
 
 
-def authority(directory: Path) -> None:
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl(
-        directory, "req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"
-    )
-
-
-def certificate(directory: Path, name: str) -> Tls:
-    """A certificate for `name`, which may also serve on 127.0.0.1."""
-    (directory / "ext").write_text("subjectAltName=IP:127.0.0.1")
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl(directory, "req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-    signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "ext", "-days", "2"]
-    openssl(directory, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
-    return Tls(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
+def _tls(authority: Authority, name: str) -> Tls:
+    issued = authority.issue(name)
+    return Tls(issued.authority, issued.certificate, issued.key)
 
 
 async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tmp_path: Path) -> None:
-    authority(tmp_path)
-    served, ours = certificate(tmp_path, "manager"), certificate(tmp_path, "n1")
+    authority = Authority(tmp_path)
+    served, ours = _tls(authority, "manager"), _tls(authority, "n1")
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
@@ -69,8 +50,8 @@ async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tm
 async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_settings(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    authority(tmp_path)
-    served, node, door = (certificate(tmp_path, name) for name in ("manager", "n1", "router"))
+    authority = Authority(tmp_path)
+    served, node, door = (_tls(authority, name) for name in ("manager", "n1", "router"))
     manager = await deployment.start_manager(**_settings(served))
     agent = AgentConfig(
         name="n1",

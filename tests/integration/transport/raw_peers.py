@@ -26,7 +26,7 @@ class RawSender:
 
     def __init__(self, address: str, *, name: str = "raw") -> None:
         self.connection = Connection(
-            make_socket(address, congestion_control="bbr", insecure_plaintext=False), state="challenge"
+            make_socket(address, congestion_control="bbr", allow_public=False), state="challenge"
         )
         handshake.dial(self.connection, Identity(name, KEY), peer_name="far")
 

@@ -160,7 +160,9 @@ def test_an_urgent_transfer_is_not_stuck_behind_a_large_one(far: Far, near_to: C
         near = near_to(relay.address, num_connections=2)
         large = send(near, [bytes(80 * MIB)], deadline=60, priority=1)
         wait_until(lambda: bool(near.acknowledged()))
+        relay.hold()  # most of the large one is still here when the urgent one comes, however long that takes
         urgent = send(near, objects_of(256 << 10, seed=2), priority=0)
+        relay.release()
         assert isinstance(near.end(urgent, seconds=50), SendCompleted)
         assert [its.transfer_id for its in near.of(SendCompleted)] == [urgent], "the large one has not ended before"
         near.link.cancel(large, "cancelled", "seen enough")

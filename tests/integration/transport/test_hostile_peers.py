@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -10,10 +11,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.transport.area import Slab
-from prfaas.transport.messages import Hello, encode_hello
-from prfaas.transport.receiver import MAX_STRANGERS, ReceiveCompleted
+from prfaas.transport.arrivals import MAX_OPENING_BYTES
+from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.receiver import MAX_LARGE_FRAMES, MAX_STRANGERS, ReceiveCompleted
 from prfaas.transport.sender import SendCompleted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, chunk_header, control
+from prfaas.transport.wire import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameType, Header, chunk_header, control
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import wait_until
@@ -228,3 +231,29 @@ def _noisy_frame(source: random.Random, transfer_id: bytes) -> bytes:
     if source.random() < 0.3:
         frame[source.randrange(len(frame))] ^= 1 << source.randrange(8)
     return bytes(frame)
+
+
+def test_large_control_frames_are_read_a_few_at_a_time_and_small_ones_meanwhile(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    promise = Header(FrameType.OPEN, MAX_PAYLOAD_BYTES[FrameType.OPEN], bytes(16), offset=5).encode()
+    greedy = [RawSender(far.address, name=f"greedy{number}") for number in range(MAX_LARGE_FRAMES + 1)]
+    for peer in greedy:
+        peer.connection.write(promise)  # and none of the 16 MiB, which are set aside for it
+    wait_until(lambda: far.receiver.refused.get("memory") == 1)
+    _assert_good_peers_are_served(far, near_to)
+    for peer in greedy:
+        peer.connection.close()
+
+
+def test_what_opens_transfers_may_take_so_much_memory_and_no_more(far: Far) -> None:
+    body = bytes(MAX_BODY_BYTES)
+    with RawSender(far.address) as peer:
+        answers = []
+        for _ in range(MAX_OPENING_BYTES // MAX_BODY_BYTES + 1):
+            peer.connection.write(encode_open(os.urandom(16), Open(ObjectSizes.of([10]), 0, 60.0, body)))
+            answers.append(peer.heard())
+        assert [header.type for header, _ in answers[:-1]] == [FrameType.HAVE] * (len(answers) - 1)
+        header, payload = answers[-1]
+        assert header.type is FrameType.ERROR
+        assert decode_ending(payload).reason == "no_memory"

@@ -1,0 +1,210 @@
+"""Mutual TLS 1.3 of the wire: whose certificates count, and bytes through it (RFC 8446).
+
+The OpenSSL object of a connection is used by the thread that reads and the one that writes, so it works on memory, under a
+lock that is never held while the network is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from prfaas import logs
+from prfaas.errors import ConfigError
+
+_log = logs.get("transport")
+BATCH_BYTES = 256 << 10  # encrypted or decrypted per system call; what a connection keeps besides, twice
+# AES-GCM keys serve 2^24.5 full records (RFC 8446 5.5); certificates are looked at again with the next connection.
+MAX_BYTES, MAX_SECONDS = 256 << 30, 3600.0
+_EXPIRED, _REVOKED = 10, 23  # X509_V_ERR_*
+TlsRefusal = Literal["tls_none", "tls_expired", "tls_revoked", "tls_untrusted", "tls_failed"]
+
+
+@dataclass(frozen=True)
+class CertificateFiles:
+    """PEM files of one agent. `revocations`: the authority's revocation list."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+    revocations: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.authority, self.certificate, self.key, *((self.revocations,) if self.revocations else ()))
+
+
+class Certificates:
+    """Contexts made from the files, anew when these change. Any thread may ask."""
+
+    def __init__(self, files: CertificateFiles) -> None:
+        """Raises ConfigError when they cannot be used."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._changed_at = self._changes()
+        try:
+            self._contexts = _contexts(files)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"tls: {', '.join(map(str, files.paths))} cannot be used: {error}") from error
+
+    def wrap(self, sock: socket.socket, *, is_listener: bool) -> TlsStream:
+        """A stream over `sock`; its handshake is still to be done."""
+        with self._lock:
+            self._reload()
+            return TlsStream(sock, self._contexts[is_listener], is_listener=is_listener)
+
+    def _changes(self) -> tuple[int, ...]:
+        with contextlib.suppress(OSError):
+            return tuple(path.stat().st_mtime_ns for path in self._files.paths)
+        return ()
+
+    def _reload(self) -> None:
+        """Files that cannot be used, as in the middle of a change, leave things as they are."""
+        changed_at = self._changes()
+        if changed_at == self._changed_at:
+            return
+        try:
+            self._contexts = _contexts(self._files)
+            self._changed_at = changed_at
+            _log.info("tls.reloaded", certificate=str(self._files.certificate))
+        except (OSError, ssl.SSLError) as error:
+            _log.warning("tls.not_reloaded", certificate=str(self._files.certificate), error=str(error))
+
+
+def _contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The dialling and the listening side's."""
+    made = []
+    for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # agents are known by name, wherever they are; see `handshake`
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(files.authority)
+        context.load_cert_chain(files.certificate, files.key)
+        if files.revocations is not None:
+            context.load_verify_locations(files.revocations)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        made.append(context)
+    return made[0], made[1]
+
+
+class TlsStream:
+    """Bytes over a blocking socket, encrypted. One thread at a time sends, one receives."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_listener: bool) -> None:
+        self._socket = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=is_listener)
+        self._lock = threading.Lock()
+        self._received = memoryview(bytearray(BATCH_BYTES))
+        self._num_bytes = 0
+        self._worn_at = time.monotonic() + MAX_SECONDS * random.uniform(0.5, 1.0)  # not all connections at once
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether another connection should take over."""
+        return self._num_bytes > MAX_BYTES or time.monotonic() > self._worn_at
+
+    def handshake(self, *, within_seconds: float) -> str:
+        """Agree with the peer; returns the name that its certificate is for.
+
+        Raises:
+            OSError: the peer speaks no TLS 1.3, has no certificate that counts, or takes too long.
+        """
+        deadline = time.monotonic() + within_seconds
+        while True:
+            try:
+                self._ssl.do_handshake()
+                self._flush(deadline)
+                return _common_name(self._ssl)
+            except ssl.SSLWantReadError:
+                self._flush(deadline)
+                self._pull(deadline)
+            except ssl.SSLError:
+                self._flush(deadline)  # which tells the peer why
+                raise
+
+    def send(self, buffers: Sequence[bytes | memoryview], *, within_seconds: float) -> int:
+        """Send all of it; returns its length."""
+        deadline, waiting = time.monotonic() + within_seconds, 0
+        for buffer in buffers:
+            at = 0
+            while at < len(buffer):
+                with self._lock:
+                    wrote = self._ssl.write(memoryview(buffer)[at : at + BATCH_BYTES])
+                at += wrote
+                waiting += wrote
+                if waiting >= BATCH_BYTES:
+                    self._flush(deadline)
+                    waiting = 0
+        self._flush(deadline)
+        total = sum(map(len, buffers))
+        self._num_bytes += total
+        return total
+
+    def receive(self, views: Sequence[memoryview], *, within_seconds: float) -> int:
+        """Fill `views`; returns their length."""
+        deadline = time.monotonic() + within_seconds
+        for view in views:
+            at = 0
+            while at < len(view):
+                got = self._decrypt(view[at:])
+                at += got
+                if not got:
+                    self._pull(deadline)
+        return sum(map(len, views))
+
+    def has_input(self) -> bool:
+        """Whether bytes of the peer have been taken from the socket and not been asked for."""
+        return self._incoming.pending > 0 or self._ssl.pending() > 0
+
+    def _decrypt(self, view: memoryview) -> int:
+        """How much was there; 0: more must come first."""
+        with self._lock:
+            try:
+                got: int = self._ssl.read(len(view), view)  # type: ignore[assignment]  # into the buffer, it counts
+            except ssl.SSLWantReadError:
+                return 0
+        if not got:
+            raise ConnectionResetError("the peer closed the connection")
+        return got
+
+    def _pull(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the peer sends too slowly")
+        got = self._socket.recv_into(self._received)
+        if not got:
+            raise ConnectionResetError("the peer closed the connection")
+        with self._lock:
+            self._incoming.write(self._received[:got])
+
+    def _flush(self, deadline: float) -> None:
+        with self._lock:
+            waiting = memoryview(self._outgoing.read())
+        while waiting:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the peer takes bytes too slowly")
+            waiting = waiting[self._socket.send(waiting) :]
+
+
+def refusal_of(error: ssl.SSLError) -> TlsRefusal:
+    """Why a handshake failed, as a word to count."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return {_EXPIRED: "tls_expired", _REVOKED: "tls_revoked"}.get(error.verify_code, "tls_untrusted")  # type: ignore[return-value]
+    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"):
+        return "tls_none"
+    return "tls_untrusted" if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE" else "tls_failed"
+
+
+def _common_name(tls: ssl.SSLObject) -> str:
+    certificate: Mapping[str, Any] = tls.getpeercert() or {}
+    subject = (pair for pairs in certificate.get("subject", ()) for pair in pairs)
+    return next((value for kind, value in subject if kind == "commonName"), "")

@@ -1,0 +1,170 @@
+"""The wire over mutual TLS 1.3: who is let in, what is counted, and what a change of the files does."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.transport.receiver import ReceiverConfig
+from prfaas.transport.sender import SendCompleted, SendFailed
+from prfaas.transport.tls import CertificateFiles, Certificates
+from tests.integration.transport.ends import Far, Near, make_far, make_near, objects_of, send
+from tests.waiting import wait_until
+from tools.certificates import DAY, Authority, Issued
+from tools.link import Relay
+
+SIZES = (1 << 20, 3 << 20, 77, 1 << 16)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def _certificates(issued: Issued) -> Certificates:
+    return Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key, issued.revocations))
+
+
+@contextlib.contextmanager
+def _far(issued: Issued, **config: object) -> Iterator[Far]:
+    far = make_far(certificates=_certificates(issued), **config)
+    try:
+        yield far
+    finally:
+        far.receiver.close()
+
+
+@contextlib.contextmanager
+def _near(far: Far, issued: Issued | None, *, name: str = "near") -> Iterator[Near]:
+    certificates = None if issued is None else _certificates(issued)
+    near = make_near(far.address, name=name, certificates=certificates, num_connections=2)
+    try:
+        yield near
+    finally:
+        near.link.close()
+
+
+def _end(near: Near) -> SendCompleted | SendFailed:
+    ended = near.end(send(near, objects_of(*SIZES)))
+    assert isinstance(ended, SendCompleted | SendFailed)
+    return ended
+
+
+def test_a_transfer_arrives_as_it_left(authority: Authority) -> None:
+    with _far(authority.issue("far")) as far, _near(far, authority.issue("near")) as near:
+        objects = objects_of(*SIZES)
+        transfer = send(near, objects)
+        assert isinstance(near.end(transfer), SendCompleted)
+        assert [bytes(its) for its in far.memory[transfer]] == objects
+
+
+def test_nothing_of_a_transfer_is_readable_on_the_network(authority: Authority) -> None:
+    secret = b"the words of a prompt" * 1000
+    taken = bytearray()
+
+    def listen_in(data: bytes) -> bytes:
+        taken.extend(data)
+        return data
+
+    with _far(authority.issue("far")) as far, Relay(far.address) as relay:
+        relay.filter(lambda: listen_in)
+        near = make_near(relay.address, certificates=_certificates(authority.issue("near")), num_connections=1)
+        assert isinstance(near.end(send(near, [secret])), SendCompleted)
+        near.link.close()
+    assert len(taken) > len(secret)
+    assert b"words of a prompt" not in taken and b"near" not in taken
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("plain", "tls_none"), ("foreign", "tls_untrusted"), ("expired", "tls_expired"), ("revoked", "tls_revoked")],
+)
+def test_a_peer_without_a_certificate_that_counts_is_refused_and_counted(
+    authority: Authority, tmp_path: Path, kind: str, reason: str
+) -> None:
+    if kind == "foreign":
+        (tmp_path / "other").mkdir()
+        theirs: Issued | None = dataclasses.replace(
+            Authority(tmp_path / "other").issue("near"), authority=authority.path, revocations=authority.revocations
+        )
+    else:
+        theirs = authority.issue("near", valid_for=-DAY if kind == "expired" else DAY) if kind != "plain" else None
+    if kind == "revoked":
+        assert theirs is not None
+        authority.revoke(theirs.serial)
+    with _far(authority.issue("far")) as far, _near(far, theirs) as near:
+        ended = _end(near)
+        assert isinstance(ended, SendFailed) and ended.reason == "unreachable"
+        wait_until(lambda: far.receiver.refused.get(reason, 0) > 0)
+        assert set(far.receiver.refused) == {reason}
+
+
+def test_a_peer_may_not_use_another_names_certificate(authority: Authority) -> None:
+    with _far(authority.issue("far")) as far, _near(far, authority.issue("somebody")) as near:
+        assert isinstance(_end(near), SendFailed)
+        assert set(far.receiver.refused) == {"name"}
+
+
+def test_a_listener_may_not_use_another_names_certificate(authority: Authority) -> None:
+    with _far(authority.issue("somebody")) as far, _near(far, authority.issue("near")) as near:
+        ended = _end(near)
+        assert isinstance(ended, SendFailed) and "certificate for somebody" in ended.message
+
+
+def test_a_listener_that_does_not_encrypt_is_refused(authority: Authority) -> None:
+    far = make_far()
+    with _near(far, authority.issue("near")) as near:
+        assert isinstance(_end(near), SendFailed)
+    far.receiver.close()
+
+
+def test_a_certificate_that_is_revoked_meanwhile_is_refused_at_the_next_connection(authority: Authority) -> None:
+    theirs = authority.issue("near")
+    with _far(authority.issue("far")) as far:
+        with _near(far, theirs) as near:
+            assert isinstance(_end(near), SendCompleted)
+        authority.revoke(theirs.serial)
+        with _near(far, theirs) as near:
+            assert isinstance(_end(near), SendFailed)
+        assert far.receiver.refused.get("tls_revoked")
+
+
+def test_a_new_certificate_is_taken_up_under_traffic(authority: Authority) -> None:
+    mine = authority.issue("far")
+    with _far(mine) as far, _near(far, authority.issue("near")) as near:
+        objects = objects_of(*SIZES)
+        transfer = send(near, objects, ready=False)
+        wait_until(lambda: far.memory.get(transfer) is not None)
+        authority.issue("far")  # over the files of the first
+        with _near(far, authority.issue("near")) as second:
+            assert isinstance(_end(second), SendCompleted)
+        for index, its in enumerate(objects):
+            near.link.ready(transfer, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))
+        assert isinstance(near.end(transfer), SendCompleted)
+
+
+def test_files_in_the_middle_of_a_change_leave_things_as_they_are(authority: Authority) -> None:
+    mine = authority.issue("far")
+    with _far(mine) as far:
+        mine.key.write_text("half a key")
+        with _near(far, authority.issue("near")) as near:
+            assert isinstance(_end(near), SendCompleted)
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "absent.pem"
+    with pytest.raises(ConfigError, match=r"absent\.pem"):
+        Certificates(CertificateFiles(missing, missing, missing))
+
+
+def test_a_public_address_needs_certificates_or_a_word_of_consent(authority: Authority) -> None:
+    with pytest.raises(ConfigError, match="tls_"):
+        make_far(listen="0.0.0.0:0")
+    with _far(authority.issue("far"), listen="0.0.0.0:0") as far:
+        assert far.receiver.num_connections == 0
+    assert ReceiverConfig("0.0.0.0:0").certificates is None
