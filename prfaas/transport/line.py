@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import xxhash
-
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.messages import Done, Ending, Have
 from prfaas.transport.tcp_info import TcpInfo
-from prfaas.transport.wire import FrameType, Header, chunk_header
+from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
 
 WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it looks at what there is to do again
 
@@ -114,7 +112,9 @@ class Line:
             views = [source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")
-            self._connection.write(chunk_header(chunk.transfer_id, slab, checksum(views)), *views)
+            self._connection.write(
+                chunk_header(chunk.transfer_id, slab, chunk_checksum(chunk.transfer_id, slab, views)), *views
+            )
             for view in views:
                 view.release()
         finally:
@@ -166,13 +166,3 @@ class Line:
                 self._changed.discard(self._num_acknowledged)
                 self._num_acknowledged += 1
         self._work.acknowledged(self, landed, changed)
-
-
-def checksum(views: list[memoryview]) -> int:
-    """xxh3-64 over `views` one after the other; releases the interpreter lock for long ones."""
-    if len(views) == 1:
-        return xxhash.xxh3_64_intdigest(views[0])
-    state = xxhash.xxh3_64()
-    for view in views:
-        state.update(view)
-    return state.intdigest()

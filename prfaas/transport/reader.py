@@ -9,8 +9,7 @@ from prfaas.transport import messages
 from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import OpenRequest
-from prfaas.transport.line import checksum
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.wire import FrameType, Header, chunk_checksum
 
 MAX_CHUNKS_PER_ACK = 16
 SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
@@ -99,7 +98,8 @@ class Reader:
         outcome: ChunkOutcome = "lost"
         try:
             self._connection.read_into(views)
-            outcome = "whole" if checksum(views) == header.checksum else "changed"
+            found = chunk_checksum(header.transfer_id, header.slab, views)
+            outcome = "whole" if found == header.checksum else "changed"
         finally:
             for view in views:
                 view.release()

@@ -21,19 +21,21 @@ in which both sides prove that they know the secret, over fresh nonces; then fra
 A chunk carries a *slab*: the bytes [offset, offset + length / count) of each of `count` consecutive objects, one after the
 other. A layer's slices of many small blocks so travel in one frame, without a list of ranges.
 
-Header, little-endian: magic 4, version 1, type 1, count 2, payload length 4, transfer id 16, object 4, offset 8, xxh3-64 of
-a chunk's payload 8. `docs/wire-format.md` has every field of every frame. Every length is checked against the limit of its
+Header, little-endian: magic 4, version 1, type 1, count 2, payload length 4, transfer id 16, object 4, offset 8, checksum of
+a chunk 8. `docs/wire-format.md` has every field of every frame. Every length is checked against the limit of its
 type, and every type against the state of its connection, before memory is taken.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
 import msgpack
+import xxhash
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.area import Slab
@@ -42,6 +44,7 @@ MAGIC = b"PRFS"
 VERSION = 1
 _HEADER = struct.Struct("<4sBBHI16sIQQ")
 HEADER_BYTES = _HEADER.size
+CHECKSUM_AT = HEADER_BYTES - 8
 NO_TRANSFER = bytes(16)
 
 
@@ -196,6 +199,20 @@ def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
     """The header of a CHUNK."""
     head = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
     return head.encode()
+
+
+def chunk_checksum(transfer_id: bytes, slab: Slab, views: Sequence[memoryview]) -> int:
+    """XXH3-64 of a chunk's payload, seeded with that of its header before the checksum, so that it covers both.
+
+    Releases the interpreter lock for long views.
+    """
+    seed = xxhash.xxh3_64_intdigest(chunk_header(transfer_id, slab, 0)[:CHECKSUM_AT])
+    if len(views) == 1:
+        return xxhash.xxh3_64_intdigest(views[0], seed)
+    state = xxhash.xxh3_64(seed=seed)
+    for view in views:
+        state.update(view)
+    return state.intdigest()
 
 
 def control(kind: FrameType, body: Any, *, transfer_id: bytes = NO_TRANSFER) -> bytes:

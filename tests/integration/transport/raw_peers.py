@@ -8,8 +8,6 @@ import socket
 import threading
 from collections.abc import Callable
 
-import xxhash
-
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.area import Slab
@@ -17,7 +15,7 @@ from prfaas.transport.connection import Connection, make_socket
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Ending, Open
 from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.wire import FrameType, Header, chunk_header
+from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport.ends import KEY
 
 
@@ -45,7 +43,7 @@ class RawSender:
         return transfer_id
 
     def chunk(self, transfer_id: bytes, slab: Slab, payload: bytes, *, checksum: int | None = None) -> None:
-        right = xxhash.xxh3_64_intdigest(payload)
+        right = chunk_checksum(transfer_id, slab, [memoryview(payload)])
         self.connection.write(chunk_header(transfer_id, slab, right if checksum is None else checksum), payload)
 
     def heard(self) -> tuple[Header, bytes]:

@@ -1,0 +1,249 @@
+"""Faults at random moments, again and again: the bytes are right or a reason comes by the deadline, and nothing is left over.
+
+The short form runs each fault a few times with a fixed seed; `make soak` runs each a hundred times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
+from prfaas.transport.sender import SendCompleted, SendFailed
+from tests.integration.transport.ends import Far, Near, make_far, make_near, objects_of, send
+from tests.integration.transport.far_process import digest_of
+from tests.waiting import wait_until
+from tools.link import Filter, LinkShape, Relay
+
+MIB = 1 << 20
+SIZES = (MIB, 700_000, 33, 2 * MIB, 1 << 16)
+TOTAL = sum(SIZES)
+RATE = 8e6  # of each connection: a transfer takes about 0.15 s
+DEADLINE_SECONDS = 30.0
+SHORT, LONG = 3, 100
+PATIENCE_SECONDS = DEADLINE_SECONDS + 15
+
+
+@dataclass
+class Scene:
+    """Both ends, the way between them, and what chance says."""
+
+    far: Far
+    relay: Relay
+    near: Near
+    chance: random.Random
+
+    def at_a_random_byte(self) -> None:
+        """Return when so much of a transfer has gone through."""
+        start, share = self.relay.forwarded_bytes, self.chance.random()
+        wait_until(lambda: self.relay.forwarded_bytes - start >= share * 0.8 * TOTAL)
+
+
+def _kill_one_connection(scene: Scene) -> None:
+    scene.at_a_random_byte()
+    scene.relay.drop_one()
+
+
+def _kill_all_connections(scene: Scene) -> None:
+    scene.relay.cut_after(scene.chance.randrange(TOTAL * 4 // 5))
+    wait_until(lambda: scene.relay.is_cut)
+    scene.relay.mend()
+
+
+def _drop_the_link_for_seconds(scene: Scene) -> None:
+    scene.relay.cut_after(scene.chance.randrange(TOTAL * 4 // 5))
+    wait_until(lambda: scene.relay.is_cut)
+    threading.Event().wait(3.0)  # the fault itself: nobody is reached for so long
+    scene.relay.mend()
+
+
+def _stop_reading_for_seconds(scene: Scene) -> None:
+    scene.at_a_random_byte()
+    scene.relay.hold()
+    threading.Event().wait(5.0)  # the fault itself
+    scene.relay.release()
+
+
+FAULTS: dict[str, Callable[[Scene], None]] = {
+    "one connection is killed": _kill_one_connection,
+    "all connections are killed": _kill_all_connections,
+    "the link is down for 3 s": _drop_the_link_for_seconds,
+    "nothing is read for 5 s": _stop_reading_for_seconds,
+}
+
+
+@pytest.fixture
+def scene() -> Iterator[Callable[[int], Scene]]:
+    """Makes one; afterwards nothing of it may be left."""
+    threads, descriptors = threading.active_count(), _num_descriptors()
+    made: list[Scene] = []
+
+    def make(seed: int) -> Scene:
+        far = make_far(reconnect_seconds=10.0)
+        relay = Relay(far.address, LinkShape(bytes_per_second=RATE)).__enter__()
+        made.append(Scene(far, relay, make_near(relay.address, reconnect_seconds=10.0), random.Random(seed)))
+        return made[-1]
+
+    yield make
+    for its in made:
+        its.near.link.close()
+        its.relay.__exit__(None, None, None)
+        its.far.receiver.close()
+    wait_until(lambda: threading.active_count() <= threads, what="the end of every thread")
+    assert _num_descriptors() <= descriptors
+
+
+def _num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _check(scene: Scene, transfer_id: bytes, objects: list[bytes]) -> bool:
+    """Whether it arrived; if not it must have failed with a reason."""
+    ended = scene.near.end(transfer_id, seconds=PATIENCE_SECONDS)
+    wait_until(lambda: ReceiveMemoryFree(transfer_id) in scene.far.events, what="the far end's memory")
+    assert isinstance(ended, SendCompleted | SendFailed)
+    if isinstance(ended, SendFailed):
+        assert ended.reason and ended.message
+        return False
+    assert [bytes(its) for its in scene.far.memory[transfer_id]] == objects
+    return True
+
+
+def _run(scene: Scene, fault: Callable[[Scene], None], count: int) -> None:
+    for number in range(count):
+        objects = objects_of(*SIZES, seed=number)
+        transfer_id = send(scene.near, objects, deadline=DEADLINE_SECONDS)
+        fault(scene)
+        assert _check(scene, transfer_id, objects)
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_transfer_survives(fault: str, scene: Callable[[int], Scene]) -> None:
+    _run(scene(1), FAULTS[fault], 1 if fault.endswith(" s") else SHORT)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_transfer_survives_a_hundred_times(fault: str, scene: Callable[[int], Scene]) -> None:
+    _run(scene(2), FAULTS[fault], LONG)
+
+
+def _flip_one_byte(chance: random.Random) -> Callable[[], Filter]:
+    """Of the first connection that carries so many bytes, the handshake left alone."""
+    left = [chance.randrange(1000, TOTAL // 4)]
+
+    def new_filter() -> Filter:
+        seen = 0
+
+        def change(data: bytes) -> bytes:
+            nonlocal seen
+            at, seen = left[0] - seen, seen + len(data) if left else seen
+            if not left or not 0 <= at < len(data):
+                return data
+            left.clear()
+            return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+
+        return lambda data: change(data) if left else data
+
+    return new_filter
+
+
+def _corrupt(scene: Scene, count: int) -> int:
+    """How many of so many transfers arrived; those that did are right."""
+    arrived = 0
+    for number in range(count):
+        scene.relay.filter(_flip_one_byte(scene.chance))
+        objects = objects_of(*SIZES, seed=number)
+        arrived += _check(scene, send(scene.near, objects, deadline=5.0), objects)
+    return arrived
+
+
+def test_a_byte_that_is_changed_on_the_way_never_arrives(scene: Callable[[int], Scene]) -> None:
+    assert _corrupt(scene(3), SHORT) >= 1
+
+
+@pytest.mark.soak
+def test_a_byte_that_is_changed_on_the_way_never_arrives_a_hundred_times(scene: Callable[[int], Scene]) -> None:
+    assert _corrupt(scene(4), LONG) >= LONG // 2
+
+
+def _kill_receivers(count: int) -> None:
+    chance = random.Random(5)
+    address = "127.0.0.1:0"
+    far = _far_process(address)
+    address = _line(far)
+    with Relay(address, LinkShape(bytes_per_second=RATE)) as relay:
+        near = make_near(relay.address, reconnect_seconds=20.0)
+        for number in range(count):
+            objects = objects_of(*SIZES, seed=number)
+            start, share = relay.forwarded_bytes, chance.random()
+            transfer_id = send(near, objects, deadline=60.0)
+            wait_until(lambda start=start, share=share: relay.forwarded_bytes - start >= share * 0.8 * TOTAL)  # type: ignore[misc]
+            _kill(far)
+            far = _far_process(address)
+            assert _line(far) == address
+            assert isinstance(near.end(transfer_id, seconds=70), SendCompleted)
+            assert _line(far) == f"{transfer_id.hex()} {digest_of(objects)}"
+        near.link.close()
+    _kill(far)
+
+
+def _far_process(address: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.integration.transport.far_process", address]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_transfer_to_a_receiver_that_is_killed_goes_to_the_next_one() -> None:
+    _kill_receivers(2)
+
+
+@pytest.mark.soak
+def test_a_transfer_to_a_receiver_that_is_killed_goes_to_the_next_one_a_hundred_times() -> None:
+    _kill_receivers(LONG)
+
+
+def _kill_senders(count: int) -> None:
+    """What a killed sender had begun ends with a reason, and its memory is free."""
+    chance = random.Random(6)
+    threads, descriptors = threading.active_count(), _num_descriptors()
+    far = make_far(reconnect_seconds=0.5)
+    with Relay(far.address, LinkShape(bytes_per_second=RATE)) as relay:
+        for _ in range(count):
+            start, share = relay.forwarded_bytes, chance.random()
+            command = [sys.executable, "-m", "tests.integration.transport.near_process", relay.address]
+            near = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            wait_until(lambda start=start, share=share: relay.forwarded_bytes - start >= share * 10 * MIB, seconds=60)  # type: ignore[misc]
+            _kill(near)
+            wait_until(lambda: len(far.of(ReceiveMemoryFree)) == len(far.memory), what="the killed sender's memory")
+            ended = len(far.of(ReceiveCompleted)) + len(far.of(ReceiveFailed))
+            assert ended == len(far.memory)
+    far.receiver.close()
+    wait_until(lambda: threading.active_count() <= threads, what="the end of every thread")
+    assert _num_descriptors() <= descriptors
+
+
+def test_a_killed_sender_leaves_nothing_behind() -> None:
+    _kill_senders(2)
+
+
+@pytest.mark.soak
+def test_a_killed_sender_leaves_nothing_behind_a_hundred_times() -> None:
+    _kill_senders(LONG)
