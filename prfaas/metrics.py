@@ -125,6 +125,12 @@ LEG_FAILURES = _counter(
 )
 
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
+THRESHOLD_TOKENS = _gauge("prfaas_manager_threshold_tokens", "t of the plan in force, before any path raises it.")
+PATH_MULTIPLIER = _gauge(
+    "prfaas_manager_path_threshold_multiplier",
+    "What t is multiplied by while the links between two clusters are congested; 1: calm.",
+    ("source", "destination"),
+)
 MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, once per holder.")
 MANAGER_RUNS = _gauge("prfaas_manager_index_runs", "Runs of up to 64 blocks in the index.")
 MANAGER_EVENTS = _counter("prfaas_manager_announcements", "Segments and checkpoints that nodes announced.")

@@ -23,6 +23,7 @@ from prfaas.types import ClusterName
 
 RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
 _FIGURES_SECONDS = 1.0
+PLAN_EXPIRY_SECONDS = 86_400.0
 _FIGURES_EXPIRY_SECONDS = 30.0
 _RETRY_SECONDS = 0.25
 _MAX_ENTRIES_PER_APPEND = 64
@@ -138,6 +139,8 @@ class ClusterWriter:
             raise Fenced(f"somebody wrote {self.cluster} while this manager's lease had ended")
         self._lease, self._renewed_at = lease, _now()
         await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
+        if self._world.plan is not None:
+            await self._store.put_plan(lease, self._world.plan.to_json(), seconds=PLAN_EXPIRY_SECONDS)
         self._forget_silent()
         return lease
 

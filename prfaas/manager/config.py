@@ -9,7 +9,7 @@ from typing import Literal
 from prfaas.config import check_together, setting
 from prfaas.units import choice
 
-Bandwidth = Literal["scarce", "abundant"]
+Bandwidth = Literal["scarce", "abundant", "measured"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,29 @@ class ManagerConfig:
     )
     session_seconds: float = setting("seconds", default=3600.0, doc="How long an idle conversation is remembered.")
     threshold_tokens: int = setting(
-        "tokens", default=16_000, doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster."
+        "tokens",
+        default=16_000,
+        doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. With `deployment`, until there is a plan.",
+    )
+    deployment: Path | None = setting(
+        "path",
+        default=None,
+        doc="YAML file of the deployment, as prfaas-solve takes it: t is solved from it, the live instances and the links' "
+        "measured rates. Needs the extra `solve`.",
+    )
+    plan_seconds: float = setting(
+        "seconds", default=300.0, minimum=1.0, doc="How often t is solved anew when nothing else has changed."
+    )
+    plan_dead_band: float = setting(
+        "ratio",
+        default=0.1,
+        doc="A new t that differs from the one in force by no more than this share is not taken up.",
     )
     bandwidth: Bandwidth = setting(
-        choice("scarce", "abundant"),
+        choice("scarce", "abundant", "measured"),
         default="scarce",
         doc="Which of PrfaaS's two rules holds on the links between clusters: scarce (each cluster's cache counts on its own) "
-        "or abundant (the best cache anywhere counts; a longer prefix elsewhere is fetched).",
+        "abundant (the best cache anywhere counts; a longer prefix elsewhere is fetched), or measured: what the plan finds.",
     )
     fetch_tokens: int = setting(
         "tokens", default=1024, doc="Under abundant bandwidth: a prefix elsewhere that is so much longer is fetched."
@@ -89,4 +105,6 @@ class ManagerConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.bandwidth == "measured" and self.deployment is None:
+            raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")

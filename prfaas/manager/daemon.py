@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
+from typing import TYPE_CHECKING, Any
 
 from prfaas import logs, metrics
-from prfaas.errors import RecordUnreachable
+from prfaas.errors import MissingExtraError, RecordUnreachable
 from prfaas.index.keys import Keys
 from prfaas.index.redis_store import RedisStore
 from prfaas.index.segments import digest_of_node
@@ -16,6 +18,7 @@ from prfaas.manager.copies import Copies
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.http_server import HttpServer, Views
+from prfaas.manager.paths import Paths
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
 from prfaas.manager.routing import Routing
@@ -24,6 +27,9 @@ from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end
+
+if TYPE_CHECKING:
+    from prfaas.manager.planning import Planning
 
 _TICK_SECONDS = 0.25
 _LOAD_SECONDS = 60.0  # after so long without the record the manager serves what its agents tell it
@@ -47,9 +53,11 @@ class Manager:
         )
         self.copies = Copies(secret=secret, clock=time.monotonic, wall_clock=time.time)
         self._rebalancing = Rebalancing(config, world=self.world, copies=self.copies, writes=self._replication.writes)
+        self.paths = Paths(self.world, clock=time.monotonic)
         self.routing = Routing(
             config,
             world=self.world,
+            paths=self.paths,
             secret=secret,
             clock=time.monotonic,
             wall_clock=time.time,
@@ -63,6 +71,7 @@ class Manager:
             clock=time.monotonic,
             note=self._rebalancing.note,
         )
+        self._planning = self._make_planning()
         self._grpc = GrpcServer(
             config,
             secret=secret,
@@ -73,10 +82,36 @@ class Manager:
             copies=self.copies,
             rebalancing=self._rebalancing,
         )
-        views = Views(self._refresh_metrics, lambda: self.is_ready, self._state, self._digests)
+        views = Views(self._refresh_metrics, lambda: self.is_ready, self._state, self._digests, self._plan)
         self._http = HttpServer(config.http_listen, views)
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
+
+    def _make_planning(self) -> Planning | None:
+        """Who solves for t, where there is a deployment to solve.
+
+        Raises:
+            ConfigError: its file cannot be used.
+            MissingExtraError: the solver is not installed.
+        """
+        if self._config.deployment is None:
+            return None
+        try:
+            from prfaas.manager.planning import Planning  # noqa: PLC0415  # the extra `solve`
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                f"deployment: {error.name} is not installed; run: pip install 'prfaas[solve]'"
+            ) from error
+        planning = Planning(
+            self._config,
+            world=self.world,
+            paths=self.paths,
+            writes=self._replication.writes,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        self.routing.path_cost = planning.path_cost
+        return planning
 
     @property
     def address(self) -> str:
@@ -123,6 +158,8 @@ class Manager:
             asyncio.create_task(self._session_record.run(), name="sessions"),
             asyncio.create_task(self._rebalancing.run(), name="rebalancing"),
         ]
+        if self._planning is not None:
+            self._background.append(asyncio.create_task(self._planning.run(), name="planning"))
         self.is_ready = True
         log.info(
             "manager.started", address=self.address, http=self.http_address, embedded_redis=self._redis is not None
@@ -164,12 +201,17 @@ class Manager:
     async def _tick(self) -> None:
         while True:
             self.world.refresh()
+            self.paths.step()
             self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _state(self) -> pb.StateSnapshot:
         return self.service.state(index_stale=self._replication.is_stale)
+
+    def _plan(self) -> dict[str, Any]:
+        plan = self.world.plan
+        return {"threshold_tokens": self.routing.threshold_tokens, "plan": json.loads(plan.to_json()) if plan else None}
 
     def _digests(self) -> dict[str, str]:
         names = [member.node.name for member in self.world.live()]

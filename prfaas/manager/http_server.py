@@ -1,9 +1,10 @@
-"""HTTP beside gRPC: /metrics, /healthz (the process lives), /readyz (it answers), /state and /digests (what it knows)."""
+"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), /state, /digests and /plan (what it knows)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict
@@ -21,6 +22,7 @@ class Views:
     is_ready: Callable[[], bool]
     state: Callable[[], pb.StateSnapshot]
     digests: Callable[[], dict[str, str]]
+    plan: Callable[[], dict[str, Any]]
 
 
 class HttpServer:
@@ -46,6 +48,7 @@ class HttpServer:
                 web.get("/readyz", self._readyz),
                 web.get("/state", self._state),
                 web.get("/digests", self._digests),
+                web.get("/plan", self._plan),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -74,3 +77,6 @@ class HttpServer:
 
     async def _digests(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.digests())
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        return web.json_response(self._views.plan())

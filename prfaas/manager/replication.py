@@ -136,12 +136,15 @@ class Replication:
             self._world.refresh()
 
     async def _discover(self) -> None:
-        """Load clusters that are new, and take the figures of all that others write."""
-        for cluster in await self._store.clusters():
+        """Load clusters that are new; take the figures of all that others write, and the newest plan."""
+        clusters = await self._store.clusters()
+        for cluster in clusters:
             if cluster not in self._positions and cluster not in self._writers:
                 await self._load(cluster)
         for data in (await self._store.figures(list(self._positions))).values():
             self._world.apply_figures(data)
+        for data in (await self._store.plans(clusters)).values():
+            self._world.apply_plan(data)
         self._world.refresh()
 
     async def _read_new(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas import grants
@@ -14,12 +13,14 @@ from prfaas.index.membership import Engine, Member
 from prfaas.index.query import Answer, Query
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.load import AssignedLoad
+from prfaas.manager.paths import Paths
 from prfaas.manager.sessions import Session, Sessions
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
 from prfaas.scheduler.route import Decision, route
-from prfaas.scheduler.snapshot import InstanceState, PathState, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
 
 
@@ -39,6 +40,7 @@ class Routing:
         config: ManagerConfig,
         *,
         world: World,
+        paths: Paths,
         secret: bytes,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -49,6 +51,8 @@ class Routing:
         question to the index."""
         self._config = config
         self._world = world
+        self._paths = paths
+        self.path_cost: Callable[[ClusterName, float], PathCost | None] = lambda destination, capacity: None
         self._grant_key = grants.derive_key(secret, "grant")
         self._clock = clock
         self._wall_clock = wall_clock
@@ -59,7 +63,9 @@ class Routing:
 
     @property
     def threshold_tokens(self) -> int:
-        return self._config.threshold_tokens
+        """t: the plan's, or the configured one while there is none."""
+        plan = self._world.plan
+        return self._config.threshold_tokens if plan is None else plan.threshold_tokens
 
     def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
         """Where a request runs, and the grant for its transfer.
@@ -108,19 +114,20 @@ class Routing:
             for place in places.values()
             if not cluster or place.member.node.cluster == cluster or place.member.node.cluster_kind == "prfaas"
         )
-        is_abundant = self._config.bandwidth == "abundant"
+        always_abundant = self._config.bandwidth == "abundant"
+        states = self._paths.states(
+            (one.cluster for one in instances),
+            threshold_tokens=self.threshold_tokens,
+            always_abundant=always_abundant,
+            cost=self.path_cost,
+        )
         return Snapshot(
             self.threshold_tokens,
             instances,
-            self._links_down(places),
-            paths=tuple(self._abundant_paths(instances)) if is_abundant else (),
-            fetch_tokens=self._config.fetch_tokens if is_abundant else 0,
+            self._paths.down,
+            paths=tuple(states),
+            fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )
-
-    def _abundant_paths(self, instances: tuple[InstanceState, ...]) -> Iterator[PathState]:
-        clusters = sorted({one.cluster for one in instances})
-        for source, destination in itertools.permutations(clusters, 2):
-            yield PathState(source, destination, self.threshold_tokens, is_abundant=True)
 
     def _instance_state(self, place: _Place) -> InstanceState:
         engine, node = place.engine, place.member.node
@@ -134,17 +141,6 @@ class Routing:
             agent=node.name,
             num_requests=loads.get(engine.instance, 0) + assigned,
         )
-
-    def _links_down(self, places: dict[InstanceId, _Place]) -> frozenset[tuple[ClusterName, ClusterName]]:
-        """Pairs of clusters between which links are reported and all of them are down."""
-        members = {place.member.node.name: place.member for place in places.values()}
-        up: dict[tuple[ClusterName, ClusterName], bool] = {}
-        for member in members.values():
-            for link in member.figures.links:
-                if link.peer in members:
-                    pair = (member.node.cluster, members[link.peer].node.cluster)
-                    up[pair] = up.get(pair, False) or not link.is_down
-        return frozenset(pair for pair, is_up in up.items() if not is_up)
 
     def _match(self, request: pb.RouteRequest) -> Answer:
         """What is cached of the prompt without its last token; nothing where no node has a layout of the model yet."""
@@ -164,6 +160,8 @@ class Routing:
             cached_tokens={match.node: match.usable_tokens for match in answer.nodes},
             session_agent=session.agent if session else None,
             excluded=frozenset(InstanceId(name) for name in request.excluded_instances),
+            turn=request.turn,
+            max_output_tokens=request.max_output_tokens,
         )
 
     def _note(self, request: pb.RouteRequest, decision: Decision, decode: _Place, now: float) -> None:

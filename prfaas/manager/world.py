@@ -3,6 +3,7 @@ record."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -11,6 +12,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.index.index import Index
 from prfaas.index.membership import Member, Membership, Node
 from prfaas.index.segments import Announcement, Digest, Holding
+from prfaas.manager.threshold_plan import ThresholdPlan
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import announcements_from, batch_message, figures_from, node_from, node_message
 from prfaas.types import AgentName, ClusterName
@@ -25,6 +27,7 @@ class World:
     def __init__(self, *, expiry_seconds: float, clock: Callable[[], float]) -> None:
         self.index = Index()
         self.membership = Membership(expiry_seconds)
+        self.plan: ThresholdPlan | None = None  # in force
         self.version = 0  # grows with every change that routers should see
         self._clock = clock
         self._sequences: dict[AgentName, int] = {}  # last batch known of each node's present epoch
@@ -244,6 +247,13 @@ class World:
             except IndexRefusal:
                 continue
         self.refresh()
+
+    def apply_plan(self, data: bytes) -> None:
+        """Take the plan that another manager has recorded, when it is newer."""
+        with contextlib.suppress(ValueError):  # of a version that is not understood here
+            plan = ThresholdPlan.from_json(data)
+            if self.plan is None or plan.version > self.plan.version:
+                self.plan = plan
 
 
 def node_state(member: Member, now: float) -> pb.NodeState:

@@ -15,10 +15,10 @@ Signal = Literal["utilisation", "queue", "loss", "rtt"]
 
 
 @dataclass(frozen=True)
-class LinkSample:
-    """One second of a link, summed over its connections."""
+class PathSample:
+    """All links from one cluster to another at one moment."""
 
-    bytes_per_second: float
+    bytes_per_second: float  # on average over the last ten seconds: one transfer may well fill a link for a moment
     capacity_bytes_per_second: float  # 0: not known, so utilisation and queue say nothing
     queued_bytes: int
     retransmit_ratio: float
@@ -34,6 +34,7 @@ class CongestionLimits:
     queue_seconds: float = 1.0  # that what waits would need at the link's capacity
     retransmit_ratio: float = 0.03  # beyond it TCP's own rate falls off on long links
     rtt_inflation_ratio: float = 3.0  # over the smallest RTT seen
+    rtt_rise_seconds: float = 0.005  # and by at least so much: nearby, a busy host alone multiplies a round trip
     calm_ratio: float = 0.6  # of every limit: below this the link has room again
     step_ratio: float = 1.5
     max_multiplier: float = 64.0
@@ -51,10 +52,11 @@ class Congestion:
     cause: Signal | None = None  # of the last rise
 
 
-def pressures(sample: LinkSample, limits: CongestionLimits) -> dict[Signal, float]:
+def pressures(sample: PathSample, limits: CongestionLimits) -> dict[Signal, float]:
     """Each signal as a share of its limit; 1 and more is congested."""
     capacity = sample.capacity_bytes_per_second
-    inflation = sample.rtt_seconds / sample.min_rtt_seconds if sample.min_rtt_seconds > 0 else 1.0
+    has_risen = 0 < sample.min_rtt_seconds < sample.rtt_seconds - limits.rtt_rise_seconds
+    inflation = sample.rtt_seconds / sample.min_rtt_seconds if has_risen else 1.0
     return {
         "utilisation": sample.bytes_per_second / capacity / limits.utilisation_ratio if capacity > 0 else 0.0,
         "queue": sample.queued_bytes / capacity / limits.queue_seconds if capacity > 0 else 0.0,
@@ -63,7 +65,7 @@ def pressures(sample: LinkSample, limits: CongestionLimits) -> dict[Signal, floa
     }
 
 
-def step(state: Congestion, sample: LinkSample, *, now: float, limits: CongestionLimits) -> Congestion:
+def step(state: Congestion, sample: PathSample, *, now: float, limits: CongestionLimits) -> Congestion:
     """The state after one sample."""
     signals = pressures(sample, limits)
     cause = max(signals, key=lambda name: signals[name])

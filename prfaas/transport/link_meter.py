@@ -40,6 +40,7 @@ class LinkHealth:
     achievable_bytes_per_second: float = 0.0
     queue_seconds: float = 0.0
     congestion: CongestionReason | None = None
+    retransmit_ratio: float = 0.0  # of the bytes sent in the window
 
 
 class LinkMeter:
@@ -58,7 +59,9 @@ class LinkMeter:
         rate = self._rate(sample)
         waiting = sample.queued_bytes + sample.unacknowledged_bytes
         queue_seconds = waiting / rate if rate else 0.0
-        self.health = LinkHealth(rate, queue_seconds, self._congestion(sample, queue_seconds))
+        retransmitted = self._retransmit_ratio(sample)
+        congestion = _congestion(sample, queue_seconds, retransmitted)
+        self.health = LinkHealth(rate, queue_seconds, congestion, retransmitted)
 
     def _rate(self, sample: LinkSample) -> float:
         before, oldest = self.health.achievable_bytes_per_second, self._samples[0]
@@ -74,14 +77,18 @@ class LinkMeter:
             self._saturated_rates.popleft()
         return max(rate for _, rate in self._saturated_rates)
 
-    def _congestion(self, sample: LinkSample, queue_seconds: float) -> CongestionReason | None:
-        if not sample.queued_bytes + sample.unacknowledged_bytes:
-            return None
+    def _retransmit_ratio(self, sample: LinkSample) -> float:
         oldest = self._samples[0]
         sent = sample.sent_bytes - oldest.sent_bytes
-        if sent and (sample.retransmitted_bytes - oldest.retransmitted_bytes) / sent > RETRANSMIT_RATIO:
-            return "loss"
-        if queue_seconds > QUEUE_SECONDS:
-            return "queue"
-        limit = max(RTT_INFLATION * sample.min_rtt_seconds, sample.min_rtt_seconds + RTT_RISE_SECONDS)
-        return "rtt" if sample.min_rtt_seconds and sample.rtt_seconds > limit else None
+        return (sample.retransmitted_bytes - oldest.retransmitted_bytes) / sent if sent > 0 else 0.0
+
+
+def _congestion(sample: LinkSample, queue_seconds: float, retransmit_ratio: float) -> CongestionReason | None:
+    if not sample.queued_bytes + sample.unacknowledged_bytes:
+        return None
+    if retransmit_ratio > RETRANSMIT_RATIO:
+        return "loss"
+    if queue_seconds > QUEUE_SECONDS:
+        return "queue"
+    limit = max(RTT_INFLATION * sample.min_rtt_seconds, sample.min_rtt_seconds + RTT_RISE_SECONDS)
+    return "rtt" if sample.min_rtt_seconds and sample.rtt_seconds > limit else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prfaas.transport.link_meter import CongestionReason
-from prfaas.transport.tcp_info import TcpInfo
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,8 @@ class LinkState:
     achievable_bytes_per_second: float  # what it carries when there is enough to send; 0 while nothing was sent
     queue_seconds: float  # that what waits takes at this rate
     congestion: CongestionReason | None  # why it is choked; None: it is not
-    retransmit_ratio: float
+    retransmit_ratio: float  # of the bytes sent over the last third of a second
     pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def retransmit_ratio(infos: Sequence[TcpInfo]) -> float:
-    """Share of the sent bytes that were sent again."""
-    sent = sum(info.bytes_sent for info in infos)
-    return sum(info.bytes_retransmitted for info in infos) / sent if sent else 0.0

@@ -15,7 +15,7 @@ from prfaas.transport.dialler import Dialler
 from prfaas.transport.handshake import Identity
 from prfaas.transport.line import Job, Line
 from prfaas.transport.link_meter import LinkMeter, LinkSample
-from prfaas.transport.link_state import LinkState, retransmit_ratio
+from prfaas.transport.link_state import LinkState
 from prfaas.transport.messages import Done, Ending, Have
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.outbound import (
@@ -165,7 +165,6 @@ class Link:
                 acknowledged_bytes=self._outbox.acknowledged_bytes,
                 rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
-                retransmit_ratio=retransmit_ratio(infos),
                 **vars(self._meter.health),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )

@@ -89,7 +89,7 @@ async def test_a_link_that_nobody_answers_is_no_option_and_one_not_dialled_yet_i
     manager = await deployment.start_manager(threshold_tokens=500)
     figures = Figures(links=(replace(LINK, num_connections=0, is_down=is_down),))
     client = await two_clusters(deployment, manager, figures=figures)
-    await until(lambda: any(member.figures.links for member in manager.world.live()), what="the link's figures")
+    await until(lambda: bool(manager.paths.pairs), what="the link's figures")
     assert (await client.route(route_request(chain_of(1000)))).reason == reason
 
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.congestion import Congestion, CongestionLimits, LinkSample, pressures, raised_threshold, step
+from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample, pressures, raised_threshold, step
 
 LIMITS = CongestionLimits()
-CALM = LinkSample(10e6, 100e6, 0, 0.0, 0.05, 0.05)
+CALM = PathSample(10e6, 100e6, 0, 0.0, 0.05, 0.05)
 FULL = replace(CALM, bytes_per_second=99e6)
 
 
 START = Congestion()
 
 
-def _run(samples: list[LinkSample], state: Congestion = START, *, start: float = 0.0) -> list[Congestion]:
+def _run(samples: list[PathSample], state: Congestion = START, *, start: float = 0.0) -> list[Congestion]:
     states = []
     for second, sample in enumerate(samples):
         state = step(state, sample, now=start + second, limits=LIMITS)
@@ -35,14 +35,18 @@ def _run(samples: list[LinkSample], state: Congestion = START, *, start: float =
         (replace(CALM, rtt_seconds=0.16), "rtt"),
     ],
 )
-def test_each_signal_alone_raises_t_at_once_and_is_named(sample: LinkSample, cause: str) -> None:
+def test_each_signal_alone_raises_t_at_once_and_is_named(sample: PathSample, cause: str) -> None:
     state = _run([sample])[0]
     assert (state.multiplier, state.cause) == (1.5, cause)
     assert raised_threshold(16_000, state) == 24_000
 
 
+def test_a_round_trip_that_grows_by_less_than_a_few_milliseconds_says_nothing() -> None:
+    assert pressures(replace(CALM, rtt_seconds=0.004, min_rtt_seconds=0.0002), LIMITS)["rtt"] == 0.0
+
+
 def test_an_unknown_capacity_says_nothing_of_use_and_queue() -> None:
-    sample = LinkSample(1e9, 0.0, 1 << 30, 0.0, 0.0, 0.0)
+    sample = PathSample(1e9, 0.0, 1 << 30, 0.0, 0.0, 0.0)
     assert set(pressures(sample, LIMITS).values()) == {0.0}
 
 
@@ -73,7 +77,7 @@ def test_a_link_that_wavers_between_full_and_calm_does_not_flutter() -> None:
 
 
 samples = st.builds(
-    LinkSample,
+    PathSample,
     st.floats(0, 2e8),
     st.sampled_from([0.0, 1e8]),
     st.integers(0, 1 << 30),
@@ -84,7 +88,7 @@ samples = st.builds(
 
 
 @given(st.lists(samples, max_size=60))
-def test_it_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: list[LinkSample]) -> None:
+def test_it_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: list[PathSample]) -> None:
     previous = 1.0
     for state in _run(taken):
         assert 1.0 <= state.multiplier <= LIMITS.max_multiplier
@@ -94,7 +98,7 @@ def test_it_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: lis
 
 
 @given(samples, st.floats(1, 3))
-def test_a_worse_sample_never_lowers_t_more(sample: LinkSample, factor: float) -> None:
+def test_a_worse_sample_never_lowers_t_more(sample: PathSample, factor: float) -> None:
     raised = replace(_run([FULL] * 3)[-1], calm_since=0.0)
     worse = replace(
         sample,

@@ -1,0 +1,133 @@
+"""The paths between clusters, watched: what they carry, whether they choke, and how t follows them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prfaas import logs, metrics
+from prfaas.index.membership import LinkFigures, Member
+from prfaas.manager.world import World
+from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample, raised_threshold, step
+from prfaas.scheduler.snapshot import PathState
+from prfaas.scheduler.threshold import PathCost, Supply, is_abundant
+from prfaas.types import AgentName, ClusterName
+
+_log = logs.get("manager")
+STEP_SECONDS = 1.0  # agents report once a second
+LIMITS = CongestionLimits()
+MEAN_SECONDS = 10.0  # over which use is averaged
+Pair = tuple[ClusterName, ClusterName]
+
+
+@dataclass
+class _Watched:
+    congestion: Congestion = field(default_factory=Congestion)
+    mean_bytes_per_second: float = 0.0
+    capacity_bytes_per_second: float = 0.0  # 0: not known yet
+    is_abundant: bool = False
+    is_down: bool = False
+
+
+class Paths:
+    """Every ordered pair of clusters between whose live nodes links are reported."""
+
+    def __init__(self, world: World, *, clock: Callable[[], float]) -> None:
+        self._world = world
+        self._clock = clock
+        self._watched: dict[Pair, _Watched] = {}
+        self._stepped_at = float("-inf")
+
+    def step(self) -> None:
+        """Take the agents' latest figures, at most once a second."""
+        now = self._clock()
+        if now - self._stepped_at < STEP_SECONDS:
+            return
+        seconds, self._stepped_at = min(now - self._stepped_at, MEAN_SECONDS), now
+        links = _links_by_pair(self._world.live())
+        self._watched = {pair: self._watched.get(pair) or _Watched() for pair in links}
+        for pair, figures in links.items():
+            self._take(pair, figures, seconds=seconds, now=now)
+
+    def _take(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
+        its, before = self._watched[pair], self._watched[pair].congestion
+        rate = sum(link.bytes_per_second for link in figures)
+        its.mean_bytes_per_second += (rate - its.mean_bytes_per_second) * min(1.0, seconds / MEAN_SECONDS)
+        its.capacity_bytes_per_second = sum(link.capacity_bytes_per_second for link in figures)
+        its.is_down = all(link.is_down for link in figures)
+        sample = PathSample(
+            bytes_per_second=its.mean_bytes_per_second,
+            capacity_bytes_per_second=its.capacity_bytes_per_second,
+            queued_bytes=sum(link.queued_bytes for link in figures),
+            retransmit_ratio=max(link.retransmit_ratio for link in figures),
+            rtt_seconds=max(link.rtt_seconds for link in figures),
+            min_rtt_seconds=min((link.min_rtt_seconds for link in figures if link.min_rtt_seconds), default=0.0),
+        )
+        its.congestion = step(before, sample, now=now, limits=LIMITS)
+        metrics.PATH_MULTIPLIER.labels(source=pair[0], destination=pair[1]).set(its.congestion.multiplier)
+        if its.congestion.multiplier != before.multiplier:
+            self._tell(pair, its.congestion)
+
+    @staticmethod
+    def _tell(pair: Pair, congestion: Congestion) -> None:
+        _log.info(
+            "threshold.multiplied",
+            source=pair[0],
+            destination=pair[1],
+            multiplier=round(congestion.multiplier, 2),
+            cause=congestion.cause,
+        )
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        """Those between which links are reported."""
+        return frozenset(self._watched)
+
+    @property
+    def down(self) -> frozenset[Pair]:
+        """Pairs of which every reported link is down."""
+        return frozenset(pair for pair, its in self._watched.items() if its.is_down)
+
+    def capacity_bytes_per_second(self, source: str, destination: str) -> float:
+        """What a path has been seen to carry; 0 when that is not known."""
+        its = self._watched.get((ClusterName(source), ClusterName(destination)))
+        return its.capacity_bytes_per_second if its else 0.0
+
+    def set_supply(self, source: str, supply: Supply | None) -> None:
+        """What a cluster's links take and its instances make; None: not known, and its bandwidth counts as scarce."""
+        for (cluster, _), its in self._watched.items():
+            if cluster == source:
+                its.is_abundant = supply is not None and is_abundant(supply, was_abundant=its.is_abundant)
+
+    def states(
+        self,
+        clusters: Iterable[ClusterName],
+        *,
+        threshold_tokens: int,
+        always_abundant: bool,
+        cost: Callable[[ClusterName, float], PathCost | None] = lambda destination, capacity: None,
+    ) -> Iterator[PathState]:
+        """The paths between these clusters that differ from a calm, scarce one. `cost` is of a destination and a rate."""
+        for source, destination in itertools.permutations(sorted(set(clusters)), 2):
+            its = self._watched.get((source, destination), _Watched())
+            state = PathState(
+                source,
+                destination,
+                raised_threshold(threshold_tokens, its.congestion),
+                is_abundant=always_abundant or its.is_abundant,
+                cost=cost(destination, its.capacity_bytes_per_second),
+            )
+            if state != PathState(source, destination, threshold_tokens):
+                yield state
+
+
+def _links_by_pair(members: list[Member]) -> dict[Pair, list[LinkFigures]]:
+    cluster_of: dict[AgentName, ClusterName] = {member.node.name: member.node.cluster for member in members}
+    found: dict[Pair, list[LinkFigures]] = {}
+    for member in members:
+        for link in member.figures.links:
+            destination = cluster_of.get(link.peer)
+            if destination is not None and destination != member.node.cluster:
+                found.setdefault((member.node.cluster, destination), []).append(link)
+    return found

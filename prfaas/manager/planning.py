@@ -1,0 +1,252 @@
+"""PrfaaS's long timescale: the solver over the deployment as it is now, again and again, with a dead band.
+
+The manager that writes the record of the first PD cluster solves and records the plan; the others take it from there.
+Solving runs in a thread of its own: it takes milliseconds to seconds, and questions go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas import logs, metrics
+from prfaas.errors import ConfigError
+from prfaas.index.membership import Member
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.paths import Paths
+from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan
+from prfaas.manager.world import World
+from prfaas.model.deployment import Deployment, Link, PdCluster, PrfaasCluster
+from prfaas.model.plan import Plan
+from prfaas.model.planning import best_plan
+from prfaas.model.workload import Workload
+from prfaas.scheduler.threshold import PathCost, Supply
+from prfaas.solve.command import find_trace
+from prfaas.solve.deployment_file import read_deployment
+from prfaas.types import ClusterName
+
+_log = logs.get("manager")
+STEP_SECONDS = 0.5
+RATE_CHANGE_RATIO = 0.2  # a link's measured rate that differs by less is the same
+FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # where the quadratic form of a profile equals it
+
+Roles = Counter[str]  # instances of one cluster by role
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a plan is made from, beside the file."""
+
+    roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # by cluster
+    rates: tuple[tuple[str, str, float], ...]  # measured: source, destination, bytes per second
+
+    def resembles(self, other: _Inputs) -> bool:
+        """Whether a plan for one serves the other."""
+        if self.roles != other.roles or [its[:2] for its in self.rates] != [its[:2] for its in other.rates]:
+            return False
+        pairs = zip(self.rates, other.rates, strict=True)
+        return all(abs(mine[2] - theirs[2]) <= RATE_CHANGE_RATIO * theirs[2] for mine, theirs in pairs)
+
+
+class Planning:
+    """Keeps `world.plan` what the solver says, and hands it to the paths."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        *,
+        world: World,
+        paths: Paths,
+        writes: Callable[[ClusterName], bool],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """Raises ConfigError when the deployment's file cannot be used."""
+        assert config.deployment is not None
+        self._config = config
+        self._world, self._paths, self._writes = world, paths, writes
+        self._clock, self._wall_clock = clock, wall_clock
+        self._deployment, written = read_deployment(config.deployment)
+        self._workload: Workload = find_trace(written.trace, beside=config.deployment.parent)
+        self._trace_source = f"trace {written.trace} of {config.deployment}"
+        self._profiles = {cluster.name: cluster.profile for cluster in self._deployment.clusters}
+        self._fits = {cluster.name: _fit(cluster) for cluster in self._deployment.pd}
+        self._solved: _Inputs | None = None
+        self._solved_at = float("-inf")
+        self._in_force = 0  # version
+
+    async def run(self) -> None:
+        """Plan until cancelled."""
+        while True:
+            self._take_up()
+            inputs = self._inputs()
+            if self._is_due(inputs):
+                self._solved, self._solved_at = inputs, self._clock()
+                await self._plan(inputs)
+            await asyncio.sleep(STEP_SECONDS)
+
+    def path_cost(self, destination: ClusterName, bytes_per_second: float) -> PathCost | None:
+        """What a transfer to a cluster and a prefill there take; None where the rate or the cluster is not known."""
+        fit = self._fits.get(destination)
+        if fit is None or not bytes_per_second:
+            return None
+        model = self._deployment.model
+        return PathCost(bytes_per_second, model.constant_bytes, model.bytes_per_token, *fit)
+
+    # When
+
+    def _inputs(self) -> _Inputs:
+        roles: dict[str, Roles] = {}
+        for member in self._world.live():
+            if member.node.cluster in self._profiles:
+                roles.setdefault(member.node.cluster, Counter()).update(_roles(member))
+        rates = [
+            (source.name, pd.name, rate)
+            for source in self._deployment.prfaas
+            for pd in self._deployment.pd
+            if (rate := self._paths.capacity_bytes_per_second(source.name, pd.name))
+        ]
+        listed = tuple((cluster, tuple(sorted(its.items()))) for cluster, its in sorted(roles.items()))
+        return _Inputs(listed, tuple(rates))
+
+    def _is_due(self, inputs: _Inputs) -> bool:
+        home = next((pd.name for pd in self._deployment.pd if pd.name in dict(inputs.roles)), None)
+        if home is None or not self._writes(ClusterName(home)):
+            return False
+        is_old = self._clock() - self._solved_at >= self._config.plan_seconds
+        return is_old or self._solved is None or not inputs.resembles(self._solved)
+
+    # What
+
+    async def _plan(self, inputs: _Inputs) -> None:
+        deployment = self._now(inputs)
+        try:
+            plan, best = await asyncio.to_thread(_solved, deployment, self._workload)
+        except (ConfigError, ValueError, ArithmeticError) as error:
+            _log.warning("plan.not_made", error=str(error))
+            return
+        before = self._world.plan
+        threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
+        if before is not None and _is_near(before.threshold_tokens, threshold, self._config.plan_dead_band):
+            threshold = before.threshold_tokens
+        self._world.plan = ThresholdPlan(
+            version=(before.version if before else 0) + 1,
+            made_at=self._wall_clock(),
+            threshold_tokens=threshold,
+            requests_per_second=plan.system_throughput,
+            offload_ratio=plan.offload_ratio,
+            limit=plan.limit,
+            splits=_splits(plan),
+            best_splits=_splits(best),
+            best_requests_per_second=best.system_throughput,
+            supplies=_supplies(deployment, plan),
+            inputs=self._sources(inputs),
+        )
+        self._take_up()
+
+    def _now(self, inputs: _Inputs) -> Deployment:
+        """The file's deployment with the instances that live and the rates that were measured."""
+        roles = {cluster: Counter(dict(counts)) for cluster, counts in inputs.roles}
+        file = self._deployment
+        prfaas = [replace(its, num_instances=roles[its.name].total()) for its in file.prfaas if its.name in roles]
+        pd = [_with_roles(its, roles[its.name]) for its in file.pd if its.name in roles]
+        links = {(link.source, link.target): link.bytes_per_second for link in file.links}
+        links.update({(source, target): rate for source, target, rate in inputs.rates})
+        kept = [Link(*pair, rate) for pair, rate in links.items() if pair[0] in roles and pair[1] in roles]
+        return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), links=tuple(kept))
+
+    def _sources(self, inputs: _Inputs) -> dict[str, str]:
+        measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
+        rest = f"{self._config.deployment}"
+        return {
+            "lengths": self._trace_source,
+            "profiles": rest,
+            "instances": "the nodes that are alive",
+            "links": f"measured: {measured}; else {rest}" if measured else rest,
+        }
+
+    # In force
+
+    def _take_up(self) -> None:
+        plan = self._world.plan
+        if plan is None:
+            return
+        for source, its in plan.supplies.items():
+            supply = Supply(its.link_requests_per_second, its.prefill_requests_per_second)
+            self._paths.set_supply(source, supply if self._config.bandwidth == "measured" else None)
+        if plan.version == self._in_force:
+            return
+        self._in_force = plan.version
+        self._world.version += 1
+        metrics.THRESHOLD_TOKENS.set(plan.threshold_tokens)
+        _log.info(
+            "plan.in_force",
+            version=plan.version,
+            threshold_tokens=plan.threshold_tokens,
+            requests_per_second=round(plan.requests_per_second, 3),
+            limit=plan.limit,
+        )
+
+
+def _roles(member: Member) -> Iterable[str]:
+    return (engine.role for engine in member.node.engines)
+
+
+def _with_roles(cluster: PdCluster, roles: Roles) -> PdCluster:
+    """Instances of one role keep it; those of both take what is best."""
+    shared = roles["both"]
+    return replace(
+        cluster,
+        num_instances=roles.total(),
+        num_prefill=None if shared else roles["prefill"],
+        shared_instances=shared,
+    )
+
+
+def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan]:
+    """The best t with the split as it is, and the best split."""
+    plan = best_plan(deployment, workload, method="exact")
+    free = replace(deployment, pd=tuple(replace(its, num_prefill=None) for its in deployment.pd))
+    return plan, best_plan(free, workload, method="exact")
+
+
+def _threshold(plan: Plan, *, has_prfaas: bool) -> int:
+    if plan.threshold_tokens is not None:
+        return plan.threshold_tokens
+    return 0 if has_prfaas and plan.offload_ratio > 0 else OFFLOAD_NOTHING
+
+
+def _is_near(before: int, now: int, dead_band: float) -> bool:
+    return abs(now - before) <= dead_band * before
+
+
+def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
+    return {its.cluster: (its.num_prefill, its.num_decode) for its in plan.splits}
+
+
+def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:
+    """Of each PrfaaS cluster, at the mean offloaded length; none where nothing is offloaded or no rate is known."""
+    tokens = plan.mean_offloaded_tokens
+    if not tokens:
+        return {}
+    kv_bytes = deployment.model.kv_bytes(tokens)
+    return {
+        its.name: ClusterSupply(deployment.egress(its) / kv_bytes, _rate(its, tokens))
+        for its in deployment.prfaas
+        if np.isfinite(deployment.egress(its))
+    }
+
+
+def _rate(cluster: PrfaasCluster, tokens: float) -> float:
+    return cluster.num_instances / cluster.profile.prefill.seconds(tokens)
+
+
+def _fit(cluster: PdCluster) -> tuple[float, float, float]:
+    """T_prefill of one instance as a + b l + c l²."""
+    seconds = [cluster.profile.prefill.seconds(tokens) for tokens in FIT_TOKENS]
+    square, slope, constant = np.polyfit(FIT_TOKENS, seconds, 2)
+    return float(constant), float(slope), float(square)

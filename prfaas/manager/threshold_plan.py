@@ -1,0 +1,53 @@
+"""The plan in force: t, what the split should be, and where each input came from. Plain data, recorded as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+OFFLOAD_NOTHING = (1 << 31) - 1  # t of a plan under which every prompt stays
+
+
+@dataclass(frozen=True)
+class ClusterSupply:
+    """What a PrfaaS cluster's links take and its instances make, in requests of the mean offloaded length per second."""
+
+    link_requests_per_second: float
+    prefill_requests_per_second: float
+
+
+@dataclass(frozen=True)
+class ThresholdPlan:
+    """One version. `splits` are instances as [prefill, decode] by PD cluster: as they are, and as would be best."""
+
+    version: int
+    made_at: float  # seconds since 1970
+    threshold_tokens: int
+    requests_per_second: float  # that the deployment sustains
+    offload_ratio: float
+    limit: str  # the stage that bounds it
+    splits: Mapping[str, tuple[float, float]]
+    best_splits: Mapping[str, tuple[float, float]]
+    best_requests_per_second: float
+    supplies: Mapping[str, ClusterSupply]
+    inputs: Mapping[str, str]  # each input and its source
+
+    def to_json(self) -> bytes:
+        """The inverse of `from_json`."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> ThresholdPlan:
+        """Raises ValueError when it is none."""
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            read: dict[str, Any] = {
+                name: {cluster: (float(p), float(d)) for cluster, (p, d) in fields[name].items()}
+                for name in ("splits", "best_splits")
+            }
+            read["supplies"] = {cluster: ClusterSupply(**its) for cluster, its in fields["supplies"].items()}
+            return ThresholdPlan(**{**fields, **read})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a plan: {error}") from error

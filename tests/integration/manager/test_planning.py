@@ -1,0 +1,153 @@
+"""The long timescale: t from the solver over what is alive and measured; the short one: a congested path raises it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.index.membership import Figures, LinkFigures
+from prfaas.manager.daemon import Manager
+from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, ThresholdPlan
+from prfaas.model.planning import best_plan
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.reporter import Reporter
+from prfaas.solve.command import find_trace
+from prfaas.solve.deployment_file import read_deployment
+from prfaas.types import AgentName
+from tests.integration.manager.deployment import Deployment, chain_of
+from tests.integration.manager.test_routing import route_request
+from tests.waiting import until
+
+FILE = """
+model: internal-1t-hybrid
+trace: lognormal
+prfaas:
+  - {name: prfaas, profile: h200-internal-1t, instances: 9, bandwidth: 100Gbps}
+pd:
+  - {name: pd, profile: h20-internal-1t, instances: 9}
+"""
+LINK = LinkFigures(AgentName("d1"), 0.0, 0.0, 0.08, 0.08, 0, 0.0, num_connections=8)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    written = tmp_path / "deployment.yaml"
+    written.write_text(FILE)
+    return written
+
+
+async def _node(deployment: Deployment, name: str, *managers: Manager, figures: Figures | None = None) -> Reporter:
+    """p…: of the PrfaaS cluster; i…: a PD-P instance; d…: a decode instance."""
+    kind = {"p": ("prfaas", "prfaas", "prefill"), "i": ("pd", "pd", "prefill"), "d": ("pd", "pd", "decode")}[name[0]]
+    reporter = deployment.reporter(name, *managers, cluster=kind[0], kind=kind[1], role=kind[2], figures=figures)  # type: ignore[arg-type]
+    deployment.run(reporter)
+    await until(lambda: reporter.status.manager, what=name)
+    return reporter
+
+
+async def _planned(manager: Manager, *, after: int = 0) -> ThresholdPlan:
+    await until(lambda: manager.world.plan is not None and manager.world.plan.version > after, what="a plan")
+    assert manager.world.plan is not None
+    return manager.world.plan
+
+
+async def _settled(manager: Manager, splits: dict[str, tuple[float, float]], num_prfaas: int) -> ThresholdPlan:
+    """The plan for so many instances of each role."""
+
+    def fits() -> bool:
+        plan = manager.world.plan
+        return plan is not None and plan.splits == splits and bool(plan.supplies) == bool(num_prfaas)
+
+    await until(fits, what=f"a plan for {splits}")
+    assert manager.world.plan is not None
+    return manager.world.plan
+
+
+async def test_t_is_solved_for_the_instances_that_live(deployment: Deployment, file: Path) -> None:
+    manager = await deployment.start_manager(deployment=file, threshold_tokens=1)
+    for name in ("p1", "i1", "d1"):
+        await _node(deployment, name, manager)
+    plan = await _settled(manager, {"pd": (1.0, 1.0)}, 1)
+    listed, written = read_deployment(file)
+    alive = replace(
+        listed,
+        prfaas=(replace(listed.prfaas[0], num_instances=1),),
+        pd=(replace(listed.pd[0], num_instances=2, num_prefill=1),),
+    )
+    expected = best_plan(alive, find_trace(written.trace, beside=None), method="exact")
+    assert plan.threshold_tokens == expected.threshold_tokens
+    assert manager.routing.threshold_tokens == plan.threshold_tokens
+    assert plan.inputs["instances"] == "the nodes that are alive"
+
+
+async def test_more_prefill_elsewhere_lowers_t_and_none_keeps_everything_here(
+    deployment: Deployment, file: Path
+) -> None:
+    manager = await deployment.start_manager(deployment=file)
+    for name in ("i1", "d1"):
+        await _node(deployment, name, manager)
+    alone = await _settled(manager, {"pd": (1.0, 1.0)}, 0)
+    assert alone.threshold_tokens == OFFLOAD_NOTHING
+    await _node(deployment, "p1", manager)
+    one = await _planned(manager, after=alone.version)
+    await _node(deployment, "p2", manager)
+    two = await _planned(manager, after=one.version)
+    assert two.threshold_tokens < one.threshold_tokens < OFFLOAD_NOTHING
+
+
+async def test_a_measured_link_takes_the_place_of_the_listed_one(deployment: Deployment, file: Path) -> None:
+    manager = await deployment.start_manager(deployment=file)
+    slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6),))
+    await _node(deployment, "p1", manager, figures=slow)
+    for name in ("i1", "d1"):
+        await _node(deployment, name, manager)
+    await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the measured rate")
+    assert manager.routing.threshold_tokens > 60_000, "with the listed 100 Gbit/s it is about 23,000"
+
+
+def _links_of(manager: Manager) -> str:
+    return manager.world.plan.inputs["links"] if manager.world.plan else ""
+
+
+async def test_another_manager_takes_the_plan_from_the_record(deployment: Deployment, file: Path) -> None:
+    await deployment.start_redis()
+    first = await deployment.start_manager(deployment=file, name="m1")
+    for name in ("p1", "i1", "d1"):
+        await _node(deployment, name, first)
+    plan = await _settled(first, {"pd": (1.0, 1.0)}, 1)
+    second = await deployment.start_manager(deployment=file, name="m2")
+    await until(lambda: second.routing.threshold_tokens == plan.threshold_tokens, what="the plan")
+
+
+async def test_a_file_that_cannot_be_used_is_refused_at_the_start(deployment: Deployment, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent"):
+        Manager(deployment.config(deployment=tmp_path / "absent.yaml", redis_url="redis://127.0.0.1:1"), bytes(32))
+    with pytest.raises(ValueError, match="deployment: missing"):
+        deployment.config(bandwidth="measured")
+
+
+async def _asked(
+    deployment: Deployment, figures: Figures, settings: dict[str, object]
+) -> tuple[Manager, ManagerClient]:
+    manager = await deployment.start_manager(**settings)
+    await _node(deployment, "p1", manager, figures=figures)
+    await _node(deployment, "d1", manager)
+    await until(lambda: bool(manager.paths.pairs), what="the link's figures")
+    return manager, deployment.client(manager)
+
+
+async def test_a_congested_path_raises_t_and_the_reason_says_so(deployment: Deployment) -> None:
+    queue = Figures(links=(replace(LINK, capacity_bytes_per_second=1e6, queued_bytes=5_000_000),))
+    _, client = await _asked(deployment, queue, {"threshold_tokens": 900})
+    assert (await client.route(route_request(chain_of(1000)))).reason == "congested"
+    assert (await client.route(route_request(chain_of(800)))).reason == "short"
+
+
+async def test_what_the_link_brings_later_than_it_is_computed_here_stays(deployment: Deployment, file: Path) -> None:
+    snail = Figures(links=(replace(LINK, capacity_bytes_per_second=1e3),))
+    manager, client = await _asked(deployment, snail, {"deployment": file, "threshold_tokens": 500})
+    manager.world.plan = None
+    assert (await client.route(route_request(chain_of(1000)))).reason == "link_too_slow"
