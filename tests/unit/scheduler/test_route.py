@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.scheduler.placement import LOAD_SLACK
 from prfaas.scheduler.route import EXPLANATIONS, Decision, Reason, route
 from prfaas.scheduler.snapshot import PathState, RequestFacts, Snapshot
 from prfaas.types import ClusterName
@@ -146,6 +147,28 @@ def test_a_decision_is_total_explained_and_never_names_a_dead_or_excluded_instan
     if decision.prefill is not None:
         chosen = states[decision.prefill]
         assert chosen.prefills_for_others or chosen.prefills_within(WEST_CLUSTER)
+
+
+loads = st.lists(st.integers(0, 3 * LOAD_SLACK), min_size=1, max_size=3)
+
+
+@given(loads, loads, loads, st.data())
+def test_whoever_holds_the_prompt_is_left_out_when_it_is_full_beside_another_of_its_kind(
+    easts: list[int], wests: list[int], within: list[int], data: st.DataObject
+) -> None:
+    instances = (
+        *(instance(f"e{number}", "prfaas", "prefill", load=load) for number, load in enumerate(easts)),
+        *(instance(f"w{number}", "pd", "both", load=load) for number, load in enumerate(wests)),
+        *(instance(f"p{number}", "pd", "prefill", load=load) for number, load in enumerate(within)),
+    )
+    cached = {its.agent: data.draw(st.integers(0, T), its.instance) for its in instances}
+    total = data.draw(st.integers(T + 1, 3 * T), "total")
+    decision = route(Snapshot(T, instances, local_policy="pd"), RequestFacts(total, cached_tokens=cached))
+    load_of = {its.instance: its.num_requests for its in instances}
+    assert decision.decode is not None and decision.prefill is not None
+    assert load_of[decision.decode] <= min(wests) + LOAD_SLACK
+    prefilling = easts if decision.reason == "long" else within
+    assert load_of[decision.prefill] <= min(prefilling) + LOAD_SLACK
 
 
 def _is_offloaded(snapshot: Snapshot, request: RequestFacts) -> bool:
