@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from prfaas.config import check_together, setting
+from prfaas.scheduler.ppd import PpdMode
+from prfaas.scheduler.snapshot import LocalPolicy
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
@@ -77,6 +79,27 @@ class ManagerConfig:
     fetch_tokens: int = setting(
         "tokens", default=1024, doc="Under abundant bandwidth: a prefix elsewhere that is so much longer is fetched."
     )
+    local_policy: LocalPolicy = setting(
+        choice("decode", "pd", "ppd", "suffix"),
+        default="decode",
+        doc="What prefills a request that no PrfaaS cluster takes: the decode instance, always a prefill instance of its "
+        "cluster (pd), one or the other by PPD's table (ppd), or by how many of its tokens the decode node lacks (suffix).",
+    )
+    non_cached_tokens: int = setting(
+        "tokens", default=16, doc="Of the policy suffix: a decode node that lacks so many tokens does not prefill them."
+    )
+    ppd_table: Path | None = setting(
+        "path", default=None, doc="Of the policy ppd: JSON file with PPD's decision table, in the form of its authors."
+    )
+    ppd_mode: PpdMode = setting(
+        choice("paper", "authors"),
+        default="paper",
+        doc="Of the policy ppd: Algorithm 1 of the paper, or the rules of its authors' engine (under 512 new tokens stay).",
+    )
+    ppd_ttft_weight: float | None = setting(
+        "ratio", default=None, doc="w_ttft in place of the table's own; only the ratio of both counts."
+    )
+    ppd_tpot_weight: float | None = setting("ratio", default=None, doc="w_tpot in place of the table's own.")
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")
     rebalance_bytes_per_second: float = setting(
@@ -105,6 +128,8 @@ class ManagerConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.local_policy == "ppd" and self.ppd_table is None:
+            raise ValueError("ppd_table: missing; local_policy: ppd decides by it")
         if self.bandwidth == "measured" and self.deployment is None:
             raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")

@@ -15,6 +15,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.load import AssignedLoad
 from prfaas.manager.paths import Paths
 from prfaas.manager.sessions import Session, Sessions
+from prfaas.manager.within_policy import RequestRate, read_policy
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
@@ -56,6 +57,8 @@ class Routing:
         self._grant_key = grants.derive_key(secret, "grant")
         self._clock = clock
         self._wall_clock = wall_clock
+        self.policy = read_policy(config)
+        self._rate = RequestRate()
         self._assigned = AssignedLoad()
         self._save_session = save_session
         self._note_match = note
@@ -79,6 +82,8 @@ class Routing:
         places = self._places(request.model)
         if not places:
             raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
+        if not request.checkpoints:  # asked again, a request counts once
+            self._rate.count(now)
         answer = self._match(request)
         facts = self._facts(request, answer, now)
         decision = route(self.snapshot(places, request.cluster), facts)
@@ -126,6 +131,11 @@ class Routing:
             instances,
             self._paths.down,
             paths=tuple(states),
+            local_policy=self.policy.local_policy,
+            non_cached_tokens=self.policy.non_cached_tokens,
+            ppd_table=self.policy.ppd_table,
+            ppd_mode=self.policy.ppd_mode,
+            requests_per_second=self._rate.per_second(self._clock()),
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )
 

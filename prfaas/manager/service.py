@@ -75,6 +75,7 @@ class Service:
             manager=self._name,
             nodes=[node_state(member, now) for member in self._world.live()],
             threshold_tokens=self.routing.threshold_tokens,
+            local_policy=self.routing.policy.local_policy,
             index_stale=index_stale,
             settling=self._world.is_settling,
         )

@@ -81,6 +81,7 @@ class Fleet:
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
+        self.counts_all = config.local_policy != "decode"
         self._config = config
         self._session = session
         self._instances: dict[InstanceId, Instance] = {}
@@ -121,7 +122,7 @@ class Fleet:
 
     def must_count(self, max_prompt_tokens: int) -> bool:
         """Whether a prompt of at most so many tokens may be prefilled elsewhere than where it is decoded."""
-        return max_prompt_tokens > self.threshold_tokens or self._config.local_policy != "decode"
+        return max_prompt_tokens > self.threshold_tokens or self.counts_all
 
     def any_decode(self, model: str | None = None) -> Instance | None:
         """A decode instance for a request whose tokens do not matter; None when nobody is ready."""

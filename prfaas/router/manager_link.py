@@ -50,6 +50,7 @@ class ManagerLink:
 
     def _take(self, state: pb.StateSnapshot) -> None:
         self._fleet.threshold_tokens = state.threshold_tokens
+        self._fleet.counts_all = state.local_policy not in ("", "decode")
         addresses = list(_addresses(state))
         if state.settling:
             named = {its.name for its in addresses}

@@ -392,20 +392,22 @@ class NodeState(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ...) -> None: ...
 
 class StateSnapshot(_message.Message):
-    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling")
+    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling", "local_policy")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INDEX_STALE_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_POLICY_FIELD_NUMBER: _ClassVar[int]
     version: int
     manager: str
     nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
     threshold_tokens: int
     index_stale: bool
     settling: bool
-    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ...) -> None: ...
+    local_policy: str
+    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ..., local_policy: _Optional[str] = ...) -> None: ...
 
 class WatchCommandsRequest(_message.Message):
     __slots__ = ("node", "epoch")

@@ -1,0 +1,64 @@
+"""What prefills requests within their PD cluster, as the manager's settings say."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, replace
+
+from prfaas.errors import ConfigError
+from prfaas.manager.config import ManagerConfig
+from prfaas.scheduler.ppd import PpdMode, PpdTable, read_measured
+from prfaas.scheduler.snapshot import LocalPolicy
+
+RATE_SECONDS = 10.0  # over which requests are counted, for the rate that PPD's table is read at
+MAX_COUNTED = 100_000
+
+
+@dataclass(frozen=True)
+class WithinPolicy:
+    """The fields of a snapshot that `scheduler.within` reads, but for the rate."""
+
+    local_policy: LocalPolicy
+    non_cached_tokens: int
+    ppd_table: PpdTable | None
+    ppd_mode: PpdMode
+
+
+def read_policy(config: ManagerConfig) -> WithinPolicy:
+    """The policy, with PPD's table read.
+
+    Raises:
+        ConfigError: the table cannot be read.
+    """
+    table = None if config.ppd_table is None else _read_table(config)
+    return WithinPolicy(config.local_policy, config.non_cached_tokens, table, config.ppd_mode)
+
+
+def _read_table(config: ManagerConfig) -> PpdTable:
+    assert config.ppd_table is not None
+    try:
+        table = read_measured(json.loads(config.ppd_table.read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ppd_table: {config.ppd_table} cannot be used: {error}") from error
+    ttft, tpot = config.ppd_ttft_weight, config.ppd_tpot_weight
+    return replace(
+        table,
+        ttft_weight=table.ttft_weight if ttft is None else ttft,
+        tpot_weight=table.tpot_weight if tpot is None else tpot,
+    )
+
+
+class RequestRate:
+    """Requests per second over the last ten. Times are seconds on a clock that only goes forward."""
+
+    def __init__(self) -> None:
+        self._at: deque[float] = deque(maxlen=MAX_COUNTED)
+
+    def count(self, now: float) -> None:
+        self._at.append(now)
+
+    def per_second(self, now: float) -> float:
+        while self._at and self._at[0] <= now - RATE_SECONDS:
+            self._at.popleft()
+        return len(self._at) / RATE_SECONDS

@@ -1,0 +1,150 @@
+"""What prefills within a PD cluster, by the manager's policy: always P→D, PPD's table for later turns, the uncached suffix."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.membership import Engine, Node
+from prfaas.manager.daemon import Manager
+from prfaas.router.config import RouterConfig
+from prfaas.router.server import open_door
+from prfaas.rpc.reporter import Reporter
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
+from tests.integration.router.door import Door
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.waiting import until
+
+TURN_ONE = list(range(1, 161))
+TURN_TWO = [*TURN_ONE, *range(201, 241)]
+
+
+@dataclass
+class Pair:
+    """A PD-P and a PD-D instance of one cluster; `door.east` prefills."""
+
+    door: Door
+    decode: Reporter
+
+    async def asked(self, prompt: list[int]) -> tuple[str, str]:
+        """Route and reason."""
+        _, _, headers = await self.door.post({"prompt": prompt, "max_tokens": 64})
+        return headers["x-prfaas-route"], headers["x-prfaas-reason"]
+
+    async def holds(self, prompt: list[int]) -> None:
+        """The decode node has this prompt's KV from here on."""
+        before = self.decode.status.acknowledged
+        chain = HashChain(root_hash(MODEL), prompt)
+        self.decode.publish(stored(hybrid_layout(MODEL), chain, len(prompt)))
+        await until(lambda: self.decode.status.acknowledged > before)
+
+
+@contextlib.asynccontextmanager
+async def _pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
+    prefilling, decoding = PacedEngine(), PacedEngine()
+    for engine in (prefilling, decoding):
+        await engine.start()
+    async with Deployment(directory) as deployment:
+        manager = await deployment.start_manager(expiry_seconds=30.0, **settings)
+        reporters = [
+            _reporter("west-p", manager, "prefill", prefilling),
+            _reporter("west-d", manager, "decode", decoding),
+        ]
+        for reporter in reporters:
+            deployment.run(reporter)
+        await until(lambda: all(its.status.manager for its in reporters), what="the nodes at the manager")
+        config = RouterConfig(
+            secret_file="-",
+            listen="127.0.0.1:0",
+            probe_interval=0.1,
+            managers=(manager.address,),
+        )
+        async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
+            door = Door(f"http://{address}", [prefilling], [decoding], session)
+            await door.until_health(**{"west-p_0": True, "west-d_0": True})
+            yield Pair(door, reporters[1])
+    for engine in (prefilling, decoding):
+        await engine.stop()
+
+
+def _reporter(name: str, manager: Manager, role: InstanceRole, engine: PacedEngine) -> Reporter:
+    its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
+    node = Node(AgentName(name), ClusterName("west"), "pd", f"{name}:7400", 1, (hybrid_layout(MODEL),), (its,))
+    return Reporter((manager.address,), node=node, secret=SECRET)
+
+
+def _table(directory: Path, *, local_gain: float) -> Path:
+    """The decode node's own prefill takes TTFT down by so much, and leaves TPOT as it is."""
+    entries = [
+        {
+            "context_class": context,
+            "workload_type": workload,
+            "qps": 1.0,
+            "pd_ttft_ms": 100.0,
+            "ppd_ttft_ms": 100.0 * (1 - local_gain),
+            "pd_tpot_ms": 10.0,
+            "ppd_tpot_ms": 10.0,
+        }
+        for context in ("small", "large")
+        for workload in ("tiny", "small_bal", "mid_bal", "mid_paste")
+    ]
+    written = directory / "table.json"
+    written.write_text(json.dumps({"weights": {"w_ttft": 1.0, "w_tpot": 1.0}, "entries": entries}))
+    return written
+
+
+async def test_the_policy_pd_prefills_every_turn_on_a_pd_p_instance(tmp_path: Path) -> None:
+    async with _pair(tmp_path, local_policy="pd") as pair:
+        assert await pair.asked(TURN_ONE) == ("remote", "pd")
+        await pair.holds(TURN_ONE)
+        assert await pair.asked(TURN_TWO) == ("remote", "pd")
+        assert len(pair.door.east.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("local_gain", "expected"), [(0.5, ("local", "ppd_table_local")), (-0.5, ("remote", "ppd_table_pd"))]
+)
+async def test_ppd_sends_the_first_turn_to_pd_p_and_later_ones_by_its_table(
+    tmp_path: Path, local_gain: float, expected: tuple[str, str]
+) -> None:
+    async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=local_gain)) as pair:
+        assert await pair.asked(TURN_ONE) == ("remote", "ppd_first_turn")
+        await pair.holds(TURN_ONE)
+        assert await pair.asked(TURN_TWO) == expected
+
+
+async def test_ppd_takes_a_turn_whose_kv_is_gone_for_a_first_one(tmp_path: Path) -> None:
+    async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
+        assert await pair.asked(TURN_TWO) == ("remote", "ppd_first_turn")
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(41, ("local", "suffix_cached")), (40, ("remote", "suffix_uncached"))])
+async def test_the_uncached_suffix_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
+    async with _pair(tmp_path, local_policy="suffix", non_cached_tokens=limit) as pair:
+        await pair.holds(TURN_ONE)
+        assert await pair.asked(TURN_TWO) == expected
+
+
+async def test_by_default_the_decode_instance_prefills(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as pair:
+        assert await pair.asked(TURN_ONE) == ("local", "short")
+
+
+def test_a_policy_that_lacks_its_table_refuses_to_start(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    with pytest.raises(ValueError, match="ppd_table: missing"):
+        deployment.config(local_policy="ppd")
+    (tmp_path / "broken.json").write_text("{}")
+    config = deployment.config(local_policy="ppd", ppd_table=tmp_path / "broken.json", redis_url="redis://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"broken\.json"):
+        Manager(config, SECRET)
