@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.redis_of import kill_redis_of
 from tools.demo.client import Answer, complete, get_json, prompt_tokens
 from tools.link import Relay
 from tools.processes import Child, Children, free_address
@@ -44,12 +43,7 @@ class Deployment:
         self.manager = self.children.kill_and_restart(self.manager)
 
     def kill_redis(self) -> None:
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # another process that has just ended
-                fields = entry.read_text().rpartition(")")[2].split()
-                if int(fields[1]) == self.manager.process.pid and "redis" in (entry.parent / "comm").read_text():
-                    os.kill(int(entry.parent.name), signal.SIGKILL)
-                    return
+        kill_redis_of(self.manager.process.pid)
 
     def kill_agent(self, name: str) -> None:
         agent = self.agents[name]

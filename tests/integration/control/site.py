@@ -1,0 +1,191 @@
+"""A whole deployment before paced engines: manager, router, an agent per cluster, a relay before each cluster's wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from prfaas.types import ClusterKind
+from tests.redis_of import kill_redis_of
+from tools.demo.client import get_json
+from tools.link import LinkShape, Relay
+from tools.paced_engine.kv import answer
+from tools.processes import Child, Children, free_address
+from tools.stack import AgentProcess, Stack
+
+MODEL = "paced"
+REQUEST_SECONDS = 60.0  # an answer that takes longer is a hang
+CLUSTERS: Mapping[str, ClusterKind] = {"east": "prfaas", "west": "pd"}
+UNSHAPED = LinkShape()
+_seeds = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One answer: its tokens, why it ended early if it did, and the route and reason that the router stated."""
+
+    prompt: list[int]
+    token_ids: list[int]
+    wanted: list[int]
+    error: str
+    headers: Mapping[str, str]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.error and self.token_ids == self.wanted
+
+    @property
+    def is_honest(self) -> bool:
+        """Right as far as it goes, and an error where it does not go to the end."""
+        return self.is_whole or (bool(self.error) and self.token_ids == self.wanted[: len(self.token_ids)])
+
+    @property
+    def reason(self) -> str:
+        return self.headers.get("x-prfaas-reason", "")
+
+
+class Site:
+    """The processes of one deployment."""
+
+    def __init__(self, children: Children, stack: Stack, directory: Path) -> None:
+        self.children, self._stack, self._directory = children, stack, directory
+        self.agents: dict[str, AgentProcess] = {}
+        self.engines: dict[str, Child] = {}
+        self.engine_urls: dict[str, str] = {}
+        self.relays: dict[str, Relay] = {}
+        self.manager: Child
+        self.manager_grpc = ""
+        self.manager_url = ""
+        self.router_url = ""
+
+    def start_manager(self, **settings: Any) -> None:
+        settings = {"heartbeat_seconds": "1s", "expiry_seconds": "5s", **settings}
+        settings["redis_directory"] = str(self._directory / "redis")
+        self.manager, self.manager_grpc, self.manager_url = self._stack.start_manager(**settings)
+        self._stack.await_server(self.manager, self.manager_url, path="/healthz")
+
+    def start_cluster(self, name: str, relay: Relay, *, wire: str, num_engines: int, flags: Sequence[str]) -> None:
+        """An agent behind a relay, and its engines."""
+        kind = CLUSTERS[name]
+        role = "prefill" if kind == "prfaas" else "both"
+        urls = {f"{name}/{number}": f"http://{free_address()}" for number in range(num_engines)}
+        engines = [{"instance": its, "url": url, "role": role, "model": MODEL} for its, url in urls.items()]
+        agent = self._stack.start_agent(
+            name,
+            listen=wire,
+            advertise=relay.address,
+            managers=[self.manager_grpc],
+            cluster=name,
+            cluster_kind=kind,
+            engines=engines,
+            reconnect_seconds="1s",
+            num_connections=1,
+        )
+        self._stack.await_agent(agent)
+        self.agents[name], self.relays[name] = agent, relay
+        self.engine_urls |= urls
+        for instance, url in urls.items():
+            self._start_engine(instance, url, agent, flags)
+
+    def _start_engine(self, instance: str, url: str, agent: AgentProcess, flags: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "tools.paced_engine", "--socket", str(agent.socket), "--model", MODEL]
+        command += ["--listen", url.removeprefix("http://"), "--instance", instance, *flags]
+        self.engines[instance] = self.children.start(instance.replace("/", "-"), command)
+
+    def start_router(self) -> None:
+        for instance, url in self.engine_urls.items():
+            self._stack.await_server(self.engines[instance], url)
+        settings = {"managers": [self.manager_grpc], "cluster": "west", "probe_interval": "200ms"}
+        router, self.router_url = self._stack.start_router(settings)
+        self._stack.await_server(router, self.router_url)
+        wanted = dict.fromkeys(self.engine_urls, True)
+        self.children.wait_until(router, lambda: self.health() == wanted, seconds=30.0)
+
+    def health(self) -> dict[str, bool]:
+        """Which instances the router takes for healthy."""
+        try:
+            found: dict[str, bool] = get_json(f"{self.router_url}/health")["instances"]
+        except OSError:
+            return {}
+        return found
+
+    def kill_engine(self, instance: str) -> None:
+        self.engines[instance] = self.children.kill_and_restart(self.engines[instance])
+
+    def kill_manager(self) -> None:
+        self.manager = self.children.kill_and_restart(self.manager)
+
+    def kill_redis(self) -> None:
+        kill_redis_of(self.manager.process.pid)
+
+    def kill_agent(self, name: str) -> None:
+        its = self.agents[name]
+        child = self.children.kill_and_restart(its.child)
+        self.agents[name] = AgentProcess(child, name, its.socket, its.wire, its.status_url)
+
+    def transfers(self, instance: str) -> dict[str, int]:
+        """What came of the transfers of an engine: sent, right, wrong, nothing."""
+        found: dict[str, int] = get_json(f"{self.engine_urls[instance]}/transfers")
+        return found
+
+
+@contextlib.contextmanager
+def running_site(
+    directory: Path,
+    *,
+    num_engines: int = 2,
+    shape: LinkShape = UNSHAPED,
+    engine_flags: Sequence[str] = (),
+    **manager_settings: Any,
+) -> Iterator[Site]:
+    """A PrfaaS cluster "east" and a PD cluster "west"; the relay before west's wire has this shape."""
+    with Children(directory) as children, contextlib.ExitStack() as relays:
+        site = Site(children, Stack(children, directory), directory)
+        site.start_manager(**manager_settings)
+        for name in CLUSTERS:
+            wire = free_address()
+            relay = relays.enter_context(Relay(wire, shape if name == "west" else UNSHAPED))
+            site.start_cluster(name, relay, wire=wire, num_engines=num_engines, flags=engine_flags)
+        site.start_router()
+        yield site
+
+
+def fresh_prompt(num_tokens: int) -> list[int]:
+    """A prompt that shares no block with another one."""
+    seed = next(_seeds)
+    return [(seed * 7919 + position * 31) % 50_000 for position in range(num_tokens)]
+
+
+async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, num_tokens: int = 8) -> Outcome:
+    """Stream one completion to its end, whatever end that is; TimeoutError when there is none."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
+    token_ids: list[int] = []
+    headers: dict[str, str] = {}
+    error = "ended without [DONE]"
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS), session.post(f"{url}/v1/completions", json=body) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            async for line in response.content:
+                if line.strip() == b"data: [DONE]":
+                    error = ""
+                elif line.startswith(b"data: "):
+                    token_ids += json.loads(line[6:])["choices"][0]["token_ids"]
+            error = f"status {response.status}" if response.status != 200 else error
+    except aiohttp.ClientError as failure:
+        error = repr(failure)
+    return Outcome(prompt, token_ids, answer(prompt, num_tokens), error, headers)
+
+
+@contextlib.asynccontextmanager
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield session

@@ -1,0 +1,101 @@
+"""Any one process is killed under load: nobody hangs, and every answer is right or ends with an error after right tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_site
+from tests.waiting import until, wait_until
+
+T = 256
+NUM_CLIENTS = 6
+HEAL_SECONDS = 60.0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with running_site(tmp_path, threshold_tokens=T) as made:
+        yield made
+
+
+def _kills(site: Site) -> dict[str, Callable[[], None]]:
+    return {
+        **{its: partial(site.kill_engine, its) for its in site.engines},
+        **{f"agent {its}": partial(site.kill_agent, its) for its in site.agents},
+        "manager": site.kill_manager,
+        "redis": site.kill_redis,
+    }
+
+
+async def _run(site: Site, kills: list[str], *, requests_between: int, seed: int) -> list[Outcome]:
+    """Keep `NUM_CLIENTS` requests under way; after so many answers each, the next process is killed."""
+    source = random.Random(seed)
+    outcomes: list[Outcome] = []
+    is_over = asyncio.Event()
+
+    async def keep_asking() -> None:
+        async with client() as session:
+            while not is_over.is_set():
+                length = source.choice((T // 2, 2 * T, 3 * T))
+                outcomes.append(await ask(session, site.router_url, fresh_prompt(length)))
+
+    clients = [asyncio.create_task(keep_asking()) for _ in range(NUM_CLIENTS)]
+    try:
+        for its in kills:
+            await _more(outcomes, requests_between)
+            await asyncio.to_thread(_kills(site)[its])
+        await _more(outcomes, requests_between)
+    finally:
+        is_over.set()
+        await asyncio.gather(*clients)
+    return outcomes
+
+
+async def _more(outcomes: list[Outcome], num_requests: int) -> None:
+    wanted = len(outcomes) + num_requests
+    await until(lambda: len(outcomes) >= wanted, seconds=HEAL_SECONDS, what=f"{num_requests} more answers")
+
+
+def _check(site: Site, outcomes: list[Outcome], kills: list[str]) -> None:
+    assert not [its for its in outcomes if not its.is_honest]
+    failed = [its for its in outcomes if not its.is_whole]
+    num_decode_kills = sum(name.startswith("west/") for name in kills)
+    assert len(failed) <= num_decode_kills * NUM_CLIENTS, [its.error for its in failed]
+    assert all(its.token_ids for its in failed), "what had no token out is retried"
+    wait_until(lambda: site.health() == dict.fromkeys(site.engines, True), seconds=HEAL_SECONDS, what="healthy engines")
+
+
+async def _transfers_again(site: Site) -> None:
+    """A long prompt goes through the whole path once more."""
+    received = sum(site.transfers(its)["right"] for its in site.engines if its.startswith("west/"))
+    async with asyncio.timeout(HEAL_SECONDS), client() as session:
+        while sum(site.transfers(its)["right"] for its in site.engines if its.startswith("west/")) <= received:
+            assert (await ask(session, site.router_url, fresh_prompt(3 * T))).is_whole
+
+
+@pytest.mark.timeout(240)
+async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_killed_once(site: Site) -> None:
+    kills = ["east/0", "west/0", "agent east", "redis", "manager", "west/1", "agent west", "east/1"]
+    outcomes = await _run(site, kills, requests_between=12, seed=1)
+    _check(site, outcomes, kills)
+    assert {its.reason for its in outcomes} >= {"short", "long"}
+    await _transfers_again(site)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_at_least_98_percent_are_served_while_fifty_processes_are_killed_at_random(site: Site, seed: int) -> None:
+    source = random.Random(seed)
+    kills = [source.choice(sorted(_kills(site))) for _ in range(50)]
+    outcomes = await _run(site, kills, requests_between=100, seed=seed)
+    _check(site, outcomes, kills)
+    served = sum(its.is_whole for its in outcomes)
+    assert served >= 0.98 * len(outcomes), f"{served} of {len(outcomes)}"
+    await _transfers_again(site)

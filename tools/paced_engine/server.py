@@ -1,0 +1,150 @@
+"""The paced engine's OpenAI server: one prefill at a time, decode steps beside it, both as long as they are told to be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from prfaas import grants
+from prfaas.errors import GrantError
+from prfaas.types import TransferId
+from tools.paced_engine.kv import answer, chain_of
+from tools.paced_engine.pool import Pool, Received
+
+GRANT_KEY = "prfaas_grant"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """T_prefill(l) = prefill_seconds + prefill_seconds_per_token · l; a token of an answer each `token_seconds`."""
+
+    prefill_seconds: float
+    prefill_seconds_per_token: float
+    token_seconds: float
+
+    def prefill(self, num_tokens: int) -> float:
+        return self.prefill_seconds + self.prefill_seconds_per_token * num_tokens
+
+
+class Server:
+    """Serves one model. `transfers` counts what came of each: sent, right, wrong, nothing."""
+
+    def __init__(self, model: str, pool: Pool, pace: Pace) -> None:
+        self._model = model
+        self._pool = pool
+        self._pace = pace
+        self._prefilling = asyncio.Lock()
+        self._num_waiting = 0
+        self._num_running = 0
+        self._transfers = {"sent": 0, "right": 0, "wrong": 0, "nothing": 0}
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/transfers", self._list_transfers)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+
+    async def _list_transfers(self, request: web.Request) -> web.Response:
+        return web.json_response(self._transfers)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        figures = {"num_requests_running": self._num_running, "num_requests_waiting": self._num_waiting}
+        lines = [f"vllm:{name} {value}\n" for name, value in (figures | {"kv_cache_usage_perc": 0}).items()]
+        return web.Response(text="".join(lines))
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt: list[int] = body["prompt"]
+        parameters = body.get("kv_transfer_params") or {}
+        self._num_running += 1
+        try:
+            if parameters.get("do_remote_decode"):
+                await self._send(prompt, parameters)
+                is_right = True
+            else:
+                is_right = await self._is_prompt_right(prompt, parameters)
+            token_ids = answer(prompt, int(body.get("max_tokens", 16)), is_right=is_right)
+            return await (self._stream(request, token_ids) if body.get("stream") else self._whole(token_ids))
+        finally:
+            self._num_running -= 1
+
+    async def _is_prompt_right(self, prompt: list[int], parameters: dict[str, Any]) -> bool:
+        """Whether its KV is what it must be, once it is here: received, or computed, which is always right."""
+        received: Received = "nothing"
+        if parameters.get("do_remote_prefill"):
+            transfer_id, grant = _grant(parameters)
+            received = await self._pool.receive(transfer_id, grant, chain_of(self._model, prompt[:-1]))
+            self._transfers[received] += 1
+        if received == "nothing":
+            await self._prefill(len(prompt))
+        return received != "wrong"
+
+    async def _prefill(self, num_tokens: int) -> None:
+        async with self._stage():
+            await asyncio.sleep(self._pace.prefill(num_tokens))
+
+    async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> None:
+        transfer_id, grant = _grant(parameters)
+        sending = await self._pool.open(transfer_id, grant, chain_of(self._model, prompt))
+        if sending is None:
+            return await self._prefill(len(prompt))
+        try:
+            async with self._stage():
+                await sending.compute(self._pace.prefill(len(prompt)))
+            self._transfers["sent"] += 1
+        finally:
+            sending.end()
+
+    @contextlib.asynccontextmanager
+    async def _stage(self) -> AsyncIterator[None]:
+        """The one prefill at a time; who waits for it counts as waiting."""
+        self._num_waiting += 1
+        try:
+            await self._prefilling.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._prefilling.release()
+
+    async def _whole(self, token_ids: list[int]) -> web.Response:
+        await asyncio.sleep(self._pace.token_seconds * len(token_ids))
+        return web.json_response(self._event(token_ids))
+
+    async def _stream(self, request: web.Request, token_ids: list[int]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for token_id in token_ids:
+            await response.write(f"data: {json.dumps(self._event([token_id]))}\n\n".encode())
+            await asyncio.sleep(self._pace.token_seconds)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _event(self, token_ids: list[int]) -> dict[str, Any]:
+        choice = {"index": 0, "text": "", "token_ids": token_ids, "finish_reason": None}
+        return {"id": "1", "object": "text_completion", "created": 0, "model": self._model, "choices": [choice]}
+
+
+def _grant(parameters: dict[str, Any]) -> tuple[TransferId, bytes]:
+    """The transfer that a request's parameters ask for; its agent verifies the grant."""
+    try:
+        token = grants.from_text(parameters[GRANT_KEY])
+        return grants.unverified(token).transfer_id, token
+    except (KeyError, GrantError) as error:
+        raise web.HTTPBadRequest(text=str(error)) from error
