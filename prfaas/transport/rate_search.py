@@ -1,5 +1,7 @@
 """When one of a link's connections should look for a higher rate at once (pure). BBR only: others follow losses.
 
+On long links only: nearby, eight round trips are over in a moment, and a search disturbs more than it finds.
+
 Two reasons. Room: BBR keeps a rate that the link once refused and tries a quarter more every eighth round trip, so that a
 link that has widened threefold over 40 ms is filled after two seconds; but a full link's queue shows in the round trips, and
 bytes that wait at our end while these are as short as can be say that there is room. A turn: BBR nearly stops for 0.2 s
@@ -11,6 +13,7 @@ has become longer, which BBR should measure.
 
 from __future__ import annotations
 
+from prfaas.transport.connection_policy import LONG_RTT_SECONDS
 from prfaas.transport.link_meter import LinkSample
 
 PATIENCE_SECONDS = 0.15  # of samples that all say that there is room
@@ -29,6 +32,8 @@ class RateSearch:
 
     def is_due(self, sample: LinkSample, *, num_connections: int) -> bool:
         """Whether one connection, the next in order, should search now."""
+        if sample.min_rtt_seconds < LONG_RTT_SECONDS:
+            return False
         has_room, is_turn = self._has_room(sample), self._is_turn(sample, num_connections)
         if has_room or is_turn:
             self._turn_at = sample.at

@@ -75,9 +75,10 @@ def running_deployment(
     *,
     expiry_seconds: str = "5s",
     manager_settings: dict[str, Any] | None = None,
+    one_cluster: bool = False,
     **agent_settings: Any,
 ) -> Iterator[Deployment]:
-    """Start everything; it ends with the context."""
+    """Start everything; it ends with the context. East is a PrfaaS cluster, or a PD-P instance of west's cluster."""
     model = make_model(FAMILY, directory / FAMILY)
     with Children(directory) as children:
         stack = Stack(children, directory)
@@ -90,10 +91,12 @@ def running_deployment(
         )
         stack.await_server(manager, manager_url, path="/healthz")
         with Relay(grpc) as reports:
+            west = {"cluster": "west", "cluster_kind": "pd"}
+            east = west if one_cluster else {"cluster": "east", "cluster_kind": "prfaas"}
             addresses = {"east": free_address(), "west": free_address()}
             agents = {
-                "east": _agent(stack, "east", "prfaas", "prefill", reports, addresses["east"], agent_settings),
-                "west": _agent(stack, "west", "pd", "both", reports, addresses["west"], agent_settings),
+                "east": _agent(stack, "east", "prefill", reports, addresses["east"], east | agent_settings),
+                "west": _agent(stack, "west", "both", reports, addresses["west"], west | agent_settings),
             }
             for agent in agents.values():
                 stack.await_agent(agent)
@@ -113,15 +116,11 @@ def running_deployment(
             yield Deployment(children, manager, manager_url, agents, urls, url, reports)
 
 
-def _agent(
-    stack: Stack, name: str, kind: str, role: str, reports: Relay, engine: str, settings: dict[str, Any]
-) -> AgentProcess:
+def _agent(stack: Stack, name: str, role: str, reports: Relay, engine: str, settings: dict[str, Any]) -> AgentProcess:
     engines = [{"instance": f"{name}/0", "url": f"http://{engine}", "role": role, "model": FAMILY}]
     return stack.start_agent(
         name,
         managers=[reports.address],
-        cluster=name,
-        cluster_kind=kind,
         engines=engines,
         reconnect_seconds="1s",
         **settings,

@@ -12,12 +12,17 @@ MIN_RTT_SECONDS = 0.04
 
 
 def _searches(
-    *, rtt_seconds: float = MIN_RTT_SECONDS, queued: int = 0, unacknowledged: int = 0, seconds: float
+    *,
+    rtt_seconds: float = MIN_RTT_SECONDS,
+    min_rtt_seconds: float = MIN_RTT_SECONDS,
+    queued: int = 0,
+    unacknowledged: int = 0,
+    seconds: float,
 ) -> list[float]:
     """When, of a link with four connections that looks alike all the time."""
     search = RateSearch()
     samples = (
-        LinkSample(step * STEP_SECONDS, 0, 0, 0, queued, unacknowledged, rtt_seconds, MIN_RTT_SECONDS)
+        LinkSample(step * STEP_SECONDS, 0, 0, 0, queued, unacknowledged, rtt_seconds, min_rtt_seconds)
         for step in range(int(seconds / STEP_SECONDS))
     )
     return [sample.at for sample in samples if search.is_due(sample, num_connections=4)]
@@ -48,3 +53,7 @@ def test_a_link_with_nothing_under_way_is_left_alone() -> None:
 
 def test_where_the_way_may_have_become_longer_bbr_measures_it() -> None:
     assert _searches(unacknowledged=1, rtt_seconds=0.2, seconds=10) == []
+
+
+def test_a_short_link_is_left_to_bbr() -> None:
+    assert _searches(queued=1, unacknowledged=1, rtt_seconds=0.002, min_rtt_seconds=0.002, seconds=10) == []
