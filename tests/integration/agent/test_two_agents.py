@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
 from tests.free_ports import free_address
 from tests.waiting import wait_until
+from tools.certificates import Authority
 from tools.demo.client import get_json
 from tools.link import Relay
 
@@ -442,3 +444,28 @@ def test_an_agent_of_another_secret_is_not_served(agents: Agents, tmp_path: Path
     _fails(sender, reason="unreachable")
     assert west.transfers() == []
     strangers.stop()
+
+
+def _tls(authority: Authority, name: str) -> dict[str, str]:
+    its = authority.issue(name)
+    files = {"authority": its.authority, "certificate": its.certificate, "key": its.key, "revocations": its.revocations}
+    return {f"tls-{kind}": str(path) for kind, path in files.items()}
+
+
+def test_agents_with_certificates_encrypt_what_they_send_and_refuse_who_has_none(
+    agents: Agents, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    west = agents.start("west", **_tls(authority, "west"))
+    east = agents.start("east", **_tls(authority, "east"))
+    receiver = agents.engine(west, "w")
+    receiver.assert_content(_transfer(agents, west, agents.engine(east, "e"), receiver, _chain()))
+    bare = agents.start("bare")
+    sender, chain = agents.engine(bare, "b"), _chain(first=7000)
+    transfer_id, grant = agents.grant("bare", west, chain)
+    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
+    sender.wait(SendOpened)
+    _fails(sender, reason="unreachable")
+    with urllib.request.urlopen(f"http://{west.status}/metrics", timeout=10) as page:
+        refusals = [line for line in page.read().decode().splitlines() if 'reason="tls_none"' in line]
+    assert any(float(line.split()[-1]) > 0 for line in refusals)
