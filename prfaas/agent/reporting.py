@@ -29,6 +29,8 @@ class _Last:
     """What a link's figures are compared with."""
 
     acknowledged_bytes: int
+    sent_bytes: int
+    retransmitted_bytes: int
     at: float
 
 
@@ -94,10 +96,12 @@ class Reporting:
 
     def _link(self, state: LinkState) -> LinkFigures:
         now = time.monotonic()
-        last = self._last.get(state.address, _Last(0, now))
+        last = self._last.get(state.address, _Last(0, 0, 0, now))
         seconds = now - last.at
         rate = (state.acknowledged_bytes - last.acknowledged_bytes) / seconds if seconds else 0.0
-        self._last[state.address] = _Last(state.acknowledged_bytes, now)
+        sent = state.sent_bytes - last.sent_bytes
+        retransmitted = state.retransmitted_bytes - last.retransmitted_bytes
+        self._last[state.address] = _Last(state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now)
         return LinkFigures(
             peer=AgentName(state.peer),
             bytes_per_second=rate,
@@ -105,7 +109,7 @@ class Reporting:
             rtt_seconds=state.rtt_seconds,
             min_rtt_seconds=state.min_rtt_seconds,
             queued_bytes=state.queued_bytes + state.unacknowledged_bytes,
-            retransmit_ratio=state.retransmit_ratio,
+            retransmit_ratio=retransmitted / sent if sent > 0 else 0.0,
             num_connections=state.num_connections,
             is_down=state.is_down,
         )

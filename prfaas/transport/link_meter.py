@@ -40,7 +40,6 @@ class LinkHealth:
     achievable_bytes_per_second: float = 0.0
     queue_seconds: float = 0.0
     congestion: CongestionReason | None = None
-    retransmit_ratio: float = 0.0  # of the bytes sent in the window
 
 
 class LinkMeter:
@@ -59,9 +58,8 @@ class LinkMeter:
         rate = self._rate(sample)
         waiting = sample.queued_bytes + sample.unacknowledged_bytes
         queue_seconds = waiting / rate if rate else 0.0
-        retransmitted = self._retransmit_ratio(sample)
-        congestion = _congestion(sample, queue_seconds, retransmitted)
-        self.health = LinkHealth(rate, queue_seconds, congestion, retransmitted)
+        congestion = _congestion(sample, queue_seconds, self._retransmit_ratio(sample))
+        self.health = LinkHealth(rate, queue_seconds, congestion)
 
     def _rate(self, sample: LinkSample) -> float:
         before, oldest = self.health.achievable_bytes_per_second, self._samples[0]

@@ -25,8 +25,14 @@ class LinkState:
     achievable_bytes_per_second: float  # what it carries when there is enough to send; 0 while nothing was sent
     queue_seconds: float  # that what waits takes at this rate
     congestion: CongestionReason | None  # why it is choked; None: it is not
-    retransmit_ratio: float  # of the bytes sent over the last third of a second
+    sent_bytes: int  # by the kernel, headers left out
+    retransmitted_bytes: int  # of those
     pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
+
+    @property
+    def retransmit_ratio(self) -> float:
+        """Share of the sent bytes that were sent again."""
+        return self.retransmitted_bytes / self.sent_bytes if self.sent_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

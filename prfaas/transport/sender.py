@@ -165,6 +165,8 @@ class Link:
                 acknowledged_bytes=self._outbox.acknowledged_bytes,
                 rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
+                sent_bytes=self._counted[1],
+                retransmitted_bytes=self._counted[2],
                 **vars(self._meter.health),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
