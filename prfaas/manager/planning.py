@@ -31,6 +31,7 @@ from prfaas.types import ClusterName
 
 _log = logs.get("manager")
 STEP_SECONDS = 0.5
+RATE_SECONDS = 10.0  # a change of rates alone makes a new plan at most so often: congestion answers sooner
 RATE_CHANGE_RATIO = 0.2  # a link's measured rate that differs by less is the same
 FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # where the quadratic form of a profile equals it
 
@@ -44,9 +45,9 @@ class _Inputs:
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # by cluster
     rates: tuple[tuple[str, str, float], ...]  # measured: source, destination, bytes per second
 
-    def resembles(self, other: _Inputs) -> bool:
-        """Whether a plan for one serves the other."""
-        if self.roles != other.roles or [its[:2] for its in self.rates] != [its[:2] for its in other.rates]:
+    def has_rates_of(self, other: _Inputs) -> bool:
+        """Whether the links carry about the same."""
+        if [its[:2] for its in self.rates] != [its[:2] for its in other.rates]:
             return False
         pairs = zip(self.rates, other.rates, strict=True)
         return all(abs(mine[2] - theirs[2]) <= RATE_CHANGE_RATIO * theirs[2] for mine, theirs in pairs)
@@ -117,8 +118,10 @@ class Planning:
         home = next((pd.name for pd in self._deployment.pd if pd.name in dict(inputs.roles)), None)
         if home is None or not self._writes(ClusterName(home)):
             return False
-        is_old = self._clock() - self._solved_at >= self._config.plan_seconds
-        return is_old or self._solved is None or not inputs.resembles(self._solved)
+        if self._solved is None or inputs.roles != self._solved.roles:
+            return True
+        age = self._clock() - self._solved_at
+        return age >= self._config.plan_seconds or (age >= RATE_SECONDS and not inputs.has_rates_of(self._solved))
 
     # What
 
