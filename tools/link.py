@@ -100,6 +100,10 @@ class Relay:
         for task in list(self._tasks)[:1]:
             task.cancel()
 
+    def reshape(self, shape: LinkShape) -> None:
+        """What passes from here on has this delay and rate."""
+        self._shape = shape
+
     def mend(self) -> None:
         self._cut_after_bytes = None
         self.is_cut = False

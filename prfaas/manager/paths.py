@@ -17,6 +17,7 @@ from prfaas.types import AgentName, ClusterName
 _log = logs.get("manager")
 STEP_SECONDS = 1.0  # agents report once a second
 LIMITS = CongestionLimits()
+IDLE_RATIO = 0.01  # of its capacity: a link that carries less says nothing of its round trip
 MEAN_SECONDS = 10.0  # over which use is averaged
 Pair = tuple[ClusterName, ClusterName]
 
@@ -61,7 +62,7 @@ class Paths:
             capacity_bytes_per_second=its.capacity_bytes_per_second,
             queued_bytes=sum(link.queued_bytes for link in figures),
             retransmit_ratio=max(link.retransmit_ratio for link in figures),
-            rtt_seconds=max(link.rtt_seconds for link in figures),
+            rtt_seconds=max((link.rtt_seconds for link in figures if _is_used(link)), default=0.0),
             min_rtt_seconds=min((link.min_rtt_seconds for link in figures if link.min_rtt_seconds), default=0.0),
         )
         its.congestion = step(before, sample, now=now, limits=LIMITS)
@@ -120,6 +121,11 @@ class Paths:
             )
             if state != PathState(source, destination, threshold_tokens):
                 yield state
+
+
+def _is_used(link: LinkFigures) -> bool:
+    """Whether its round trip is of now: TCP keeps the last one it measured while nothing is sent."""
+    return link.queued_bytes > 0 or link.bytes_per_second > IDLE_RATIO * link.capacity_bytes_per_second
 
 
 def _links_by_pair(members: list[Member]) -> dict[Pair, list[LinkFigures]]:

@@ -38,8 +38,8 @@ class CongestionLimits:
     calm_ratio: float = 0.6  # of every limit: below this the link has room again
     step_ratio: float = 1.5
     max_multiplier: float = 64.0
-    raise_seconds: float = 1.0
-    calm_seconds: float = 5.0
+    raise_seconds: float = 2.0  # a figure is up to 2 s old: before that a rise cannot show, and t would overshoot
+    calm_seconds: float = 4.0  # eleven steps from the highest multiplier, so t is back within a minute
 
 
 @dataclass(frozen=True)

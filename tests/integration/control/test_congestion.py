@@ -1,0 +1,86 @@
+"""A link that is cut to a tenth under load: t rises, nobody's request fails, and t returns with the link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_site
+from tests.waiting import until
+from tools.demo.client import get_text
+from tools.link import LinkShape
+
+T = 500
+LONG_TOKENS = 2 * T  # about 2 MB of KV
+ARRIVAL_SECONDS = 0.25  # 8 MB/s: a third of the link, three times a tenth of it
+WIDE, NARROW = LinkShape(bytes_per_second=24e6), LinkShape(bytes_per_second=2.4e6)
+STATE_SECONDS = 60.0  # more than any state takes to come
+MAX_CHANGES = 40  # of t, over the whole test: eleven steps up, eleven down, and as much again for a hesitation
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with running_site(tmp_path, num_engines=1, shape=WIDE, threshold_tokens=T) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _load(site: Site) -> AsyncIterator[list[Outcome]]:
+    """A long prompt each `ARRIVAL_SECONDS`, whatever became of those before; all have ended when the block has."""
+    outcomes: list[Outcome] = []
+    asking: list[asyncio.Task[None]] = []
+
+    async def one() -> None:
+        async with client() as session:
+            outcomes.append(await ask(session, site.router_url, fresh_prompt(LONG_TOKENS)))
+
+    async def arrive() -> None:
+        while True:
+            asking.append(asyncio.create_task(one()))
+            await asyncio.sleep(ARRIVAL_SECONDS)
+
+    arrivals = asyncio.create_task(arrive())
+    try:
+        yield outcomes
+    finally:
+        arrivals.cancel()
+        await asyncio.gather(*asking)
+
+
+def _multiplier(site: Site) -> float:
+    """Of t, on the path from east to west."""
+    for line in get_text(f"{site.manager_url}/metrics").splitlines():
+        if (
+            line.startswith("prfaas_manager_path_threshold_multiplier")
+            and 'source="east"' in line
+            and 'destination="west"' in line
+        ):
+            return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+def _num_changes(site: Site) -> int:
+    return site.manager.log.read_text().count("threshold.multiplied")
+
+
+async def _state(site: Site, outcomes: list[Outcome], reason: str, *, raised: bool) -> None:
+    """Wait until an answer that ended from here on has this reason, and t is raised, or as configured."""
+    start = len(outcomes)
+    await until(lambda: any(its.reason == reason for its in outcomes[start:]), seconds=STATE_SECONDS, what=reason)
+    await until(lambda: (_multiplier(site) > 1) == raised, seconds=STATE_SECONDS, what=f"raised: {raised}")
+
+
+@pytest.mark.timeout(300)
+async def test_t_rises_while_the_link_is_cut_to_a_tenth_and_returns_with_it_and_no_request_fails(site: Site) -> None:
+    async with _load(site) as outcomes:
+        await _state(site, outcomes, "long", raised=False)
+        site.relays["west"].reshape(NARROW)
+        await _state(site, outcomes, "congested", raised=True)
+        site.relays["west"].reshape(WIDE)
+        await _state(site, outcomes, "long", raised=False)
+    assert all(its.is_whole for its in outcomes)
+    assert 2 <= _num_changes(site) <= MAX_CHANGES
