@@ -18,6 +18,7 @@ from tools.paced_engine.kv import answer, chain_of
 from tools.paced_engine.pool import Pool, Received
 
 GRANT_KEY = "prfaas_grant"
+SENT_KEY = "prfaas_sent"
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,9 @@ class Server:
         self._num_running += 1
         try:
             if parameters.get("do_remote_decode"):
-                await self._send(prompt, parameters)
-                is_right = True
-            else:
-                is_right = await self._is_prompt_right(prompt, parameters)
+                sent = await self._send(prompt, parameters)
+                return web.json_response(self._event([0]) | {"kv_transfer_params": {SENT_KEY: sent}})
+            is_right = await self._is_prompt_right(prompt, parameters)
             token_ids = answer(prompt, int(body.get("max_tokens", 16)), is_right=is_right)
             return await (self._stream(request, token_ids) if body.get("stream") else self._whole(token_ids))
         finally:
@@ -98,15 +98,18 @@ class Server:
         async with self._stage():
             await asyncio.sleep(self._pace.prefill(num_tokens))
 
-    async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> None:
+    async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> str:
+        """How the transfer stands, as the connector says it."""
         transfer_id, grant = _grant(parameters)
         sending = await self._pool.open(transfer_id, grant, chain_of(self._model, prompt))
         if sending is None:
-            return await self._prefill(len(prompt))
+            await self._prefill(len(prompt))
+            return "agent_gone"
         try:
             async with self._stage():
                 await sending.compute(self._pace.prefill(len(prompt)))
             self._transfers["sent"] += 1
+            return "completed"
         finally:
             sending.end()
 
