@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STOP_SECONDS = 20.0
+GRANDCHILDREN_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -99,6 +100,7 @@ class Children:
         for child in reversed(self._children):
             try:
                 child.process.wait(max(0.1, deadline - time.monotonic()))
+                _wait_for_grandchildren(child)
             except subprocess.TimeoutExpired:
                 pass
             _signal(child, signal.SIGKILL)  # also reaches a grandchild that stayed behind
@@ -111,6 +113,17 @@ def _signal(child: Child, number: signal.Signals) -> None:
         os.killpg(child.process.pid, number)
     except ProcessLookupError:
         pass
+
+
+def _wait_for_grandchildren(child: Child) -> None:
+    """Wait a while for the rest of an ended child's session: Python's resource tracker unlinks semaphores last."""
+    deadline = time.monotonic() + GRANDCHILDREN_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(child.process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
 
 
 def _die_with_parent() -> None:
