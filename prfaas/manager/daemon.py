@@ -82,7 +82,9 @@ class Manager:
             copies=self.copies,
             rebalancing=self._rebalancing,
         )
-        views = Views(self._refresh_metrics, lambda: self.is_ready, self._state, self._digests, self._plan)
+        views = Views(
+            self._refresh_metrics, lambda: self.is_ready, self._state, self._digests, self._plan, self.routing.decision
+        )
         self._http = HttpServer(config.http_listen, views)
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False

@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), /state, /digests and /plan (what it knows)."""
+"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), /state, /digests, /plan, /decisions/<id>."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Views:
     state: Callable[[], pb.StateSnapshot]
     digests: Callable[[], dict[str, str]]
     plan: Callable[[], dict[str, Any]]
+    decision: Callable[[bytes], dict[str, Any] | None]
 
 
 class HttpServer:
@@ -49,6 +50,7 @@ class HttpServer:
                 web.get("/state", self._state),
                 web.get("/digests", self._digests),
                 web.get("/plan", self._plan),
+                web.get("/decisions/{id}", self._decision),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -80,3 +82,12 @@ class HttpServer:
 
     async def _plan(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.plan())
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        try:
+            found = self._views.decision(bytes.fromhex(request.match_info["id"]))
+        except ValueError:
+            found = None
+        if found is None:
+            return web.json_response({"error": "not one of the latest decisions of this manager"}, status=404)
+        return web.json_response(found)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from prfaas import grants
 from prfaas.errors import IndexRefusal
@@ -23,6 +25,8 @@ from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
+
+MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Routing:
         self.policy = read_policy(config)
         self._rate = RequestRate()
         self._assigned = AssignedLoad()
+        self._decisions: OrderedDict[bytes, tuple[Snapshot, RequestFacts, Decision]] = OrderedDict()
         self._save_session = save_session
         self._note_match = note
         self.sessions = Sessions(expiry_seconds=config.session_seconds)
@@ -86,11 +91,28 @@ class Routing:
             self._rate.count(now)
         answer = self._match(request)
         facts = self._facts(request, answer, now)
-        decision = route(self.snapshot(places, request.cluster), facts)
+        snapshot = self.snapshot(places, request.cluster)
+        decision = route(snapshot, facts)
+        self._remember(request.request_id, snapshot, facts, decision)
         if decision.decode is None:
             raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
         self._note(request, decision, places[decision.decode], now)
         return self._response(request, decision, places=places, facts=facts, answer=answer)
+
+    def _remember(self, request_id: bytes, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
+        if request_id:
+            self._decisions[request_id] = (snapshot, facts, decision)
+            self._decisions.move_to_end(request_id)
+        if len(self._decisions) > MAX_DECISIONS:
+            self._decisions.popitem(last=False)
+
+    def decision(self, request_id: bytes) -> dict[str, Any] | None:
+        """One of the latest decisions, and what `scheduler.route` makes it again from."""
+        found = self._decisions.get(request_id)
+        if found is None:
+            return None
+        snapshot, facts, decision = found
+        return {"decision": asdict(decision), "snapshot": snapshot.to_dict(), "facts": facts.to_dict()}
 
     def knows_session(self, request: pb.RouteRequest) -> bool:
         """Whether memory has this request's session, or it has none."""

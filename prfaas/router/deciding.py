@@ -36,6 +36,7 @@ class Ruling:
 
     decision: Decision
     cached_tokens: int  # usable where the prompt is prefilled
+    decision_id: str = ""  # under which the manager remembers it
     transfer_id: TransferId | None = None
     grant: bytes | None = None
 
@@ -55,6 +56,7 @@ class Plan:
     facts: RequestFacts
     snapshot: Snapshot
     decided_by: str = "router"  # or manager
+    decision_id: str = ""  # of a manager's decision: `/decisions/<id>` there has its snapshot
     transfer_id: TransferId | None = None
     grant: str = ""
     fell_back: bool = False
@@ -81,6 +83,7 @@ class Plan:
             "decode": self.decision.decode,
             "prefill": self.decision.prefill,
             "decided_by": self.decided_by,
+            "decision_id": self.decision_id or None,
             "num_prompt_tokens": self.facts.num_prompt_tokens,
             "num_cached_tokens": self.facts.num_cached_tokens,
             "counted": self.facts.counted,
@@ -117,7 +120,7 @@ class Deciding:
             if ruling is not None:
                 known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
-                return Plan(ruling.decision, known, snapshot, "manager", ruling.transfer_id, grant)
+                return Plan(ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant)
         if own.route != "remote" or own.prefill is None:
             return Plan(own, ask.facts, snapshot)
         transfer_id = TransferId(secrets.token_bytes(16))

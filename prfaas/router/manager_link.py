@@ -85,7 +85,7 @@ class ManagerLink:
         except (ManagerUnreachable, IndexRefusal) as error:
             _log.warning("manager.no_decision", error=str(error))
             return None
-        return self._ruling(answer, await self._fetched_tokens(model, chain, answer))
+        return self._ruling(request.request_id, answer, await self._fetched_tokens(model, chain, answer))
 
     async def _fetched_tokens(self, model: str, chain: HashChain, answer: pb.RouteResponse) -> int:
         """Have the prefix copied that the decision asks for; how many tokens came, 0 when the rest is to be computed."""
@@ -115,7 +115,7 @@ class ManagerLink:
         except IndexRefusal:
             return "refused"
 
-    def _ruling(self, answer: pb.RouteResponse, fetched_tokens: int) -> Ruling | None:
+    def _ruling(self, request_id: bytes, answer: pb.RouteResponse, fetched_tokens: int) -> Ruling | None:
         remote = answer.route == "remote"
         if answer.reason not in EXPLANATIONS:
             return None  # a newer manager's word
@@ -129,7 +129,7 @@ class ManagerLink:
             return None  # it knows instances that its last state did not name yet
         transfer_id = TransferId(answer.transfer_id) if remote else None
         cached_tokens = max(answer.cached_tokens, fetched_tokens)
-        return Ruling(decision, cached_tokens, transfer_id, answer.grant if remote else None)
+        return Ruling(decision, cached_tokens, request_id.hex(), transfer_id, answer.grant if remote else None)
 
     async def close(self) -> None:
         await self._client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from prfaas.manager.daemon import Manager
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_door
 from prfaas.rpc.reporter import Reporter
+from prfaas.scheduler.route import route
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
 from tests.integration.router.door import Door
@@ -170,3 +172,18 @@ async def test_two_routers_at_two_managers_decide_alike(tmp_path: Path) -> None:
             for prompt in prompts:
                 first, other = [{key: (await _decided(door, prompt))[key] for key in DECIDED} for door in doors]
                 assert first == other
+
+
+async def test_a_managers_decision_can_be_made_again_from_what_it_remembers(managed: Managed) -> None:
+    record = await _decided(managed.door, PROMPT)
+    url = f"http://{managed.manager.http_address}/decisions/"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url + str(record["decision_id"])) as answer:
+            found = await answer.json()
+        async with session.get(url + "00ff") as answer:
+            assert answer.status == 404
+        async with session.get(url + "nonsense") as answer:
+            assert answer.status == 404
+    again = route(Snapshot.from_dict(found["snapshot"]), RequestFacts.from_dict(found["facts"]))
+    assert asdict(again) == found["decision"]
+    assert (again.route, again.reason) == (record["route"], record["reason"])
