@@ -8,7 +8,7 @@ from typing import Literal
 
 from prfaas.config import check_together, setting
 from prfaas.scheduler.ppd import PpdMode
-from prfaas.scheduler.snapshot import LocalPolicy
+from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
@@ -80,10 +80,20 @@ class ManagerConfig:
         "tokens", default=1024, doc="Under abundant bandwidth: a prefix elsewhere that is so much longer is fetched."
     )
     local_policy: LocalPolicy = setting(
-        choice("decode", "pd", "ppd", "suffix"),
+        choice("decode", "pd", "ppd", "suffix", "endpoint_picker"),
         default="decode",
         doc="What prefills a request that no PrfaaS cluster takes: the decode instance, always a prefill instance of its "
-        "cluster (pd), one or the other by PPD's table (ppd), or by how many of its tokens the decode node lacks (suffix).",
+        "cluster (pd), one or the other by PPD's table (ppd), or by how many of its tokens the decode node lacks (suffix). "
+        "endpoint_picker: as llm-d's configuration says, which then chooses the decode instance as well.",
+    )
+    endpoint_picker: Path | None = setting(
+        "path", default=None, doc="Of the policy endpoint_picker: llm-d's EndpointPickerConfig, a YAML file."
+    )
+    without_prefill: WithoutPrefill = setting(
+        choice("local", "refuse"),
+        default="local",
+        doc="A request that is to be prefilled elsewhere while no healthy instance is there to do it: its decode instance "
+        "does (local), or it is refused with 503 (refuse).",
     )
     non_cached_tokens: int = setting(
         "tokens", default=16, doc="Of the policy suffix: a decode node that lacks so many tokens does not prefill them."
@@ -130,6 +140,8 @@ class ManagerConfig:
     def __post_init__(self) -> None:
         if self.local_policy == "ppd" and self.ppd_table is None:
             raise ValueError("ppd_table: missing; local_policy: ppd decides by it")
+        if self.local_policy == "endpoint_picker" and self.endpoint_picker is None:
+            raise ValueError("endpoint_picker: missing; local_policy: endpoint_picker decides by it")
         if self.bandwidth == "measured" and self.deployment is None:
             raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")

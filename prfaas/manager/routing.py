@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prfaas import grants
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
-from prfaas.index.membership import Engine, Member
+from prfaas.index.membership import Engine, EngineLoad, Member
 from prfaas.index.query import Answer, Query
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.load import AssignedLoad
@@ -21,12 +21,15 @@ from prfaas.manager.within_policy import RequestRate, read_policy
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
-from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.route import NOBODY_PREFILLS, Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
 
 MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
+
+
+_NOTHING = pb.InFlight()
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Routing:
         self._wall_clock = wall_clock
         self.policy = read_policy(config)
         self._rate = RequestRate()
+        self._cold_uses: dict[InstanceId, float] = {}
         self._assigned = AssignedLoad()
         self._decisions: OrderedDict[bytes, tuple[Snapshot, RequestFacts, Decision]] = OrderedDict()
         self._save_session = save_session
@@ -91,12 +95,16 @@ class Routing:
             self._rate.count(now)
         answer = self._match(request)
         facts = self._facts(request, answer, now)
-        snapshot = self.snapshot(places, request.cluster)
+        snapshot = self.snapshot(places, request.cluster, request.in_flight)
         decision = route(snapshot, facts)
         self._remember(request.request_id, snapshot, facts, decision)
+        if decision.reason in NOBODY_PREFILLS and decision.route == "refused":
+            return pb.RouteResponse(route=decision.route, reason=decision.reason, version=self._world.version)
         if decision.decode is None:
             raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
         self._note(request, decision, places[decision.decode], now)
+        if not any(facts.cached_tokens.values()):
+            self._cold_uses[decision.decode] = now
         return self._response(request, decision, places=places, facts=facts, answer=answer)
 
     def _remember(self, request_id: bytes, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
@@ -134,10 +142,13 @@ class Routing:
         staying = {name: place for name, place in places.items() if place.member.node.name not in leaving}
         return staying if any(_decodes(place) for place in staying.values()) else places
 
-    def snapshot(self, places: dict[InstanceId, _Place], cluster: str) -> Snapshot:
+    def snapshot(
+        self, places: dict[InstanceId, _Place], cluster: str, in_flight: Iterable[pb.InFlight] = ()
+    ) -> Snapshot:
         """The deployment as the scheduler sees it; only `cluster` decodes, when the asker names one."""
+        sent = {its.instance: its for its in in_flight}
         instances = tuple(
-            self._instance_state(place)
+            self._instance_state(place, sent.get(place.engine.instance, _NOTHING))
             for place in places.values()
             if not cluster or place.member.node.cluster == cluster or place.member.node.cluster_kind == "prfaas"
         )
@@ -157,13 +168,16 @@ class Routing:
             non_cached_tokens=self.policy.non_cached_tokens,
             ppd_table=self.policy.ppd_table,
             ppd_mode=self.policy.ppd_mode,
+            endpoint_picker=self.policy.endpoint_picker,
+            without_prefill=self._config.without_prefill,
             requests_per_second=self._rate.per_second(self._clock()),
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )
 
-    def _instance_state(self, place: _Place) -> InstanceState:
+    def _instance_state(self, place: _Place, sent: pb.InFlight) -> InstanceState:
         engine, node = place.engine, place.member.node
-        loads = {load.instance: load.num_running + load.num_waiting for load in place.member.figures.engines}
+        load = next((its for its in place.member.figures.engines if its.instance == engine.instance), None)
+        load = load or EngineLoad(engine.instance, 0, 0, 0.0)
         assigned = self._assigned.of(engine.instance, now=self._clock())
         return InstanceState(
             instance=engine.instance,
@@ -171,7 +185,13 @@ class Routing:
             cluster_kind=node.cluster_kind,
             role=engine.role,
             agent=node.name,
-            num_requests=loads.get(engine.instance, 0) + assigned,
+            num_requests=load.num_running + load.num_waiting + assigned,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            kv_usage_ratio=load.kv_usage_ratio,
+            num_in_flight=sent.num_requests,
+            num_in_flight_tokens=sent.num_tokens,
+            last_cold_use=self._cold_uses.get(engine.instance),
         )
 
     def _match(self, request: pb.RouteRequest) -> Answer:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
+from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.ppd import PpdMode, PpdTable, read_measured
 from prfaas.scheduler.snapshot import LocalPolicy
 
 RATE_SECONDS = 10.0  # over which requests are counted, for the rate that PPD's table is read at
 MAX_COUNTED = 100_000
+_log = logs.get("manager.policy")
 
 
 @dataclass(frozen=True)
@@ -23,16 +27,29 @@ class WithinPolicy:
     non_cached_tokens: int
     ppd_table: PpdTable | None
     ppd_mode: PpdMode
+    endpoint_picker: str
 
 
 def read_policy(config: ManagerConfig) -> WithinPolicy:
-    """The policy, with PPD's table read.
+    """The policy, with its files read.
 
     Raises:
-        ConfigError: the table cannot be read.
+        ConfigError: one of them cannot be used.
     """
     table = None if config.ppd_table is None else _read_table(config)
-    return WithinPolicy(config.local_policy, config.non_cached_tokens, table, config.ppd_mode)
+    picker = "" if config.endpoint_picker is None else _read_picker(config.endpoint_picker)
+    return WithinPolicy(config.local_policy, config.non_cached_tokens, table, config.ppd_mode, picker)
+
+
+def _read_picker(path: Path) -> str:
+    """An EndpointPickerConfig's text, once it has been loaded; what it says in vain is logged."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"endpoint_picker: {path} cannot be read: {error}") from error
+    for warning in load(text, name=str(path)).warnings:
+        _log.warning("endpoint_picker.config", file=str(path), warning=warning)
+    return text
 
 
 def _read_table(config: ManagerConfig) -> PpdTable:

@@ -14,6 +14,7 @@ from prfaas.router.legs import UNREACHABLE, Leg, LegFailed, Legs, OpenAnswer
 from prfaas.router.openai import PATHS, ParsedRequest
 from prfaas.router.record import Record
 from prfaas.router.tokens import Prompt, Tokenizer
+from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
 
@@ -102,16 +103,19 @@ class Answering:
 
     async def _try(self, plan: Plan, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
         if plan.decision.decode is None:
-            raise NobodyReady("no engine is ready")
+            raise NobodyReady(f"{plan.decision.reason}: {EXPLANATIONS[plan.decision.reason]}")
         decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
-            return await self.legs.decode(decode, path, parsed.local_body(plan.promised_tokens), headers)
+            body, num_tokens = parsed.local_body(plan.promised_tokens), ask.facts.num_prompt_tokens
+            return await self.legs.decode(decode, path, body, headers, num_tokens=num_tokens)
         token_ids, prefill = ask.prompt.token_ids, self._instance("prefill", plan.decision.prefill)
         body = parsed.decode_body(token_ids, plan.grant, rendered=ask.prompt.rendered)
         prefilling = parsed.prefill_body(token_ids, plan.grant, promised_tokens=plan.promised_tokens)
-        first = asyncio.create_task(self.legs.prefill(prefill, prefilling, headers))
-        return await self.legs.both(first, asyncio.create_task(self.legs.decode(decode, path, body, headers)))
+        num_tokens = len(token_ids)
+        first = self.legs.prefill(prefill, prefilling, headers, num_tokens=num_tokens)
+        then = self.legs.decode(decode, path, body, headers, num_tokens=num_tokens)
+        return await self.legs.both(asyncio.create_task(first), asyncio.create_task(then))
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:
         """The instance that a decision names.

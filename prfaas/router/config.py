@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.config import check_together, records, setting
-from prfaas.scheduler.snapshot import LocalPolicy
+from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice
 
@@ -68,6 +68,12 @@ class RouterConfig:
         default="decode",
         doc="What prefills a request that no PrfaaS cluster takes: the decode instance, or always a prefill instance of its "
         "own cluster. With managers they decide.",
+    )
+    without_prefill: WithoutPrefill = setting(
+        choice("local", "refuse"),
+        default="local",
+        doc="A request that is to be prefilled elsewhere while no healthy instance is there to do it: its decode instance "
+        "does (local), or it is refused with 503 (refuse). With managers they decide.",
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     max_body_bytes: int = setting("bytes", default=32 << 20, doc="Largest request body.")

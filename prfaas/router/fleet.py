@@ -38,7 +38,8 @@ class Instance:
 
     address: InstanceAddress
     healthy: bool = False
-    num_requests: int = 0
+    num_requests: int = 0  # under way
+    num_tokens: int = 0  # of their prompts
     models: frozenset[str] = field(default_factory=frozenset)  # every served name, adapters too
     base_models: frozenset[str] = field(default_factory=frozenset)  # without the adapters
     identity: str = ""  # the first served name, by which connectors name the weights
@@ -49,13 +50,15 @@ class Instance:
         return self.address.url
 
     @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """One request more while the block runs."""
+    def busy(self, num_tokens: int = 0) -> Iterator[None]:
+        """One request more, with a prompt of so many tokens, while the block runs."""
         self.num_requests += 1
+        self.num_tokens += num_tokens
         try:
             yield
         finally:
             self.num_requests -= 1
+            self.num_tokens -= num_tokens
 
     def failed(self, reason: str) -> None:
         """It refused a connection: nobody asks it before the next good probe."""
@@ -114,7 +117,8 @@ class Fleet:
         serving = [its for its in self._instances.values() if model in its.models] or self._instances.values()
         states = (instance.state() for instance in serving)
         seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")
-        return Snapshot(self.threshold_tokens, seen, local_policy=self._config.local_policy)
+        its = self._config
+        return Snapshot(self.threshold_tokens, seen, local_policy=its.local_policy, without_prefill=its.without_prefill)
 
     def is_base_model(self, model: str | None) -> bool:
         """Whether it is no adapter and no unknown name; without one an engine takes its base model."""

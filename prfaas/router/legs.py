@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
@@ -53,9 +53,9 @@ class LegFailed(Exception):
 class OpenAnswer:
     """An engine's answer whose first bytes have come; `close` ends it, also within the engines."""
 
-    instance: Instance
     response: aiohttp.ClientResponse
     first: bytes = b""
+    under_way: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # what ends with it
     prefilling: asyncio.Task[None] | None = None
 
     @property
@@ -76,8 +76,7 @@ class OpenAnswer:
             raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
     async def close(self) -> None:
-        self.response.close()
-        self.instance.num_requests -= 1
+        self.under_way.close()
         if self.prefilling is not None:
             await end(self.prefilling)
 
@@ -89,32 +88,35 @@ class Legs:
         self._session = session
         self._prefill_seconds = prefill_seconds
 
-    async def decode(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> OpenAnswer:
+    async def decode(
+        self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
+    ) -> OpenAnswer:
         """The decode leg, once its first bytes are there; the caller closes it.
 
         Raises:
             LegFailed: the engine could not be reached, broke off, or answered 500 or more.
         """
-        instance.num_requests += 1
-        response: aiohttp.ClientResponse | None = None
-        try:
-            response = await self._session.post(f"{instance.url}{path}", data=body, headers=headers)
-            if response.status >= 500:
-                raise await _engine_error("decode", response)
-            return OpenAnswer(instance, response, await response.content.readany())
-        except BaseException as error:
-            if response is not None:
-                response.close()
-            instance.num_requests -= 1
-            raise _translated("decode", instance, error) from error
+        with contextlib.ExitStack() as under_way:
+            under_way.enter_context(instance.busy(num_tokens))
+            try:
+                response = await self._session.post(f"{instance.url}{path}", data=body, headers=headers)
+                under_way.callback(response.close)
+                if response.status >= 500:
+                    raise await _engine_error("decode", response)
+                first = await response.content.readany()
+            except BaseException as error:
+                raise _translated("decode", instance, error) from error
+            return OpenAnswer(response, first, under_way.pop_all())
 
-    async def prefill(self, instance: Instance, body: bytes, headers: Mapping[str, str]) -> None:
+    async def prefill(
+        self, instance: Instance, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
+    ) -> None:
         """The prefill leg: returns when the engine has computed it.
 
         Raises:
             LegFailed: it has not.
         """
-        with instance.busy():
+        with instance.busy(num_tokens):
             try:
                 async with asyncio.timeout(self._prefill_seconds):
                     url = f"{instance.url}{COMPLETIONS_PATH}"

@@ -37,6 +37,7 @@ class ManagerLink:
             deadline_seconds=config.manager_timeout,
             tls=Tls.of(config.tls_authority, config.tls_certificate, config.tls_key),
         )
+        self._tells_in_flight = False
 
     async def watch_forever(self) -> None:
         """Keep the fleet what the managers say; while none answers it stays as it was."""
@@ -51,6 +52,7 @@ class ManagerLink:
     def _take(self, state: pb.StateSnapshot) -> None:
         self._fleet.threshold_tokens = state.threshold_tokens
         self._fleet.counts_all = state.local_policy not in ("", "decode")
+        self._tells_in_flight = state.local_policy == "endpoint_picker"
         addresses = list(_addresses(state))
         if state.settling:
             named = {its.name for its in addresses}
@@ -73,6 +75,7 @@ class ManagerLink:
             turn=ask.facts.turn,
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
             excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.healthy)],
+            in_flight=_in_flight(self._fleet) if self._tells_in_flight else (),
         )
         try:
             answer = await self._client.route(request)
@@ -119,6 +122,8 @@ class ManagerLink:
         remote = answer.route == "remote"
         if answer.reason not in EXPLANATIONS:
             return None  # a newer manager's word
+        if answer.route == "refused":
+            return Ruling(Decision("refused", answer.reason), 0, request_id.hex())
         decision = Decision(
             "remote" if remote else "local",
             answer.reason,
@@ -133,6 +138,12 @@ class ManagerLink:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _in_flight(fleet: Fleet) -> Iterator[pb.InFlight]:
+    for its in fleet:
+        if its.num_requests:
+            yield pb.InFlight(instance=its.address.name, num_requests=its.num_requests, num_tokens=its.num_tokens)
 
 
 def _addresses(state: pb.StateSnapshot) -> Iterator[InstanceAddress]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prfaas.scheduler.fetch import Fetch, fetch_to
+from prfaas.scheduler.picked import pick_decode
 from prfaas.scheduler.placement import choose
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
@@ -41,8 +42,13 @@ EXPLANATIONS: dict[Reason, str] = {
     "ppd_table_pd": "a later turn whose KV is on the decode node, but PPD's table has a PD-P instance prefill it",
     "suffix_cached": "fewer of its tokens than the decider's limit are uncached on the decode node, so it prefills them",
     "suffix_uncached": "the decode node lacks at least as many of its tokens as the decider's limit: a PD-P instance prefills",
-    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does",
+    "prompt_short": "the whole prompt is shorter than the decider's limit, so the decode instance prefills it",
+    "pd_disabled": "the endpoint picker's configuration has no request prefilled apart",
+    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does, "
+    "or it is refused where so set",
 }
+
+NOBODY_PREFILLS: frozenset[Reason] = frozenset({"no_prefill_instance", "no_pd_prefill_instance"})
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Decision:
 
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     """The decision for one request."""
-    decode = choose((one for one in snapshot.instances if one.decodes), request)
+    decode = _decode(snapshot, request)
     if decode is None:
         return Decision("refused", "no_decode_instance")
     if request.obstacle is not None:
@@ -72,7 +78,16 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     prefill, reason = within(snapshot, request, decode)
     if prefill is not None:
         return Decision("remote", reason, decode.instance, prefill.instance)
-    return Decision("local", offload if offload and reason == "short" else reason, decode.instance)
+    stays = Decision("local", offload if offload and reason == "short" else reason, decode.instance)
+    if snapshot.without_prefill == "refuse" and stays.reason in NOBODY_PREFILLS:
+        return Decision("refused", stays.reason)
+    return stays
+
+
+def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
+    if snapshot.local_policy == "endpoint_picker":
+        return pick_decode(snapshot, request)
+    return choose((one for one in snapshot.instances if one.decodes), request)
 
 
 def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Decision | StayReason | None:

@@ -13,7 +13,10 @@ from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, Instan
 # Why the KV of a request cannot be named by one list of token ids, so that it is prefilled where it is decoded.
 Obstacle = Literal["media", "several_prompts", "several_answers", "prompt_output", "adapter", "not_tokenised"]
 # What prefills a request that no PrfaaS cluster takes, within the PD cluster (`within.py`).
-LocalPolicy = Literal["decode", "pd", "ppd", "suffix"]
+OwnPolicy = Literal["decode", "pd", "ppd", "suffix"]
+LocalPolicy = OwnPolicy | Literal["endpoint_picker"]
+# A request that is to be prefilled elsewhere while nobody is there to do it: its decode instance does, or it is refused.
+WithoutPrefill = Literal["local", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class InstanceState:
     agent: AgentName
     healthy: bool = True
     num_requests: int = 0  # under way there, as far as the decider knows
+    # What only an endpoint picker reads:
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage_ratio: float = 0.0
+    num_in_flight: int = 0  # requests that the asker sent there and that have not ended
+    num_in_flight_tokens: int = 0  # the prompts of those, in tokens
+    last_cold_use: float | None = None  # when it last took a request that nobody had cached; only the order counts
 
     @property
     def prefills_for_others(self) -> bool:
@@ -67,6 +77,8 @@ class Snapshot:
     ppd_table: PpdTable | None = None  # of `ppd`
     ppd_mode: PpdMode = "paper"
     requests_per_second: float = 0.0  # arriving at the PD cluster, for PPD's table
+    endpoint_picker: str = ""  # of `endpoint_picker`: an EndpointPickerConfig as YAML
+    without_prefill: WithoutPrefill = "local"
     fetch_tokens: int = 0  # a prefix elsewhere that is so much longer is fetched (`fetch.py`); 0: none is
 
     def path(self, source: ClusterName, destination: ClusterName) -> PathState:

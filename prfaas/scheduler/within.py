@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from prfaas.scheduler.endpoint_picker.picking import PickReason
+from prfaas.scheduler.picked import pick_prefill
 from prfaas.scheduler.placement import choose
 from prfaas.scheduler.ppd import Turn, prefills_locally
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, RequestFacts, Snapshot
 
 WithinReason = Literal[
     "short",
@@ -16,9 +18,20 @@ WithinReason = Literal[
     "ppd_table_pd",
     "suffix_cached",
     "suffix_uncached",
+    "prompt_short",
+    "pd_disabled",
     "no_pd_prefill_instance",
 ]
 _STAYS: frozenset[WithinReason] = frozenset({"short", "ppd_table_local", "suffix_cached"})
+_PICKED: dict[PickReason, WithinReason] = {
+    "disaggregated": "suffix_uncached",
+    "always": "pd",
+    "suffix_cached": "suffix_cached",
+    "prompt_short": "prompt_short",
+    "disabled": "pd_disabled",
+    "no_decider": "pd_disabled",
+    "no_prefill_endpoint": "no_pd_prefill_instance",
+}
 
 
 def within(
@@ -30,18 +43,22 @@ def within(
     """
     if not request.counted or request.num_prompt_tokens < 2:
         return None, "short"
-    reason = _wish(snapshot, request, decode)
+    policy = snapshot.local_policy
+    if policy == "endpoint_picker":
+        picked, why = pick_prefill(snapshot, request, decode)
+        return picked, _PICKED[why]
+    reason = _wish(policy, snapshot, request, decode)
     if reason in _STAYS:
         return None, reason
     prefill = choose((one for one in snapshot.instances if one.prefills_within(decode.cluster)), request)
     return (prefill, reason) if prefill is not None else (None, "no_pd_prefill_instance")
 
 
-def _wish(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
+def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
     """What the policy wants, whoever is there."""
     cached = request.cached_at(decode.agent)
     uncached = request.num_prompt_tokens - cached
-    match snapshot.local_policy:
+    match policy:
         case "decode":
             return "short"
         case "pd":

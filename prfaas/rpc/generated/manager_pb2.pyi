@@ -273,7 +273,7 @@ class MatchResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterMatch, _Mapping]]] = ..., odd_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn", "request_id")
+    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn", "request_id", "in_flight")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class RouteRequest(_message.Message):
     EXCLUDED_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     model: str
     units: bytes
     num_prompt_tokens: int
@@ -298,7 +299,18 @@ class RouteRequest(_message.Message):
     excluded_instances: _containers.RepeatedScalarFieldContainer[str]
     turn: int
     request_id: bytes
-    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ..., request_id: _Optional[bytes] = ...) -> None: ...
+    in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ..., request_id: _Optional[bytes] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ...) -> None: ...
+
+class InFlight(_message.Message):
+    __slots__ = ("instance", "num_requests", "num_tokens")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    num_requests: int
+    num_tokens: int
+    def __init__(self, instance: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("instance", "url", "node", "cluster")

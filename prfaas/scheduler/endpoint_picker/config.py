@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -50,6 +51,7 @@ class _Plugin:
     parameters: Any
 
 
+@lru_cache(maxsize=8)  # a snapshot carries the text, so that it replays alone
 def load(text: str, *, name: str) -> EndpointPicker:
     """The picker that a YAML text describes; `name` is the file's, for messages.
 

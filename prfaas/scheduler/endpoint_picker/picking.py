@@ -113,13 +113,24 @@ class EndpointPicker:
         """One cycle. Without a decode endpoint the request is refused (429 in llm-d); without a prefill endpoint it
         runs on the decode endpoint alone.
         """
-        decode = tuple(self.profiles[self.decode_profile].run(endpoints, request))
+        decode = tuple(self.pick_decode(endpoints, request))
         if not decode:
             return Picked((), None, "no_decode_endpoint")
+        prefill, reason = self.pick_prefill(endpoints, request, decode[0])
+        return Picked(decode, prefill, reason)
+
+    def pick_decode(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
+        """The first stage: who may decode, best first."""
+        return self.profiles[self.decode_profile].run(endpoints, request)
+
+    def pick_prefill(
+        self, endpoints: Sequence[Endpoint], request: PickRequest, decode: Endpoint
+    ) -> tuple[Endpoint | None, PickReason]:
+        """The other stages, for the decode endpoint that was chosen: who prefills in its place, if anybody, and why."""
         if self.decider is None or self.prefill_profile is None:
-            return Picked(decode, None, "no_decider")
-        splits, reason = self.decider.disaggregates(decode[0], request)
+            return None, "no_decider"
+        splits, reason = self.decider.disaggregates(decode, request)
         if not splits:
-            return Picked(decode, None, reason)
+            return None, reason
         prefill = self.profiles[self.prefill_profile].run(endpoints, request)
-        return Picked(decode, prefill[0], reason) if prefill else Picked(decode, None, "no_prefill_endpoint")
+        return (prefill[0], reason) if prefill else (None, "no_prefill_endpoint")

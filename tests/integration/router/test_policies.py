@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
 from tests.integration.router.door import Door
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.unit.scheduler.endpoint_picker.conformance import DATA
 from tests.waiting import until
 
 TURN_ONE = list(range(1, 161))
@@ -50,15 +52,15 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def _pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
-    prefilling, decoding = PacedEngine(), PacedEngine()
-    for engine in (prefilling, decoding):
+async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> AsyncIterator[Pair]:
+    prefilling, decoding = PacedEngine(), [PacedEngine() for _ in range(num_decodes)]
+    for engine in (prefilling, *decoding):
         await engine.start()
     async with Deployment(directory) as deployment:
         manager = await deployment.start_manager(expiry_seconds=30.0, **settings)
         reporters = [
             _reporter("west-p", manager, "prefill", prefilling),
-            _reporter("west-d", manager, "decode", decoding),
+            *(_reporter(f"west-d{n}", manager, "decode", engine) for n, engine in enumerate(decoding)),
         ]
         for reporter in reporters:
             deployment.run(reporter)
@@ -70,10 +72,10 @@ async def _pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
             managers=(manager.address,),
         )
         async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
-            door = Door(f"http://{address}", [prefilling], [decoding], session)
-            await door.until_health(**{"west-p_0": True, "west-d_0": True})
+            door = Door(f"http://{address}", [prefilling], decoding, session)
+            await door.until_health(**{"west-p_0": True}, **{f"west-d{n}_0": True for n in range(num_decodes)})
             yield Pair(door, reporters[1])
-    for engine in (prefilling, decoding):
+    for engine in (prefilling, *decoding):
         await engine.stop()
 
 
@@ -135,6 +137,51 @@ async def test_the_uncached_suffix_decides(tmp_path: Path, limit: int, expected:
         assert await pair.asked(TURN_TWO) == expected
 
 
+def _picker(directory: Path, limit: int) -> Path:
+    """llm-d's own minimal configuration, with another limit."""
+    written = directory / "picker.yaml"
+    minimal = (DATA / "llmd-minimal.yaml").read_text()
+    written.write_text(minimal.replace("nonCachedTokens: 8", f"nonCachedTokens: {limit}"))
+    return written
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(40, ("local", "suffix_cached")), (39, ("remote", "suffix_uncached"))])
+async def test_llm_ds_own_configuration_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
+    settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": _picker(tmp_path, limit)}
+    async with _pair(tmp_path, **settings) as pair:
+        assert await pair.asked(TURN_ONE) == ("remote", "suffix_uncached")
+        await pair.holds(TURN_ONE)
+        assert await pair.asked(TURN_TWO) == expected
+
+
+async def test_an_endpoint_picker_knows_the_tokens_that_are_in_flight(tmp_path: Path) -> None:
+    plugins = "".join(f"- type: {kind}\n" for kind in ("decode-filter", "token-load-scorer", "max-score-picker"))
+    written = tmp_path / "picker.yaml"
+    written.write_text(f"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}")
+    settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": written}
+    async with _pair(tmp_path, num_decodes=2, **settings) as pair, asyncio.TaskGroup() as tasks:
+        first, second = pair.door.wests
+        for engine in (first, second):
+            engine.hangs = True
+        asking = []
+        for prompt, engine, count in ((TURN_ONE, first, 1), ([1, 2, 3], second, 1), ([4, 5, 6], second, 2)):
+            asking.append(tasks.create_task(pair.asked(prompt)))
+            await until(lambda engine=engine, count=count: len(engine.bodies) == count)  # type: ignore[misc]
+        assert len(first.bodies) == 1
+        for task in asking:
+            task.cancel()
+
+
+async def test_a_request_is_refused_where_nobody_is_there_to_prefill_it_and_that_is_so_set(tmp_path: Path) -> None:
+    async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
+        assert await pair.asked(TURN_ONE) == ("remote", "pd")
+        pair.door.east.healthy = False
+        await pair.door.until_health(**{"west-p_0": False})
+        status, body, headers = await pair.door.post({"prompt": TURN_ONE})
+        assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
+        assert b"PD-P" in body
+
+
 async def test_by_default_the_decode_instance_prefills(tmp_path: Path) -> None:
     async with _pair(tmp_path) as pair:
         assert await pair.asked(TURN_ONE) == ("local", "short")
@@ -144,6 +191,12 @@ def test_a_policy_that_lacks_its_table_refuses_to_start(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     with pytest.raises(ValueError, match="ppd_table: missing"):
         deployment.config(local_policy="ppd")
+    with pytest.raises(ValueError, match="endpoint_picker: missing"):
+        deployment.config(local_policy="endpoint_picker")
+    (tmp_path / "broken.yaml").write_text("kind: EndpointPickerConfig\nfeatureGates: [nonsense]")
+    picking = {"local_policy": "endpoint_picker", "endpoint_picker": tmp_path / "broken.yaml"}
+    with pytest.raises(ConfigError, match=r"broken\.yaml: apiVersion"):
+        Manager(deployment.config(**picking, redis_url="redis://127.0.0.1:1"), SECRET)
     (tmp_path / "broken.json").write_text("{}")
     config = deployment.config(local_policy="ppd", ppd_table=tmp_path / "broken.json", redis_url="redis://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"broken\.json"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import strategies as st
 
 from prfaas.scheduler.ppd import PpdEntry, PpdTable
@@ -28,6 +30,19 @@ SLOW = PathCost(1e3, 1e6, 1e3, 0.0, 1e-4)  # a megabyte of state over a kilobyte
 FAST = PathCost(1e12, 1e6, 1e3, 0.0, 1e-4)
 ENTRY = PpdEntry("small", "mid_bal", 1.0, 0.2, 0.1, 0.010, 0.011)
 TABLE = PpdTable((ENTRY,))
+
+
+def prefix_decider(limit: int) -> str:
+    """An EndpointPickerConfig whose decider has PD-P prefill what lacks so many tokens; the emptiest instance decodes."""
+    decode = [{"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer"}]
+    prefill = [{"pluginRef": "prefill-filter"}]
+    decider = {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": limit}}
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": "prefix-based-pd-decider"}}}
+    plugins = [*({"type": kind} for kind in ("decode-filter", "prefill-filter", "queue-scorer")), decider, handler]
+    profiles = [{"name": "decode", "plugins": decode}, {"name": "prefill", "plugins": prefill}]
+    head = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig"}
+    return json.dumps(head | {"plugins": plugins, "schedulingProfiles": profiles})
+
 
 instances = st.builds(
     instance,
@@ -60,11 +75,13 @@ snapshots = st.builds(
     st.lists(instances, max_size=6, unique_by=lambda its: its.instance).map(tuple),
     st.sampled_from([frozenset(), frozenset([(EAST_CLUSTER, WEST_CLUSTER)])]),
     st.lists(paths, max_size=1).map(tuple),
-    st.sampled_from(["decode", "pd", "ppd", "suffix"]),
+    st.sampled_from(["decode", "pd", "ppd", "suffix", "endpoint_picker"]),
     st.integers(0, T),
     st.none() | st.just(TABLE),
     st.sampled_from(["paper", "authors"]),
     st.floats(0, 50),
+    st.sampled_from([0, T]).map(lambda limit: prefix_decider(limit)),
+    st.sampled_from(["local", "refuse"]),
 )
 agents = st.sampled_from([AgentName(f"agent-{name}") for name in "abcdef"])
 facts = st.integers(1, 5 * T).flatmap(

@@ -26,8 +26,10 @@ from tests.unit.scheduler.deployment import (
     T,
     facts,
     instance,
+    prefix_decider,
     snapshots,
 )
+from tests.unit.scheduler.endpoint_picker.conformance import DATA
 
 SNAPSHOT = Snapshot(T, (EAST, WEST))
 PATH = PathState(EAST_CLUSTER, WEST_CLUSTER, T)
@@ -80,6 +82,12 @@ WITHIN = Snapshot(T, (EAST, WEST, PD_P))
 MIDDLE = RequestFacts(T // 2)
 LATER = RequestFacts(T // 2, cached_tokens={WEST.agent: T // 2 - 128}, turn=2, max_output_tokens=128)
 
+REFUSING = {"without_prefill": "refuse"}
+
+
+def _picked(limit: int) -> dict[str, Any]:
+    return {"local_policy": "endpoint_picker", "endpoint_picker": prefix_decider(limit)}
+
 
 @pytest.mark.parametrize(
     ("fields", "request_", "route_", "reason"),
@@ -94,6 +102,16 @@ LATER = RequestFacts(T // 2, cached_tokens={WEST.agent: T // 2 - 128}, turn=2, m
         ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, turn=1), "remote", "ppd_first_turn"),
         ({"local_policy": "ppd", "ppd_table": TABLE}, LATER, "local", "ppd_table_local"),
         ({"local_policy": "ppd", "ppd_table": replace(TABLE, tpot_weight=9.0)}, LATER, "remote", "ppd_table_pd"),
+        ({"local_policy": "pd", "instances": (EAST, WEST), **REFUSING}, MIDDLE, "refused", "no_pd_prefill_instance"),
+        ({"local_policy": "pd", **REFUSING}, MIDDLE, "remote", "pd"),
+        ({"instances": (WEST, PD_P), **REFUSING}, LONG, "refused", "no_prefill_instance"),
+        ({"instances": (WEST, PD_P), **REFUSING}, MIDDLE, "local", "short"),
+        (_picked(T // 2), MIDDLE, "remote", "suffix_uncached"),
+        (_picked(T // 2 + 1), MIDDLE, "local", "suffix_cached"),
+        (_picked(T // 2), LATER, "local", "suffix_cached"),
+        (_picked(0), MIDDLE, "local", "pd_disabled"),
+        (_picked(T // 2), LONG, "remote", "long"),
+        (_picked(1) | {"instances": (EAST, WEST)}, MIDDLE, "local", "no_pd_prefill_instance"),
         # The KV of the earlier turns is not there any more: a first turn again.
         ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, cached_tokens={}), "remote", "ppd_first_turn"),
         # Another cluster first, then the table.
@@ -115,6 +133,23 @@ def test_the_node_with_the_prefix_is_chosen_unless_it_is_overloaded() -> None:
     assert route(Snapshot(T, (WEST, other)), request).decode == other.instance
     busy = replace(other, num_requests=50)
     assert route(Snapshot(T, (WEST, busy)), request).decode == WEST.instance
+
+
+def test_with_an_endpoint_picker_its_decode_profile_chooses_the_instance() -> None:
+    other = instance("w2", "pd", "both")
+    holder = RequestFacts(T, cached_tokens={WEST.agent: T - 1})
+    waiting = Snapshot(T, (replace(WEST, num_waiting=3), other), **_picked(1))
+    assert route(waiting, holder).decode == other.instance  # the queue scorer, not the prefix
+    seed_page = (DATA / "llmd-minimal.yaml").read_text()
+    by_prefix = Snapshot(
+        T,
+        (replace(other, role="decode"), replace(WEST, role="decode", num_waiting=3), PD_P),
+        local_policy="endpoint_picker",
+        endpoint_picker=seed_page,
+    )
+    assert route(by_prefix, holder) == Decision("local", "suffix_cached", WEST.instance)
+    assert route(by_prefix, RequestFacts(9)).reason == "suffix_uncached"
+    assert route(by_prefix, RequestFacts(8)).reason == "suffix_cached"
 
 
 def test_a_conversation_keeps_its_node_among_equals_and_load_decides_the_rest() -> None:

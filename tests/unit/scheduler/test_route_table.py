@@ -12,7 +12,7 @@ import pytest
 from prfaas.scheduler.ppd import PpdEntry, PpdTable
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import LocalPolicy, PathState, RequestFacts, Snapshot
-from tests.unit.scheduler.deployment import EAST, EAST_CLUSTER, FAST, PD_P, SLOW, WEST, WEST_CLUSTER
+from tests.unit.scheduler.deployment import EAST, EAST_CLUSTER, FAST, PD_P, SLOW, WEST, WEST_CLUSTER, prefix_decider
 
 T = 1000
 RAISED = 2 * T  # t of a congested pair
@@ -30,6 +30,7 @@ TABLE = PpdTable(
 )
 LENGTHS = (1, 2, FETCH, LIMIT, LIMIT + 1, T, T + 1, RAISED, RAISED + 1, 3 * T)
 CACHED = (0, 1, FETCH, LIMIT, T, T + FETCH, RAISED)
+POLICIES: tuple[LocalPolicy, ...] = ("decode", "pd", "ppd", "suffix", "endpoint_picker")
 Link = Literal["calm", "congested", "slow", "down", "no_instance"]
 
 
@@ -56,6 +57,7 @@ class Case:
             paths=(PathState(EAST_CLUSTER, WEST_CLUSTER, t, is_abundant=self.abundant, cost=cost),),
             local_policy=self.policy,
             non_cached_tokens=LIMIT,
+            endpoint_picker=prefix_decider(LIMIT),
             ppd_table=TABLE,
             requests_per_second=1.0,
             fetch_tokens=FETCH if self.fetches else 0,
@@ -93,7 +95,7 @@ def inside(case: Case) -> str:
             return "short"
         case "pd":
             return "pd"
-        case "suffix":
+        case "suffix" | "endpoint_picker":
             return "suffix_uncached" if case.total - case.pd >= LIMIT else "suffix_cached"
         case "ppd":
             if case.pd == 0:
@@ -122,7 +124,7 @@ def _cases(policy: LocalPolicy) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("policy", get_args(LocalPolicy))
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_cell_goes_where_the_documented_order_says(policy: LocalPolicy) -> None:
     wrong = []
     for case in _cases(policy):
@@ -133,7 +135,7 @@ def test_every_cell_goes_where_the_documented_order_says(policy: LocalPolicy) ->
 
 
 def test_every_reason_of_a_healthy_deployment_and_of_a_bad_link_stands_somewhere_in_the_table() -> None:
-    counts = Counter(expected(case)[1] for policy in get_args(LocalPolicy) for case in _cases(policy))
+    counts = Counter(expected(case)[1] for policy in POLICIES for case in _cases(policy))
     assert set(counts) == {
         *("short", "long", "cached_elsewhere", "fetched", "congested", "link_down", "link_too_slow"),
         *("no_prefill_instance", "pd", "suffix_cached", "suffix_uncached"),
