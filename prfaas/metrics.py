@@ -113,6 +113,11 @@ TTFT_SECONDS = _histogram(
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )
+SIDECAR_REQUESTS = _counter(
+    "prfaas_sidecar_requests",
+    "Completions: local (no prefill host named), disaggregated, fell_back (prefilled here after all), failed, refused (host).",
+    ("outcome",),
+)
 FETCHES = _counter(
     "prfaas_router_fetches",
     "Prefixes that requests waited for; outcome is completed, late, unreachable, refused or the reason of the failure.",

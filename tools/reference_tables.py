@@ -15,12 +15,14 @@ from prfaas.colocate.config import ColocateConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
+from prfaas.router.sidecar.config import SidecarConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS: dict[str, type[Any]] = {
     "agent": AgentConfig,
     "manager": ManagerConfig,
     "router": RouterConfig,
+    "sidecar": SidecarConfig,
     "colocate": ColocateConfig,
 }
 
@@ -89,7 +91,7 @@ def annotated_yaml(component: str, cls: type[Any]) -> str:
     """The component's configuration file with every setting at its default."""
     head = [
         f"# prfaas-{component}: every setting with its default; what stays at its default may be left out.",
-        f"# Written by `make docs` from prfaas/{component}/config.py. `--check-config` shows what is in force.",
+        f"# Written by `make docs` from {cls.__module__.replace('.', '/')}.py. `--check-config` shows what is in force.",
     ]
     return "\n".join(head + _yaml_lines(cls, EXAMPLES.get(component, {}), indent="")) + "\n"
 

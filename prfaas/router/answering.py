@@ -47,7 +47,7 @@ class Answering:
         ask = await self._ask(parsed, session)
         opened = await self._open(ask, parsed, record)
         try:
-            return await _pass_on(request, opened, record)
+            return await pass_answer_on(request, opened, record)
         finally:
             await opened.close()
 
@@ -128,7 +128,7 @@ class Answering:
         raise LegFailed(leg, UNREACHABLE[leg], f"{name} has just left")
 
 
-async def _pass_on(request: web.Request, opened: OpenAnswer, record: Record) -> web.StreamResponse:
+async def pass_answer_on(request: web.Request, opened: OpenAnswer, record: Record) -> web.StreamResponse:
     """Send the answer as it comes; a failure after its first byte breaks the connection, so that half an answer is
     never taken for a whole one.
     """

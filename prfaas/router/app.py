@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from prfaas.router.admission import Admission, NotLetIn
-from prfaas.router.answering import Answering, NobodyReady
+from prfaas.router.admission import Admission
+from prfaas.router.answering import Answering
 from prfaas.router.config import RouterConfig
 from prfaas.router.fleet import Fleet
-from prfaas.router.legs import LegFailed
-from prfaas.router.openai import BadRequest, Endpoint, error_body, parse
+from prfaas.router.openai import Endpoint, parse
 from prfaas.router.passing import Passing
-from prfaas.router.record import Record, Records
+from prfaas.router.record import Record, Records, request_id_of
+from prfaas.router.refusals import REFUSALS, error_response, refused
 
 SESSION_HEADER = "x-session-id"  # names a conversation, so that its later turns go where its KV is
 CLIENT_GONE = 499  # the status of a request whose client left, as nginx logs it
-RETRY_AFTER_SECONDS = "1"
-REFUSALS = (BadRequest, web.HTTPRequestEntityTooLarge, NobodyReady, NotLetIn, LegFailed)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Router:
@@ -45,14 +40,14 @@ class Router:
         return await self._complete(request, "chat")
 
     async def _complete(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-        record = Record(_request_id(request))
+        record = Record(request_id_of(request.headers.get("x-request-id")))
         self._records.add(record)
         try:
             async with asyncio.timeout(self._config.request_timeout):
                 return await self._answer(request, endpoint, record)
         except TimeoutError:
             record.status = 504
-            return _error(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
@@ -67,7 +62,7 @@ class Router:
                 session = request.headers.get(SESSION_HEADER, "")
                 return await self._answering.answer(request, parsed, record, session=session)
         except REFUSALS as error:
-            response = _refused(error, self._config)
+            response = refused(error, max_body_bytes=self._config.max_body_bytes)
         record.status = response.status
         response.headers.update(record.headers())
         return response
@@ -80,9 +75,9 @@ class Router:
                 async with asyncio.timeout(self._config.request_timeout):
                     return await self._passing.pass_on(request)
         except REFUSALS as error:
-            return _refused(error, self._config)
+            return refused(error, max_body_bytes=self._config.max_body_bytes)
         except TimeoutError:
-            return _error(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
 
     async def health(self, request: web.Request) -> web.Response:
         """200 when somebody can answer."""
@@ -98,46 +93,8 @@ class Router:
         """Why a recent request went where it went."""
         record = self._records.get(request.match_info["request_id"])
         if record is None:
-            return _error(404, "no recent request of that id", kind="not_found")
+            return error_response(404, "no recent request of that id", kind="not_found")
         return web.json_response(record.explanation())
-
-
-def _request_id(request: web.Request) -> str:
-    """The client's own, when it is one that engines and logs can carry."""
-    given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-
-
-def _error(status: int, message: str, *, kind: str) -> web.Response:
-    body = error_body(message, kind=kind, code=status)
-    return web.Response(status=status, body=body, content_type="application/json")
-
-
-def _refused(error: Exception, config: RouterConfig) -> web.Response:
-    """What a client is told of one of `REFUSALS`."""
-    match error:
-        case BadRequest():
-            return _error(400, str(error), kind="invalid_request_error")
-        case web.HTTPRequestEntityTooLarge():
-            return _error(413, f"the body exceeds {config.max_body_bytes} bytes", kind="invalid_request_error")
-        case NotLetIn(status=429):
-            response = _error(429, str(error), kind="rate_limit_error")
-            response.headers["Retry-After"] = RETRY_AFTER_SECONDS
-            return response
-        case NotLetIn():
-            return _error(error.status, str(error), kind="authentication_error")
-        case LegFailed():
-            return _failed(error)
-        case _:
-            return _error(503, str(error), kind="service_unavailable")
-
-
-def _failed(failure: LegFailed) -> web.Response:
-    """The engine's own error where it made one; otherwise that nobody could be reached."""
-    if failure.answer is None:
-        return _error(503, f"{failure.reason}: no engine answered", kind="service_unavailable")
-    headers = {"Content-Type": failure.answer.content_type}
-    return web.Response(status=failure.answer.status, body=failure.answer.body, headers=headers)
 
 
 def make_app(router: Router, *, max_body_bytes: int) -> web.Application:

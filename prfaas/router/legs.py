@@ -56,7 +56,7 @@ class OpenAnswer:
     response: aiohttp.ClientResponse
     first: bytes = b""
     under_way: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # what ends with it
-    prefilling: asyncio.Task[None] | None = None
+    prefilling: asyncio.Task[Any] | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -109,9 +109,15 @@ class Legs:
             return OpenAnswer(response, first, under_way.pop_all())
 
     async def prefill(
-        self, instance: Instance, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
-    ) -> None:
-        """The prefill leg: returns when the engine has computed it.
+        self,
+        instance: Instance,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        path: str = COMPLETIONS_PATH,
+        num_tokens: int = 0,
+    ) -> dict[str, Any]:
+        """The prefill leg: the `kv_transfer_params` of its answer, once the engine has computed it.
 
         Raises:
             LegFailed: it has not.
@@ -119,18 +125,17 @@ class Legs:
         with instance.busy(num_tokens):
             try:
                 async with asyncio.timeout(self._prefill_seconds):
-                    url = f"{instance.url}{COMPLETIONS_PATH}"
-                    async with self._session.post(url, data=body, headers=headers) as response:
+                    async with self._session.post(f"{instance.url}{path}", data=body, headers=headers) as response:
                         if response.status != 200:
                             raise await _engine_error("prefill", response)
-                        _check_sent(instance, await response.json())
+                        return _params(instance, await response.json())
             except TimeoutError as error:
                 message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                 raise LegFailed("prefill", "prefill_late", message) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise _translated("prefill", instance, error) from error
 
-    async def both(self, prefill: asyncio.Task[None], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
+    async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
         """The decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
 
         Raises:
@@ -149,12 +154,15 @@ class Legs:
         return answer
 
 
-def _check_sent(instance: Instance, answer: Any) -> None:
-    """Raise LegFailed when the prefill engine's connector says that no KV is on its way."""
+def _params(instance: Instance, answer: Any) -> dict[str, Any]:
+    """The connector's part of a prefill answer; LegFailed when it says that no KV is on its way."""
     params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
-    sent = params.get(SENT_KEY) if isinstance(params, dict) else None
-    if sent not in (None, "completed"):
-        raise LegFailed("prefill", "prefill_without_transfer", f"{instance.address.name} sends nothing: {sent}")
+    if not isinstance(params, dict):
+        return {}
+    if params.get(SENT_KEY) not in (None, "completed"):
+        message = f"{instance.address.name} sends nothing: {params[SENT_KEY]}"
+        raise LegFailed("prefill", "prefill_without_transfer", message)
+    return params
 
 
 async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
@@ -182,7 +190,7 @@ async def _close_when_open(decode: asyncio.Task[OpenAnswer]) -> None:
         await (await decode).close()
 
 
-async def end(task: asyncio.Task[None]) -> None:
+async def end(task: asyncio.Task[Any]) -> None:
     """Cancel a leg that nobody waits for."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, LegFailed):

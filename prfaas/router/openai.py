@@ -107,7 +107,7 @@ class ParsedRequest:
 
     def local_body(self, promised_tokens: int) -> bytes:
         """For an engine that prefills and decodes; `promised_tokens` of the prompt should be cached there."""
-        return _spliced(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
+        return spliced(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
 
     def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int) -> bytes:
         """The prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
@@ -129,7 +129,7 @@ class ParsedRequest:
         if self.endpoint == "chat" and rendered:
             params["prompt_token_ids"] = token_ids
         if self.endpoint == "chat" or self.token_ids is not None:
-            return _spliced(self.raw, params)
+            return spliced(self.raw, params)
         return _dumps(self.body | {"prompt": token_ids, "kv_transfer_params": params})
 
 
@@ -169,7 +169,7 @@ def error_body(message: str, *, kind: str, code: int) -> bytes:
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 
-def _spliced(raw: bytes, params: dict[str, Any]) -> bytes:
+def spliced(raw: bytes, params: dict[str, Any]) -> bytes:
     """`raw` with kv_transfer_params as its last field, which counts should the client have sent a null one."""
     return raw.rstrip()[:-1] + b',"kv_transfer_params":' + _dumps(params) + b"}"
 

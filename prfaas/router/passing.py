@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
 
 from prfaas.router.answering import NobodyReady
-from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.fleet import Instance
 from prfaas.router.legs import LegFailed
 from prfaas.router.openai import parse_object
-
-_PASSED_HEADERS = ("Content-Type", "Accept")
 
 
 @dataclass(frozen=True)
 class Passing:
     """What passing on needs."""
 
-    fleet: Fleet
+    choose: Callable[[], Instance | None]
     session: aiohttp.ClientSession
+    headers: tuple[str, ...] = ("Content-Type", "Accept")  # that go with the request
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """The response, sent.
@@ -33,10 +33,12 @@ class Passing:
         body = await request.read()
         if body.lstrip()[:1] == b"{":
             parse_object(body)
+        tried: set[Instance] = set()
         while True:
-            instance = self.fleet.any_decode()
-            if instance is None:
+            instance = self.choose()
+            if instance is None or instance in tried:
                 raise NobodyReady("no engine is ready")
+            tried.add(instance)
             try:
                 return await self._send(request, instance, body)
             except aiohttp.ClientConnectorError as error:
@@ -45,7 +47,7 @@ class Passing:
                 raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
     async def _send(self, request: web.Request, instance: Instance, body: bytes) -> web.StreamResponse:
-        headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
+        headers = {name: request.headers[name] for name in self.headers if name in request.headers}
         url = f"{instance.url}{request.rel_url}"
         with instance.busy():
             sending = self.session.request(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from prfaas.router.legs import LegFailed
 from prfaas.scheduler.route import EXPLANATIONS
 
 MAX_RECORDS = 1024
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = logs.get("router")
 
 
@@ -113,3 +116,8 @@ class Records:
 
     def get(self, request_id: str) -> Record | None:
         return self._by_id.get(request_id)
+
+
+def request_id_of(given: str | None) -> str:
+    """The client's own id, when it is one that engines and logs can carry; otherwise a new one."""
+    return given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)

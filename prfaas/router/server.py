@@ -52,21 +52,33 @@ async def open_door(config: RouterConfig, secret: bytes) -> AsyncIterator[str]:
     """
     async with _running_router(config, secret) as router:
         app = make_app(router, max_body_bytes=config.max_body_bytes)
-        # A client that leaves ends its legs, and so its work in the engines.
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS, handler_cancellation=True)
-        await runner.setup()
-        try:
-            yield await _listen(runner, config.listen)
-        finally:
-            await runner.cleanup()
+        async with listening(app, config.listen) as address:
+            yield address
 
 
-async def _listen(runner: web.AppRunner, listen: str) -> str:
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, listen: str, *, setting: str = "listen") -> AsyncIterator[str]:
+    """The host:port where an app answers as long as the block runs; `setting` is the address's, for messages.
+
+    A client that leaves ends what is done for it.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS, handler_cancellation=True)
+    await runner.setup()
+    try:
+        yield await _bind(runner, listen, setting)
+    finally:
+        await runner.cleanup()
+
+
+async def _bind(runner: web.AppRunner, listen: str, setting: str) -> str:
     host, port = split_address(listen)
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
-        raise ConfigError(f"listen: {listen} cannot be bound ({error.strerror})") from error
+        raise ConfigError(f"{setting}: {listen} cannot be bound ({error.strerror})") from error
     bound: int = runner.addresses[0][1]
     return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
 
@@ -75,7 +87,7 @@ async def _listen(runner: web.AppRunner, listen: str) -> str:
 async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[Router]:
     """A router whose fleet is kept up to date as long as the block runs."""
     admission = Admission(read_keys(config.api_keys_file, setting="api_keys_file"), max_requests=config.max_requests)
-    async with _session(config) as session:
+    async with engine_session(_engine_key(config)) as session:
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
         watches = [asyncio.create_task(fleet.probe_forever())]
@@ -88,7 +100,9 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             tokenizer=Tokenizer(session),
         )
         try:
-            yield Router(config, fleet, answering=answering, passing=Passing(fleet, session), admission=admission)
+            yield Router(
+                config, fleet, answering=answering, passing=Passing(fleet.any_decode, session), admission=admission
+            )
         finally:
             for watch in watches:
                 watch.cancel()
@@ -97,14 +111,19 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
                 await manager.close()
 
 
-def _session(config: RouterConfig) -> aiohttp.ClientSession:
-    """Connections to the engines, as many as there are requests, with the key that the engines ask for."""
+def _engine_key(config: RouterConfig) -> str:
+    """The key that the engines ask for; empty for none."""
     keys = read_keys(config.engine_api_key_file, setting="engine_api_key_file")
     if len(keys) > 1:
         raise ConfigError(f"engine_api_key_file: {config.engine_api_key_file} has {len(keys)} keys; write one")
+    return next(iter(keys), "")
+
+
+def engine_session(key: str = "") -> aiohttp.ClientSession:
+    """Connections to the engines, as many as there are requests, with the key that the engines ask for."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),  # what an engine tells one client is not for the next
-        headers={"Authorization": f"Bearer {next(iter(keys))}"} if keys else {},
+        headers={"Authorization": f"Bearer {key}"} if key else {},
     )

@@ -12,7 +12,9 @@ from prfaas import metrics
 
 def test_every_name_has_prefix_component_and_base_unit() -> None:
     for its in metrics.CATALOGUE:
-        assert re.fullmatch(r"prfaas_(agent|router|manager|connector|colocate)(_[a-z0-9]+)+", its.name), its.name
+        assert re.fullmatch(r"prfaas_(agent|router|sidecar|manager|connector|colocate)(_[a-z0-9]+)+", its.name), (
+            its.name
+        )
         assert its.name.endswith("_total") == (its.kind == "counter"), its.name
         assert not re.search(r"_(ms|milliseconds|kb|mb|gb|bits)(_|$)", its.name), its.name
         assert "request_id" not in its.labels

@@ -24,6 +24,8 @@ class PacedEngine:
     status: int = 200
     refuses_transfers: bool = False  # 500 to whatever asks for one
     hangs: bool = False
+    num_failures: int | None = None  # so often `status` is answered, then 200; None: always
+    keeps: dict[str, Any] | None = None  # `kv_transfer_params` of a prefill leg's answer
     renders: bool = False
     prefill_seconds: float = 0.0  # before anything comes
     token_seconds: float = 0.0
@@ -40,6 +42,7 @@ class PacedEngine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/responses", self._complete)
         app.router.add_post("/v1/chat/completions/render", self._render)
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/tokenize", self._tokenize)
@@ -90,7 +93,7 @@ class PacedEngine:
         self.authorizations.add(request.headers.get("Authorization", ""))
         try:
             await asyncio.sleep(3600 if self.hangs else self.prefill_seconds)
-            if self.status != 200 or (self.refuses_transfers and "kv_transfer_params" in body):
+            if self._fails() or (self.refuses_transfers and "kv_transfer_params" in body):
                 status = self.status if self.status != 200 else 500
                 return web.json_response({"error": {"message": "planned"}}, status=status)
             chat = request.path.startswith("/v1/chat")
@@ -98,6 +101,12 @@ class PacedEngine:
         except asyncio.CancelledError:
             self.num_broken_off += 1
             raise
+
+    def _fails(self) -> bool:
+        if self.num_failures is not None:
+            self.num_failures -= 1
+            self.status = self.status if self.num_failures >= 0 else 200
+        return self.status != 200
 
     async def _whole(self, *, chat: bool) -> web.Response:
         await asyncio.sleep(3 * self.token_seconds)
@@ -110,6 +119,7 @@ class PacedEngine:
                 "model": MODEL,
                 "choices": [{"index": 0, "finish_reason": "stop", **text}],
                 "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
+                "kv_transfer_params": self.keeps,
             }
         )
 

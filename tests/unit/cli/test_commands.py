@@ -32,18 +32,18 @@ def test_a_command_explains_itself(command: str) -> None:
     assert answer.stdout.startswith(f"usage: {command}")
 
 
-@pytest.mark.parametrize("command", ["prfaas-agent", "prfaas-manager", "prfaas-router"])
+@pytest.mark.parametrize("command", ["prfaas-agent", "prfaas-manager", "prfaas-router", "prfaas-sidecar"])
 def test_a_service_says_its_version(command: str) -> None:
     assert run_without(ENGINE, command, "--version").stdout == f"{command} {prfaas.__version__}\n"
 
 
-@pytest.mark.parametrize("component", ["agent", "manager", "router"])
+@pytest.mark.parametrize("component", ["agent", "manager", "router", "sidecar"])
 def test_a_service_checks_the_configuration_that_is_deployed(component: str) -> None:
     answer = run_without(ENGINE, f"prfaas-{component}", "--config", f"deploy/{component}.yaml", "--check-config")
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("component", ["agent", "manager", "router"])
+@pytest.mark.parametrize("component", ["agent", "manager", "router", "sidecar"])
 def test_a_service_refuses_an_unknown_flag(component: str) -> None:
     assert run_without(ENGINE, f"prfaas-{component}", "--no-such-flag", "1").returncode == 2
 

@@ -17,11 +17,8 @@ NOT_OFFERED = {
     "approx-prefix-cache-producer": "the index here is exact",
     "context-length-aware": "the plugin is not offered: a configuration that names it is refused",
     "context-length-aware.range": "the plugin is not offered: a configuration that names it is refused",
-    "sidecar.prefill-header": "no sidecar is offered",
-    "sidecar.nixlv2": "no sidecar is offered",
-    "sidecar.other-connectors": "no sidecar is offered",
-    "sidecar.ssrf": "no sidecar is offered",
-    "sidecar.encode": "no sidecar is offered",
+    "sidecar.other-connectors": "the sidecar hands over by NIXL's two steps or our own grants",
+    "sidecar.encode": "no encode stage is offered",
 }
 NOT_OFFERED_CASES = {("routing-headers", "two encoders"): "no encode stage is offered"}
 

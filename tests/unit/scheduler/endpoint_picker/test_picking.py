@@ -27,8 +27,9 @@ def _config(plugins: list[Any], profiles: list[Any] | None = None, **fields: Any
 
 def test_every_case_is_run_or_its_absence_explained() -> None:
     run = set()
-    for module in ("test_plugins.py", "test_picking.py"):
-        text = (DATA.parent / "unit/scheduler/endpoint_picker" / module).read_text()
+    folder = "unit/scheduler/endpoint_picker/"
+    for module in (f"{folder}test_plugins.py", f"{folder}test_picking.py", "integration/router/test_sidecar.py"):
+        text = (DATA.parent / module).read_text()
         run |= {case["group"] for case in CASES if f'"{case["group"]}"' in text}
     assert run | set(NOT_OFFERED) == {case["group"] for case in CASES}
     assert not run & set(NOT_OFFERED)

@@ -1,0 +1,231 @@
+"""The sidecar beside a decode engine: llm-d's own cases, what it may ask, and what follows when prefill fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
+from prfaas.router.sidecar.server import open_sidecar
+from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
+from tests.free_ports import free_address
+from tests.integration.router.door import STREAMED
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.unit.scheduler.endpoint_picker.conformance import cases
+from tests.waiting import until
+from tools.demo.client import answers
+
+KEPT = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "h", "remote_port": 1}
+NOT_SENT = "absent"
+
+
+@dataclass
+class Pair:
+    """A sidecar before `decode`, and an engine that prefills for it."""
+
+    url: str
+    prefill: PacedEngine
+    decode: PacedEngine
+    session: aiohttp.ClientSession
+
+    async def ask(
+        self, body: dict[str, Any], *, path: str = "/v1/completions", host: str | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        """Status and body; the header names the prefill engine, another `host`, or nobody when that is empty."""
+        named = self.prefill.url.removeprefix("http://") if host is None else host
+        headers = {PREFILL_HEADER: named} | {name.replace("_", "-"): value for name, value in headers.items()}
+        whole = {"model": MODEL, "prompt": "hello", **body}
+        async with self.session.post(self.url + path, json=whole, headers=headers) as response:
+            return response.status, await response.read()
+
+
+@contextlib.asynccontextmanager
+async def _pair(**settings: Any) -> AsyncIterator[Pair]:
+    prefill, decode = PacedEngine(keeps=KEPT), PacedEngine()
+    for engine in (prefill, decode):
+        await engine.start()
+    config = SidecarConfig(listen="127.0.0.1:0", engine_url=decode.url, **settings)
+    async with open_sidecar(config) as address, aiohttp.ClientSession() as session:
+        yield Pair(f"http://{address}", prefill, decode, session)
+    for engine in (prefill, decode):
+        await engine.stop()
+
+
+@cases("sidecar.prefill-header")
+def test_who_is_named(case: dict[str, Any]) -> None:
+    values, expected = case["given"]["x_prefiller_host_port"], case["expect"]["prefill"]
+    sample = case["given"]["enable_prefiller_sampling"]
+    named = {named_host(values, sample=sample) for _ in range(100)}
+    assert named == ({None} if expected == "passthrough to decode" else set(expected))
+
+
+@cases("sidecar.nixlv2")
+async def test_the_two_steps(case: dict[str, Any]) -> None:
+    given, expected = case["given"], case["expect"]
+    async with _pair(prefill_failure="fail", prefill_retries=given.get("prefill_max_retries", 0)) as pair:
+        pair.prefill.status = given.get("prefill_status", 200)
+        pair.prefill.num_failures = given.get("failures")
+        limit = {"max_output_tokens": given["max_output_tokens"]} if "max_output_tokens" in given else {}
+        path = given.get("path", "/v1/completions")
+        status, _ = await pair.ask(given.get("client", {}) | limit, path=path)
+        assert status == expected.get("client", 200)
+        assert len(pair.prefill.bodies) == expected.get("prefill_calls", 1)
+        assert bool(pair.decode.bodies) == expected.get("decode_called", True)
+        if "prefill_body" in expected:
+            _assert_has(pair.prefill.bodies[0], expected["prefill_body"])
+        if "decode_body" in expected:
+            wanted = expected["decode_body"]
+            _assert_has(pair.decode.bodies[0], wanted | ({"kv_transfer_params": KEPT} if "client" in given else {}))
+        assert len(set(pair.prefill.request_ids + pair.decode.request_ids)) == 1
+
+
+def _assert_has(body: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name, value in wanted.items():
+        assert body.get(name, NOT_SENT) == value, name
+
+
+@cases("sidecar.ssrf")
+async def test_who_may_not_be_asked(case: dict[str, Any]) -> None:
+    given = case["given"]
+    async with _pair(prefill_hosts=tuple(given["allowlist"])) as pair:
+        status, _ = await pair.ask({}, host=given["x_prefiller_host_port"])
+        assert status == case["expect"]["result"]
+        assert not pair.decode.bodies
+
+
+@pytest.mark.parametrize(
+    ("hosts", "asked", "allowed"),
+    [
+        ((), "10.1.2.3:8000", True),
+        ((), "127.0.0.1:8000", True),
+        ((), "[fd00::1]:8000", True),
+        ((), "8.8.8.8:80", False),
+        ((), "prefill-0:8000", False),
+        (("prefill-0",), "prefill-0:8000", True),
+        (("prefill-0",), "10.1.2.3:8000", False),
+        (("10.1.0.0/16",), "10.1.2.3:8000", True),
+        (("10.1.0.0/16",), "10.2.2.3:8000", False),
+        (("10.1.2.3",), "10.1.2.3:8000", True),
+        ((), "10.1.2.3", False),
+        ((), "10.1.2.3:x", False),
+        ((), "http://10.1.2.3:1", False),
+    ],
+)
+def test_the_allow_list(hosts: tuple[str, ...], asked: str, allowed: bool) -> None:
+    listed = AllowList(hosts)
+    if allowed:
+        listed.check(asked)
+        return
+    with pytest.raises(PrefillHostRefused, match="x-prefiller-host-port"):
+        listed.check(asked)
+
+
+def test_an_entry_that_is_no_network_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"prefill_hosts: 10\.0\.0\.0/99"):
+        AllowList(("10.0.0.0/99",))
+
+
+async def test_without_the_header_the_engine_answers_alone_and_every_other_path_is_its_own() -> None:
+    async with _pair() as pair:
+        assert (await pair.ask({"stream": True}, host=""))[1] == STREAMED
+        assert not pair.prefill.bodies
+        async with (
+            pair.session.get(f"{pair.url}/v1/models") as models,
+            pair.session.get(f"{pair.url}/health") as health,
+        ):
+            assert (models.status, health.status) == (200, 200)
+
+
+async def test_a_streamed_answer_is_handed_over() -> None:
+    async with _pair() as pair:
+        assert await pair.ask({"stream": True}) == (200, STREAMED)
+        assert pair.decode.bodies[0]["kv_transfer_params"] == KEPT
+
+
+@pytest.mark.parametrize("fault", ["error", "gone", "late", "keeps nothing"])
+@pytest.mark.parametrize(("policy", "answered"), [("local", True), ("fail", False)])
+async def test_what_follows_a_failed_prefill_is_a_setting(fault: str, policy: str, answered: bool) -> None:
+    async with _pair(prefill_failure=policy, prefill_timeout=0.5 if fault == "late" else 60.0) as pair:
+        pair.prefill.status = 500 if fault == "error" else 200
+        pair.prefill.hangs = fault == "late"
+        if fault == "keeps nothing":
+            pair.prefill.keeps = None
+        if fault == "gone":
+            await pair.prefill.stop()
+        status, body = await pair.ask({})
+        assert (status == 200) == answered
+        assert len(pair.decode.bodies) == int(answered)
+        assert all("kv_transfer_params" not in asked for asked in pair.decode.bodies)
+        assert answered or b"error" in body
+
+
+async def test_a_client_that_leaves_ends_the_leg_under_way() -> None:
+    async with _pair() as pair:
+        pair.prefill.hangs = True
+        asking = asyncio.create_task(pair.ask({}))
+        await until(lambda: len(pair.prefill.bodies) == 1)
+        asking.cancel()
+        await until(lambda: pair.prefill.num_broken_off == 1)
+        assert not pair.decode.bodies
+
+
+async def test_an_engine_that_is_gone_is_said_at_once() -> None:
+    async with _pair() as pair:
+        await pair.decode.stop()
+        assert (await pair.ask({}))[0] == 503
+        assert (await pair.ask({}, host=""))[0] == 503
+
+
+async def test_a_client_may_not_name_other_peoples_kv() -> None:
+    async with _pair() as pair:
+        for host in (None, ""):
+            status, body = await pair.ask({"kv_transfer_params": {"do_remote_prefill": True}}, host=host)
+            assert (status, b"kv_transfer_params" in body) == (400, True)
+        assert not pair.prefill.bodies + pair.decode.bodies
+
+
+async def test_under_our_own_protocol_both_legs_go_at_once_under_the_gateways_grant() -> None:
+    async with _pair(protocol="prfaas") as pair:
+        assert (await pair.ask({}, x_prfaas_grant="g"))[0] == 200
+        sent, taken = pair.prefill.bodies[0], pair.decode.bodies[0]
+        assert sent["prompt"] == list(b"hello")[:-1]
+        assert sent["kv_transfer_params"] == {"do_remote_decode": True, "prfaas_grant": "g"}
+        assert (taken["prompt"], taken["kv_transfer_params"]["prfaas_grant"]) == (list(b"hello"), "g")
+
+
+@pytest.mark.parametrize(("policy", "status"), [("local", 200), ("fail", 503)])
+async def test_our_own_protocol_without_a_grant_is_a_failed_prefill(policy: str, status: int) -> None:
+    async with _pair(protocol="prfaas", prefill_failure=policy) as pair:
+        assert (await pair.ask({}))[0] == status
+        assert not pair.prefill.bodies
+
+
+async def test_the_command_serves_and_shows_its_own_metrics_apart() -> None:
+    engine = PacedEngine()
+    await engine.start()
+    listen, status = free_address(), free_address()
+    flags = ("--listen", listen, "--status-listen", status, "--engine-url", engine.url)
+    code = "import sys; from prfaas.cli.sidecar import main; sys.exit(main())"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *flags)
+    try:
+        async with aiohttp.ClientSession() as session:
+            await until(lambda: answers(f"http://{status}/healthz"), what="a sidecar that serves")
+            async with session.post(f"http://{listen}/v1/completions", json={"prompt": "x"}) as response:
+                assert json.loads(await response.read())["choices"]
+            async with session.get(f"http://{status}/metrics") as response:
+                assert 'prfaas_sidecar_requests_total{outcome="local"} 1.0' in await response.text()
+    finally:
+        process.terminate()
+        await process.wait()
+        await engine.stop()
+    assert process.returncode == 0
