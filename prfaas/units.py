@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -118,6 +119,16 @@ def split_address(address: str) -> tuple[str, int]:
     if port > 65535:
         raise ValueError("the port is above 65535")
     return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _parse_address(text: str) -> str:

@@ -20,7 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         server = extras.load("prfaas.router.server", extra="router")
         secret = grants.read_secret(Path(settings.secret_file))
-        serving.serve(lambda: server.serve(settings, secret))
+        gateways = extras.load("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
+        picker = gateways.open_picker if gateways else None
+        serving.serve(lambda: server.serve(settings, secret, picker=picker))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-router: {error}\n")
         return 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
@@ -29,7 +28,7 @@ from prfaas.rpc.methods import SERVICE_NAME, server_handlers
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
 from prfaas.rpc.translate import copy_end_from, copy_message, digests_from, node_from, prefix_from
 from prfaas.types import AgentName, TransferId
-from prfaas.units import split_address
+from prfaas.units import is_loopback, split_address
 
 _WATCH_SECONDS = 1.0
 _WATCH_POLL_SECONDS = 0.05
@@ -110,7 +109,7 @@ class GrpcServer:
                 authority = config.tls_authority.read_bytes()
                 credentials = grpc.ssl_server_credentials(chain, authority, require_client_auth=True)
                 return int(self._server.add_secure_port(config.listen, credentials))
-            if not (config.insecure_plaintext or _is_loopback(host)):
+            if not (config.insecure_plaintext or is_loopback(host)):
                 raise ConfigError(f"listen {config.listen}: beyond loopback set tls_* or insecure_plaintext: true")
             return int(self._server.add_insecure_port(config.listen))
         except (RuntimeError, OSError) as error:
@@ -373,15 +372,6 @@ async def _abort(context: Any, call: str, error: IndexRefusal | Fenced) -> NoRet
         trailing.append((WRITER_KEY, error.writer))
     await context.abort(_STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), str(error), tuple(trailing))
     raise AssertionError("abort raises")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _now() -> float:

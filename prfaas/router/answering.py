@@ -44,14 +44,14 @@ class Answering:
             NobodyReady: there is no healthy decode instance.
             LegFailed: every one that was tried failed before its first byte.
         """
-        ask = await self._ask(parsed, session)
+        ask = await self.ask(parsed, session)
         opened = await self._open(ask, parsed, record)
         try:
             return await pass_answer_on(request, opened, record)
         finally:
             await opened.close()
 
-    async def _ask(self, parsed: ParsedRequest, session: str) -> Ask:
+    async def ask(self, parsed: ParsedRequest, session: str) -> Ask:
         """What decides the route; the prompt is tokenised only when it could exceed the threshold."""
         facts = RequestFacts(
             parsed.max_prompt_tokens,

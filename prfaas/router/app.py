@@ -24,14 +24,21 @@ class Router:
     """The state behind the routes of one front door."""
 
     def __init__(
-        self, config: RouterConfig, fleet: Fleet, *, answering: Answering, passing: Passing, admission: Admission
+        self,
+        config: RouterConfig,
+        fleet: Fleet,
+        *,
+        answering: Answering,
+        passing: Passing,
+        admission: Admission,
+        records: Records,
     ) -> None:
         self._config = config
         self._admission = admission
         self._fleet = fleet
         self._answering = answering
         self._passing = passing
-        self._records = Records()
+        self._records = records
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._complete(request, "completions")

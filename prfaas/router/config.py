@@ -47,6 +47,15 @@ class RouterConfig:
     """One front door."""
 
     listen: str = setting("address", default="127.0.0.1:8000", doc="Where clients connect.")
+    ext_proc_listen: str = setting(
+        "text",
+        default="",
+        doc="gRPC host:port where a gateway (Envoy's external processing) asks which endpoints to take; when empty none is "
+        "answered. Needs the extra `gateway`.",
+    )
+    insecure_plaintext: bool = setting(
+        "flag", default=False, doc="Listen for gateways beyond loopback unencrypted, without certificates."
+    )
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     clusters: tuple[ClusterConfig, ...] = setting(
         records(ClusterConfig), default=(), doc="The clusters, where no manager tells them."

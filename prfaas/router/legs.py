@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +28,7 @@ UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode":
 _BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
 COMPLETIONS_PATH = "/v1/completions"
 SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
+AT_ONCE_BYTES = 1 << 20
 _MESSAGE_BYTES = 500  # of an engine's error text that go into ours
 
 
@@ -99,7 +101,7 @@ class Legs:
         with contextlib.ExitStack() as under_way:
             under_way.enter_context(instance.busy(num_tokens))
             try:
-                response = await self._session.post(f"{instance.url}{path}", data=body, headers=headers)
+                response = await self._session.post(f"{instance.url}{path}", data=in_pieces(body), headers=headers)
                 under_way.callback(response.close)
                 if response.status >= 500:
                     raise await _engine_error("decode", response)
@@ -125,7 +127,9 @@ class Legs:
         with instance.busy(num_tokens):
             try:
                 async with asyncio.timeout(self._prefill_seconds):
-                    async with self._session.post(f"{instance.url}{path}", data=body, headers=headers) as response:
+                    async with self._session.post(
+                        f"{instance.url}{path}", data=in_pieces(body), headers=headers
+                    ) as response:
                         if response.status != 200:
                             raise await _engine_error("prefill", response)
                         return _params(instance, await response.json())
@@ -152,6 +156,11 @@ class Legs:
             raise
         answer.prefilling = prefill
         return answer
+
+
+def in_pieces(body: bytes) -> bytes | io.BytesIO:
+    """A body as aiohttp takes it: beyond a mebibyte it warns of what would be written in one go."""
+    return io.BytesIO(body) if len(body) > AT_ONCE_BYTES else body
 
 
 def _params(instance: Instance, answer: Any) -> dict[str, Any]:

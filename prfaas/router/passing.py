@@ -10,7 +10,7 @@ from aiohttp import web
 
 from prfaas.router.answering import NobodyReady
 from prfaas.router.fleet import Instance
-from prfaas.router.legs import LegFailed
+from prfaas.router.legs import LegFailed, in_pieces
 from prfaas.router.openai import parse_object
 
 
@@ -51,7 +51,7 @@ class Passing:
         url = f"{instance.url}{request.rel_url}"
         with instance.busy():
             sending = self.session.request(
-                request.method, url, data=body or None, headers=headers, allow_redirects=False
+                request.method, url, data=in_pieces(body) or None, headers=headers, allow_redirects=False
             )
             async with sending as upstream:
                 content_type = upstream.headers.get("Content-Type", "application/octet-stream")

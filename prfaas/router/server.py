@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 from aiohttp import web
@@ -16,26 +16,29 @@ from prfaas.router.answering import Answering
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Deciding
+from prfaas.router.ext_proc.choosing import Choosing
 from prfaas.router.fleet import Fleet
 from prfaas.router.legs import Legs
 from prfaas.router.manager_link import ManagerLink
 from prfaas.router.passing import Passing
+from prfaas.router.record import Records
 from prfaas.router.tokens import Tokenizer
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # vLLM closes idle connections after 5 s; a request must not meet that moment
 DRAIN_SECONDS = 10.0  # answers under way when the router is told to stop
+OpenPicker = Callable[[RouterConfig, Choosing], contextlib.AbstractAsyncContextManager[str]]
 _log = logs.get("router")
 
 
-async def serve(config: RouterConfig, secret: bytes) -> None:
-    """Serve until cancelled.
+async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | None = None) -> None:
+    """Serve until cancelled; `picker` answers gateways (`ext_proc/server.py`).
 
     Raises:
         ConfigError: the address cannot be bound.
     """
-    async with open_door(config, secret) as address:
+    async with open_door(config, secret, picker=picker) as address:
         _log.info("router.started", listen=address, threshold_tokens=config.threshold_tokens)
         try:
             await asyncio.Event().wait()
@@ -44,16 +47,17 @@ async def serve(config: RouterConfig, secret: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def open_door(config: RouterConfig, secret: bytes) -> AsyncIterator[str]:
+async def open_door(config: RouterConfig, secret: bytes, *, picker: OpenPicker | None = None) -> AsyncIterator[str]:
     """The host:port where the front door answers as long as the block runs.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
-    async with _running_router(config, secret) as router:
+    async with _running_router(config, secret) as (router, choosing), contextlib.AsyncExitStack() as stack:
+        if picker is not None:
+            _log.info("picker.started", listen=await stack.enter_async_context(picker(config, choosing)))
         app = make_app(router, max_body_bytes=config.max_body_bytes)
-        async with listening(app, config.listen) as address:
-            yield address
+        yield await stack.enter_async_context(listening(app, config.listen))
 
 
 @contextlib.asynccontextmanager
@@ -84,8 +88,8 @@ async def _bind(runner: web.AppRunner, listen: str, setting: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[Router]:
-    """A router whose fleet is kept up to date as long as the block runs."""
+async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[tuple[Router, Choosing]]:
+    """A router, and its answers to gateways, whose fleet is kept up to date as long as the block runs."""
     admission = Admission(read_keys(config.api_keys_file, setting="api_keys_file"), max_requests=config.max_requests)
     async with engine_session(_engine_key(config)) as session:
         fleet = Fleet(config, session)
@@ -99,10 +103,11 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             legs=Legs(session, prefill_seconds=config.transfer_deadline),
             tokenizer=Tokenizer(session),
         )
+        records = Records()
+        passing = Passing(fleet.any_decode, session)
         try:
-            yield Router(
-                config, fleet, answering=answering, passing=Passing(fleet.any_decode, session), admission=admission
-            )
+            router = Router(config, fleet, answering=answering, passing=passing, admission=admission, records=records)
+            yield router, Choosing(fleet, answering, admission, records)
         finally:
             for watch in watches:
                 watch.cancel()

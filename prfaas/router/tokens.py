@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from prfaas.router.fleet import Instance
+from prfaas.router.legs import in_pieces
 from prfaas.router.openai import PATHS, ParsedRequest
 
 TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s; beyond this the engine is not going to answer in time for a decision
@@ -45,7 +46,7 @@ class Tokenizer:
     async def _render(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
         url = f"{instance.url}{PATHS['chat']}/render"
         headers = {"Content-Type": "application/json"}
-        async with self._session.post(url, data=request.raw, headers=headers) as response:
+        async with self._session.post(url, data=in_pieces(request.raw), headers=headers) as response:
             if response.status in _RENDER_ABSENT:
                 instance.renders = False
             if response.status != 200:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import OpenPicker, open_door
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
 
@@ -65,7 +65,12 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def make_door(
-    *, num_easts: int = 1, num_wests: int = 1, one_cluster: bool = False, **settings: Any
+    *,
+    num_easts: int = 1,
+    num_wests: int = 1,
+    one_cluster: bool = False,
+    picker: OpenPicker | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Door]:
     """A router whose engines are all seen to be healthy; the easts prefill for the wests, from a cluster of their own or
     as PD-P instances of theirs.
@@ -76,15 +81,26 @@ async def make_door(
     prefilling, decoding = _instances("east", "prefill", easts), _instances("west", "both", wests)
     apart = (_cluster("east", "prfaas", prefilling), _cluster("west", "pd", decoding))
     clusters = (_cluster("west", "pd", [*prefilling, *decoding]),) if one_cluster else apart
-    defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "threshold_tokens": T, "probe_interval": 0.1}
-    config = RouterConfig(secret_file="-", clusters=clusters, **(defaults | settings))
-    async with aiohttp.ClientSession() as session, open_door(config, SECRET) as address:
+    config = router_config(clusters=clusters, **settings)
+    async with aiohttp.ClientSession() as session, open_door(config, SECRET, picker=picker) as address:
         door = Door(f"http://{address}", easts, wests, session)
         names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
         await door.until_health(**dict.fromkeys(names, True))
         yield door
     for engine in (*easts, *wests):
         await engine.stop()
+
+
+def router_config(**settings: Any) -> RouterConfig:
+    """A router on a free port; without `clusters` before an engine that is not there."""
+    nowhere = InstanceConfig(name="w", url="http://127.0.0.1:1", role="both", agent="w", wire="127.0.0.1:1")
+    defaults: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "threshold_tokens": T,
+        "probe_interval": 0.1,
+        "clusters": (ClusterConfig(name="west", kind="pd", instances=(nowhere,)),),
+    }
+    return RouterConfig(secret_file="-", **(defaults | settings))
 
 
 def _cluster(name: str, kind: ClusterKind, instances: Sequence[InstanceConfig]) -> ClusterConfig:

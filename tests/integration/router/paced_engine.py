@@ -34,6 +34,7 @@ class PacedEngine:
     request_ids: list[str] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
     num_tokenised: int = 0
+    num_probes: int = 0
     num_broken_off: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -59,6 +60,7 @@ class PacedEngine:
             self._runner = None
 
     async def _health(self, request: web.Request) -> web.Response:
+        self.num_probes += 1
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:

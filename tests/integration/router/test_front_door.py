@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from prfaas import grants
@@ -16,6 +15,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
+from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.integration.router.paced_engine import MODEL
 from tests.waiting import until
 
@@ -133,23 +133,7 @@ async def test_the_turns_of_a_session_go_to_one_node() -> None:
 
 
 async def test_an_unchanged_openai_client_is_served_on_every_route(door: Door) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id async for model in await client.models.list()] == [MODEL, "adapter"]
-        for text in (SHORT, LONG):
-            completion = await client.completions.create(model=MODEL, prompt=text)
-            assert completion.choices[0].text == "abc"
-            assert completion.usage is not None and completion.usage.total_tokens == 6
-            events = await client.completions.create(model=MODEL, prompt=text, stream=True)
-            assert "".join([event.choices[0].text async for event in events]) == "abc"
-            messages: Any = [{"role": "user", "content": text}]
-            chat = await client.chat.completions.create(model=MODEL, messages=messages)
-            assert chat.choices[0].message.content == "abc"
-            chunks = await client.chat.completions.create(model=MODEL, messages=messages, stream=True)
-            assert "".join([chunk.choices[0].delta.content or "" async for chunk in chunks]) == "abc"
-        embedded = await client.embeddings.create(model=MODEL, input="x", encoding_format="float")
-        assert embedded.data[0].embedding == [0.5]
-        with pytest.raises(openai.BadRequestError, match="cache_salt"):
-            await client.completions.create(model=MODEL, prompt=SHORT, extra_body={"cache_salt": "s"})
+    await assert_serves_an_openai_client(door.url)
 
 
 async def test_only_clients_with_a_key_are_served_and_engines_get_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Which engines a gateway's request goes to: the front door's own decision, as headers for the gateway and the sidecar."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from prfaas.router.admission import Admission
+from prfaas.router.answering import Answering, NobodyReady
+from prfaas.router.deciding import Plan
+from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.openai import PATHS, parse
+from prfaas.router.record import Record, Records, request_id_of
+from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
+from prfaas.scheduler.route import EXPLANATIONS
+from prfaas.types import InstanceId
+
+DESTINATION = "x-gateway-destination-endpoint"  # host:port, by header and in the metadata envoy.lb
+SUBSET = "x-gateway-destination-endpoint-subset"  # in the metadata envoy.lb.subset_hint: who may be chosen
+GRANT_HEADER = "x-prfaas-grant"
+SESSION_HEADER = "x-session-id"
+# What a client may have sent under the names that only a picker writes goes away.
+OWN_HEADERS = (DESTINATION, PREFILL_HEADER, GRANT_HEADER)
+_ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as the gateway shows it. `subset`: the host:ports that may decode; None: all."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    subset: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Headers for the request, its log record, and the instances that are busy with it until it ends."""
+
+    headers: Mapping[str, str]
+    record: Record
+    instances: tuple[Instance, ...]
+    num_tokens: int = 0
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """While the request is under way."""
+        with contextlib.ExitStack() as stack:
+            for instance in self.instances:
+                stack.enter_context(instance.busy(self.num_tokens))
+            yield
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What a choice needs."""
+
+    fleet: Fleet
+    answering: Answering
+    admission: Admission
+    records: Records
+
+    async def choose(self, asked: Asked) -> Chosen:
+        """Where a request goes.
+
+        Raises:
+            NotLetIn: no valid key.
+            BadRequest: a completion or chat that is no JSON object, or carries what only routers may write.
+            NobodyReady: no instance that may be chosen can decode, or the policy has it refused.
+        """
+        self.admission.check_key(asked.headers.get("authorization"))
+        record = Record(request_id_of(asked.headers.get("x-request-id")))
+        self.records.add(record)
+        endpoint = _ENDPOINTS.get(asked.path.partition("?")[0])
+        if endpoint is None:
+            return self._any(asked, record)
+        session = asked.headers.get(SESSION_HEADER, "")
+        ask = await self.answering.ask(parse(endpoint, asked.body), session)
+        outside = self._outside(asked.subset)
+        plan = await self.answering.deciding.plan(replace(ask, facts=replace(ask.facts, excluded=outside)))
+        record.plan = plan
+        return self._planned(plan, record)
+
+    def _outside(self, subset: frozenset[str] | None) -> frozenset[InstanceId]:
+        """The decode instances that the gateway's hint leaves out."""
+        if subset is None:
+            return frozenset()
+        return frozenset(
+            its.address.name for its in self.fleet if its.state().decodes and host_port(its.url) not in subset
+        )
+
+    def _any(self, asked: Asked, record: Record) -> Chosen:
+        """A decode instance for a request that needs no decision."""
+        outside = self._outside(asked.subset)
+        ready = (its for its in self.fleet if its.state().decodes and its.address.name not in outside)
+        instance = min(ready, key=lambda its: its.num_requests, default=None)
+        if instance is None:
+            raise NobodyReady("no engine is ready")
+        headers = {"x-request-id": record.request_id, DESTINATION: host_port(instance.url)}
+        return Chosen(headers, record, (instance,))
+
+    def _planned(self, plan: Plan, record: Record) -> Chosen:
+        decision = plan.decision
+        if decision.decode is None:
+            raise NobodyReady(f"{decision.reason}: {EXPLANATIONS[decision.reason]}")
+        decode = self.fleet[decision.decode]
+        headers = {"x-request-id": record.request_id, DESTINATION: host_port(decode.url)}
+        instances = [decode]
+        if plan.is_remote and decision.prefill is not None:
+            prefill = self.fleet[decision.prefill]
+            headers |= {PREFILL_HEADER: host_port(prefill.url), GRANT_HEADER: plan.grant}
+            instances.append(prefill)
+        return Chosen(headers, record, tuple(instances), plan.facts.num_prompt_tokens)
+
+
+def host_port(url: str) -> str:
+    """host:port of an engine's base URL, IPv6 in brackets."""
+    parts = urlsplit(url)
+    default = 443 if parts.scheme == "https" else 80
+    return parts.netloc if parts.port else f"{parts.netloc}:{default}"

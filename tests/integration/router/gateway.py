@@ -1,0 +1,159 @@
+"""A real Envoy before paced engines, that asks our endpoint picker; the decode engine has a sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from prfaas.router.config import ClusterConfig, InstanceConfig
+from prfaas.router.ext_proc.server import open_picker
+from prfaas.router.server import open_door
+from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.router.sidecar.server import open_sidecar
+from prfaas.types import ClusterKind, InstanceRole
+from tests.free_ports import free_address
+from tests.integration.router.door import SECRET, Door, router_config
+from tests.integration.router.paced_engine import PacedEngine
+from tests.waiting import until
+from tools.processes import Children
+
+EXTENSIONS = "type.googleapis.com/envoy.extensions"
+
+
+@dataclass
+class Gateway(Door):
+    """`url` is Envoy's, `router_url` the front door's that answers Envoy."""
+
+    router_url: str = ""
+    picker: str = ""
+
+
+@contextlib.asynccontextmanager
+async def make_gateway(
+    directory: Path, *, body_mode: str = "FULL_DUPLEX_STREAMED", **settings: Any
+) -> AsyncIterator[Gateway]:
+    """Envoy, once a request finds its way; `body_mode` is how it shows request bodies."""
+    east, west = PacedEngine(), PacedEngine()
+    async with contextlib.AsyncExitStack() as stack:
+        for engine in (east, west):
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+        beside = SidecarConfig(listen="127.0.0.1:0", engine_url=west.url, protocol="prfaas")
+        sidecar = await stack.enter_async_context(open_sidecar(beside))
+        picker, front = free_address(), free_address()
+        clusters = (
+            _cluster("east", "prfaas", "prefill", east.url),
+            _cluster("west", "pd", "both", f"http://{sidecar}"),
+        )
+        config = router_config(clusters=clusters, ext_proc_listen=picker, **settings)
+        router = await stack.enter_async_context(open_door(config, SECRET, picker=open_picker))
+        children = stack.enter_context(Children(directory))
+        written = directory / "envoy.json"
+        written.write_text(json.dumps(_envoy(front, picker, body_mode)))
+        envoy = str(Path(sys.executable).parent / "envoy")
+        flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
+        started = children.start("envoy", [envoy, "-c", str(written), *flags])
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        gateway = Gateway(f"http://{front}", [east], [west], session, f"http://{router}", picker)
+        await until(lambda: west.num_probes > 0, what="the router's probe")
+        async with asyncio.timeout(20):
+            while not await _answers(session, f"http://{front}/v1/models"):
+                assert started.alive(), started.tail()
+                await asyncio.sleep(0.02)
+        yield gateway
+
+
+def _cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str) -> ClusterConfig:
+    instance = InstanceConfig(name=f"{name}/0", url=url, role=role, agent=f"agent-{name}-0", wire="127.0.0.1:7400")
+    return ClusterConfig(name=name, kind=kind, instances=(instance,))
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status in (200, 401)
+    except aiohttp.ClientError:
+        return False
+
+
+def _envoy(front: str, picker: str, body_mode: str) -> dict[str, Any]:
+    """Envoy's bootstrap: every request goes where the picker's header says."""
+    duplex = body_mode == "FULL_DUPLEX_STREAMED"
+    modes = {
+        "request_header_mode": "SEND",
+        "response_header_mode": "SEND",
+        "request_body_mode": body_mode,
+        "response_body_mode": "FULL_DUPLEX_STREAMED" if duplex else "NONE",
+        "request_trailer_mode": "SEND" if duplex else "SKIP",
+        "response_trailer_mode": "SEND" if duplex else "SKIP",
+    }
+    asks_picker = {
+        "@type": f"{EXTENSIONS}.filters.http.ext_proc.v3.ExternalProcessor",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "600s"},
+        "processing_mode": modes,
+        "message_timeout": "60s",
+        "mutation_rules": {"allow_all_routing": True},
+    }
+    connections = {
+        "@type": f"{EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "front",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "picked", "timeout": "0s"}}],
+                }
+            ]
+        },
+        "http_filters": [
+            {"name": "envoy.filters.http.ext_proc", "typed_config": asks_picker},
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{EXTENSIONS}.filters.http.router.v3.Router"},
+            },
+        ],
+    }
+    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": connections}]}
+    by_header = {"use_http_header": True, "http_header_name": "x-gateway-destination-endpoint"}
+    http2 = {
+        "@type": f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }
+    return {
+        "static_resources": {
+            "listeners": [{"name": "front", "address": _address(front), "filter_chains": [chain]}],
+            "clusters": [
+                {
+                    "name": "picked",
+                    "type": "ORIGINAL_DST",
+                    "lb_policy": "CLUSTER_PROVIDED",
+                    "original_dst_lb_config": by_header,
+                },
+                {
+                    "name": "picker",
+                    "type": "STATIC",
+                    "typed_extension_protocol_options": {
+                        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2
+                    },
+                    "load_assignment": {
+                        "cluster_name": "picker",
+                        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(picker)}}]}],
+                    },
+                },
+            ],
+        }
+    }
+
+
+def _address(host_port: str) -> dict[str, Any]:
+    host, _, port = host_port.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}

@@ -1,0 +1,150 @@
+"""The endpoint picker as gateways speak to it: phases, subsets, answers in an engine's place, health."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from prfaas.errors import ConfigError
+from prfaas.router.ext_proc.choosing import DESTINATION, GRANT_HEADER, SUBSET, host_port
+from prfaas.router.ext_proc.messages import CHUNK_BYTES
+from prfaas.router.ext_proc.server import SERVICE, open_picker
+from prfaas.router.server import open_door
+from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
+from tests.free_ports import free_address
+from tests.integration.router.door import LONG, SECRET, SHORT, Door, make_door, router_config
+
+DUPLEX = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)
+BUFFERED = pb.ProtocolConfiguration(request_body_mode=2, response_body_mode=0)
+
+
+class Gateway:
+    """Our picker, asked as Envoy asks."""
+
+    def __init__(self, door: Door, channel: Any) -> None:
+        self.door = door
+        self.channel = channel
+        self._stub = external_processor_pb2_grpc.ExternalProcessorStub(channel)
+
+    async def exchange(self, messages: Sequence[Any]) -> list[Any]:
+        return [answer async for answer in self._stub.Process(iter(messages))]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    picker = free_address()
+    making = make_door(num_wests=2, ext_proc_listen=picker, picker=open_picker)
+    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+        yield Gateway(door, channel)
+
+
+def _headers(
+    *, path: str = "/v1/completions", modes: Any = DUPLEX, ends: bool = False, subset: str | None = None, **more: str
+) -> Any:
+    message = pb.ProcessingRequest(protocol_config=modes)
+    for name, value in ({":path": path} | more).items():
+        message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    message.request_headers.end_of_stream = ends
+    if subset is not None:
+        message.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({SUBSET: subset})
+    return message
+
+
+def _body(text: str, *, pieces: int = 1) -> Iterator[Any]:
+    raw = f'{{"model": "m", "prompt": "{text}"}}'.encode()
+    size = -(-len(raw) // pieces)
+    for start in range(0, len(raw), size):
+        piece = pb.HttpBody(body=raw[start : start + size], end_of_stream=start + size >= len(raw))
+        yield pb.ProcessingRequest(request_body=piece)
+
+
+def _set(answer: Any, phase: str = "request_headers") -> dict[str, str]:
+    mutation = getattr(answer, phase).response.header_mutation
+    return {its.header.key: its.header.raw_value.decode() for its in mutation.set_headers}
+
+
+async def test_a_streamed_body_goes_back_after_the_destination(gateway: Gateway) -> None:
+    first, *rest = await gateway.exchange([_headers(), *_body(LONG, pieces=3)])
+    headers = _set(first)
+    assert headers[DESTINATION] in {host_port(engine.url) for engine in gateway.door.wests}
+    assert headers[PREFILL_HEADER] == host_port(gateway.door.east.url)
+    assert headers[GRANT_HEADER]
+    assert first.dynamic_metadata["envoy.lb"][DESTINATION] == headers[DESTINATION]
+    streamed = [answer.request_body.response.body_mutation.streamed_response for answer in rest]
+    assert b"".join(its.body for its in streamed) == b"".join(its.request_body.body for its in _body(LONG))
+    assert [its.end_of_stream for its in streamed] == [False] * (len(streamed) - 1) + [True]
+
+
+async def test_a_long_body_goes_back_in_pieces_that_envoy_takes(gateway: Gateway) -> None:
+    _, *rest = await gateway.exchange([_headers(), *_body("z" * (3 * CHUNK_BYTES), pieces=2)])
+    sizes = [len(answer.request_body.response.body_mutation.streamed_response.body) for answer in rest]
+    assert len(sizes) == 4 and max(sizes) <= CHUNK_BYTES
+
+
+async def test_trailers_end_a_body_that_did_not_end_itself(gateway: Gateway) -> None:
+    (body,) = _body(SHORT)
+    body.request_body.end_of_stream = False
+    trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
+    first, piece, last = await gateway.exchange([_headers(), body, trailers])
+    assert DESTINATION in _set(first)
+    assert not piece.request_body.response.body_mutation.streamed_response.end_of_stream
+    assert last.HasField("request_trailers")
+
+
+async def test_a_buffered_body_gets_its_destination_at_its_end(gateway: Gateway) -> None:
+    first, last = await gateway.exchange([_headers(modes=BUFFERED), *_body(SHORT)])
+    assert first.HasField("request_headers") and not _set(first)
+    assert DESTINATION in _set(last, "request_body")
+    assert PREFILL_HEADER in last.request_body.response.header_mutation.remove_headers
+
+
+async def test_a_request_without_a_body_goes_to_whoever_decodes(gateway: Gateway) -> None:
+    (answer,) = await gateway.exchange([_headers(path="/v1/models", ends=True)])
+    assert DESTINATION in _set(answer)
+
+
+async def test_the_answers_pass_unchanged(gateway: Gateway) -> None:
+    headers = pb.ProcessingRequest(response_headers=pb.HttpHeaders(end_of_stream=False))
+    body = pb.ProcessingRequest(response_body=pb.HttpBody(body=b"abc", end_of_stream=True))
+    *_, of_headers, of_body = await gateway.exchange([_headers(), *_body(SHORT), headers, body])
+    assert of_headers.HasField("response_headers")
+    streamed = of_body.response_body.response.body_mutation.streamed_response
+    assert (streamed.body, streamed.end_of_stream) == (b"abc", True)
+
+
+async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway) -> None:
+    one = host_port(gateway.door.wests[1].url)
+    for path in ("/v1/completions", "/v1/embeddings"):
+        first, *_ = await gateway.exchange([_headers(path=path, subset=f"{one},10.9.9.9:1"), *_body(SHORT)])
+        assert _set(first)[DESTINATION] == one
+        (refused,) = await gateway.exchange([_headers(path=path, subset="10.9.9.9:1"), *_body(SHORT)])
+        assert refused.immediate_response.status.code == 503
+
+
+async def test_its_health_is_grpcs_own(gateway: Gateway) -> None:
+    stub = health_pb2_grpc.HealthStub(gateway.channel)
+    for name in ("", SERVICE):
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_beyond_loopback_it_asks_for_certificates_or_an_open_word() -> None:
+    config = router_config(ext_proc_listen="0.0.0.0:0")
+    with pytest.raises(ConfigError, match="ext_proc_listen"):
+        async with open_door(config, SECRET, picker=open_picker):
+            raise AssertionError("it listens")
+
+
+async def test_a_missing_certificate_file_stops_the_start(tmp_path: Path) -> None:
+    files = {f"tls_{name}": tmp_path / name for name in ("authority", "certificate", "key")}
+    config = router_config(ext_proc_listen="127.0.0.1:0", **files)
+    with pytest.raises(ConfigError, match="ext_proc_listen"):
+        async with open_door(config, SECRET, picker=open_picker):
+            raise AssertionError("it listens")
