@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,3 +38,41 @@ class BlockRemoved:
 
 
 PoolEvent = BlockStored | BlockRemoved
+
+
+@dataclass(frozen=True)
+class BlocksStored:
+    """Consecutive blocks of one chain became prefix blocks; `parent` and `num_tokens` are the first one's."""
+
+    layout: bytes
+    group: int
+    hashes: tuple[BlockHash, ...]
+    parent: BlockHash
+    num_tokens: int
+    block_tokens: int
+    tier: Tier = "memory"
+
+    def each(self) -> Iterator[BlockStored]:
+        """The same, block by block."""
+        parent = self.parent
+        for position, block_hash in enumerate(self.hashes):
+            tokens = self.num_tokens + position * self.block_tokens
+            yield BlockStored(self.layout, self.group, block_hash, parent, tokens, self.tier)
+            parent = block_hash
+
+
+@dataclass(frozen=True)
+class BlocksRemoved:
+    """Consecutive blocks of one chain are gone from this tier, in this order."""
+
+    layout: bytes
+    group: int
+    hashes: tuple[BlockHash, ...]
+    tier: Tier = "memory"
+
+    def each(self) -> Iterator[BlockRemoved]:
+        """The same, block by block."""
+        return (BlockRemoved(self.layout, self.group, block_hash, self.tier) for block_hash in self.hashes)
+
+
+PoolChange = BlocksStored | BlocksRemoved

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, dense
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.events import PoolEvent
+from prfaas.events import PoolChange
 from prfaas.types import BlockHash
 
 NUM_BLOCKS = 2_000
@@ -26,15 +26,15 @@ def measure() -> dict[str, Any]:
     """Milliseconds of processor time per 2,000 blocks: while the pool fills, and once every block evicts another."""
     filling, full = NUM_ROUNDS + NUM_WARM_UP, 4
     return {
-        "filling": _rounds(filling, on_event=None),
-        "filling_with_events": _rounds(filling, on_event=lambda event: None),
-        "full": _rounds(full, on_event=None),
-        "full_with_events": _rounds(full, on_event=lambda event: None),
+        "filling": _rounds(filling, on_change=None),
+        "filling_with_events": _rounds(filling, on_change=lambda change: None),
+        "full": _rounds(full, on_change=None),
+        "full_with_events": _rounds(full, on_change=lambda change: None),
     }
 
 
-def _rounds(num_prompts: int, *, on_event: Callable[[PoolEvent], None] | None) -> dict[str, Any]:
-    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, on_event=on_event)
+def _rounds(num_prompts: int, *, on_change: Callable[[PoolChange], None] | None) -> dict[str, Any]:
+    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, on_change=on_change)
     arena = pool.arena(dense(BLOCK_TOKENS))
     rounds = [_round(pool, arena) for _ in range(NUM_ROUNDS + NUM_WARM_UP)][NUM_WARM_UP:]
     pool.check_integrity()
@@ -47,13 +47,12 @@ def _rounds(num_prompts: int, *, on_event: Callable[[PoolEvent], None] | None) -
 
 def _round(pool: Pool, arena: Arena) -> list[float]:
     hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BLOCKS)]
-    lengths = range(BLOCK_TOKENS, BLOCK_TOKENS * NUM_BLOCKS + 1, BLOCK_TOKENS)
     lease = pool.open_lease("engine")
     marks = [time.process_time()]
     run = pool.allocate(arena, NUM_BLOCKS, lease)
     marks.append(time.process_time())
     assert run is not None
-    pool.publish_run(arena, run, group=ATTENTION, hashes=hashes, parent=BlockHash(bytes(16)), num_tokens=lengths)
+    pool.publish_run(arena, run, group=ATTENTION, hashes=hashes, parent=BlockHash(bytes(16)), num_tokens=BLOCK_TOKENS)
     marks.append(time.process_time())
     found = pool.find_all(arena, ATTENTION, hashes)
     marks.append(time.process_time())

@@ -51,7 +51,7 @@ def measure(requests: Sequence[Request]) -> dict[str, Any]:
         kind: {
             str(capacity): {
                 **{name: replay(requests, capacity, name, states=states).ratios() for name in POLICIES},
-                **({} if states else {"clairvoyant": clairvoyant(requests, capacity).ratios()}),
+                "clairvoyant_without_states": clairvoyant(requests, capacity).ratios(),
             }
             for capacity in CAPACITIES
         }
@@ -115,7 +115,7 @@ class _Node:
                 group=ATTENTION,
                 hashes=hashes[num_held:],
                 parent=hashes[num_held - 1] if num_held else _ROOT,
-                num_tokens=lengths[num_held:],
+                num_tokens=lengths[num_held],
             )
         if self._states and self._pool.find(self._arena, ATTENTION, hashes[-1]) is not None:
             slots = self._pool.allocate(self._arena, 1, lease)
@@ -131,26 +131,29 @@ class _Node:
 
 
 def clairvoyant(requests: Sequence[Request], capacity: int) -> Savings:
-    """Nobody who may keep blocks but not states does better: what is asked for last (or never) leaves first (Belady)."""
+    """Nobody who may keep blocks but not states does better: what is asked for last (or never) leaves first (Belady).
+
+    Of blocks that are asked for next by the same request the deepest leaves first, since it is no hit without the others.
+    """
     uses: dict[int, list[int]] = {}
     for position in range(len(requests) - 1, -1, -1):
         for block in requests[position].blocks:
             uses.setdefault(block, []).append(position)  # the next use is at the end
     held: set[int] = set()
-    farthest: list[tuple[int, int]] = []  # (minus the next use, block)
+    farthest: list[tuple[int, int, int]] = []  # (minus the next use, minus the depth, block)
     savings = Savings()
     for request in requests:
         num_hit = next((i for i, block in enumerate(request.blocks) if block not in held), len(request.blocks))
         savings.add(num_hit * BLOCK_TOKENS, request.input_tokens)
         for block in request.blocks:
             uses[block].pop()
-        kept = [block for block in request.stored if uses.get(block)]
+        kept = [(depth, block) for depth, block in enumerate(request.stored) if uses.get(block)]
         held.difference_update(request.stored)
-        held.update(kept)
-        for block in kept:
-            heapq.heappush(farthest, (-uses[block][-1], block))
+        held.update(block for _, block in kept)
+        for depth, block in kept:
+            heapq.heappush(farthest, (-uses[block][-1], -depth, block))
         while len(held) > capacity:
-            next_use, block = heapq.heappop(farthest)
+            next_use, _, block = heapq.heappop(farthest)
             if block in held and uses[block][-1] == -next_use:
                 held.discard(block)
     return savings

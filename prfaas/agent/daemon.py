@@ -39,7 +39,7 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import LayoutError
-from prfaas.events import PoolEvent
+from prfaas.events import PoolChange
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
 from prfaas.transport.sender import (
@@ -77,7 +77,7 @@ class Agent:
             config.pool_bytes,
             transfer_ratio=config.transfer_ratio,
             eviction=eviction.policy_of(config.eviction),
-            on_event=self._on_pool_event,
+            on_change=self._on_pool_change,
         )
         self._links: dict[tuple[str, AgentName], Link] = {}
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
@@ -196,9 +196,9 @@ class Agent:
     def _link_states(self) -> list[LinkState]:
         return [link.snapshot() for link in self._links.values()]
 
-    def _on_pool_event(self, event: PoolEvent) -> None:
+    def _on_pool_change(self, change: PoolChange) -> None:
         if self._reporting is not None:
-            self._reporting.on_event(event)
+            self._reporting.on_change(change)
 
     def _report_copy(self, end: CopyEnd) -> None:
         if self._reporting is not None:

@@ -64,8 +64,9 @@ class Placement:
     def _continues(self, last: int, index: int) -> bool:
         """Whether object `index` is the full block that comes after object `last`."""
         before, identity = self._identities[last], self._identities[index]
+        is_full = identity.num_tokens == before.num_tokens + self.run_of(index).group.block_tokens
         follows = identity.parent == identity.before == before.block_hash
-        return index == last + 1 and follows and identity.group == before.group
+        return index == last + 1 and is_full and follows and identity.group == before.group
 
     def _publish_chain(self, chain: list[int]) -> None:
         arena = self.arenas[self.run_of(chain[0]).rank]
@@ -79,7 +80,7 @@ class Placement:
             group=first.group,
             hashes=[self._identities[index].block_hash for index in chain],
             parent=first.parent,
-            num_tokens=[self._identities[index].num_tokens for index in chain],
+            num_tokens=first.num_tokens,
         )
 
     def release(self) -> None:

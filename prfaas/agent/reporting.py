@@ -14,7 +14,7 @@ from prfaas.agent.engine_load import EngineLoads
 from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
-from prfaas.events import PoolEvent
+from prfaas.events import PoolChange
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
 from prfaas.rpc.channel import Tls
 from prfaas.rpc.reporter import Reporter
@@ -67,8 +67,8 @@ class Reporting:
         """An engine brought this layout; comes before its blocks."""
         self.reporter.add_layout(layout)
 
-    def on_event(self, event: PoolEvent) -> None:
-        self.reporter.publish([event])
+    def on_change(self, change: PoolChange) -> None:
+        self.reporter.publish(change.each())
 
     def on_promise(self, promise: Promised) -> None:
         """An engine says how a decision turned out."""

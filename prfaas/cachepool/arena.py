@@ -41,6 +41,7 @@ class Arena:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self._map = mmap.mmap(self.fd, size)
         self._view = memoryview(self._map)
+        self._last_generation = 0
         self._generations = self._view[: num_slots * _GENERATION_BYTES].cast("Q")
 
     def slot_view(self, slot: int) -> memoryview:
@@ -54,8 +55,9 @@ class Arena:
     def bump(self, slots: Iterable[int]) -> None:
         """Say to every reader that these slots are other blocks' from here on."""
         generations = self._generations
+        self._last_generation = generation = self._last_generation + 1
         for slot in slots:
-            generations[slot] += 1
+            generations[slot] = generation
 
     def give_back(self, slots: Iterable[int]) -> None:
         """Return the memory of slots that nobody uses to the system; what they held is lost.

@@ -1,4 +1,4 @@
-"""Which prefix blocks leave first: sort keys over plain data, and the evictable blocks kept in that order (pure)."""
+"""Which prefix blocks leave first: sort keys over plain data, and the runs kept in the order of their tails (pure)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from prfaas.cachepool.run import Run
 from prfaas.types import GroupKind
 
 EvictionPolicy = Literal["lru", "lfu", "cost"]
@@ -63,44 +64,44 @@ def policy_of(text: str) -> EvictionPolicy:
 
 
 class Candidates:
-    """Evictable blocks, each (arena number, slot), least valuable first; soft-pinned ones after all others.
+    """Runs whose tail may leave, least valuable first; those with a soft-pinned tail after all others.
 
     A heap with stale entries: to discard is to forget the entry's serial number, the heap drops it when it comes up.
     Every operation costs O(log n).
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[bool, float, int, int, int]] = []  # soft, key, serial, arena, slot
-        self._live: dict[tuple[int, int], int] = {}
+        self._heap: list[tuple[bool, float, int, Run]] = []  # soft, key, serial, run
+        self._live: dict[Run, int] = {}
         self._next_serial = 0
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def __contains__(self, block: tuple[int, int]) -> bool:
-        return block in self._live
+    def __contains__(self, run: Run) -> bool:
+        return run in self._live
 
-    def add(self, block: tuple[int, int], key: float, *, soft: bool = False) -> None:
-        """The block may leave; a second time, with another key."""
+    def add(self, run: Run, key: float, *, soft: bool = False) -> None:
+        """The run's tail may leave; a second time, with another key."""
         self._next_serial += 1
-        self._live[block] = self._next_serial
-        heapq.heappush(self._heap, (soft, key, self._next_serial, *block))
+        self._live[run] = self._next_serial
+        heapq.heappush(self._heap, (soft, key, self._next_serial, run))
         if len(self._heap) > 2 * len(self._live) + 64:
             self._compact()
 
-    def discard(self, block: tuple[int, int]) -> None:
-        """The block may not leave (for now)."""
-        self._live.pop(block, None)
+    def discard(self, run: Run) -> None:
+        """The run's tail may not leave (for now)."""
+        self._live.pop(run, None)
 
-    def pop(self) -> tuple[int, int, float] | None:
-        """Take out the block to evict, with its key; None when nothing may leave."""
+    def pop(self) -> tuple[Run, float] | None:
+        """Take out the run whose tail is to leave, with its key; None when nothing may leave."""
         while self._heap:
-            _, key, serial, arena, slot = heapq.heappop(self._heap)
-            if self._live.get((arena, slot)) == serial:
-                del self._live[arena, slot]
-                return arena, slot, key
+            _, key, serial, run = heapq.heappop(self._heap)
+            if self._live.get(run) == serial:
+                del self._live[run]
+                return run, key
         return None
 
     def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if self._live.get((entry[3], entry[4])) == entry[2]]
+        self._heap = [entry for entry in self._heap if self._live.get(entry[3]) == entry[2]]
         heapq.heapify(self._heap)

@@ -6,10 +6,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import NewType
 
+from prfaas.cachepool.run import Run
 from prfaas.cachepool.slots import Slots
 
 LeaseId = NewType("LeaseId", int)
-Use = tuple[Slots, list[int]]
 
 
 @dataclass(eq=False)
@@ -17,7 +17,8 @@ class Lease:
     """Uses of slots by one owner. Of a quarantined one a thread may still write to the slots."""
 
     owner: str
-    uses: list[Use] = field(default_factory=list)
+    written: list[tuple[Slots, list[int]]] = field(default_factory=list)  # slots that the lease was given
+    read: list[tuple[Run, int]] = field(default_factory=list)  # runs, and the end of what is read of them
     quarantined: bool = False
 
 
@@ -39,24 +40,24 @@ class Leases:
         self._by_owner.setdefault(owner, set()).add(lease)
         return lease
 
-    def add(self, lease: LeaseId, slots: Slots, used: list[int]) -> None:
-        """Note further uses. Raises KeyError when the lease has ended."""
-        self._by_id[lease].uses.append((slots, used))
+    def __getitem__(self, lease: LeaseId) -> Lease:
+        """Raises KeyError when the lease has ended."""
+        return self._by_id[lease]
 
     def is_open(self, lease: LeaseId) -> bool:
         return lease in self._by_id
 
-    def end(self, lease: LeaseId) -> list[Use]:
-        """Forget the lease; its uses, which the caller releases. Nothing when it has ended before."""
+    def end(self, lease: LeaseId) -> Lease:
+        """Forget the lease; the caller ends its uses. An empty one when it has ended before."""
         ended = self._by_id.pop(lease, None)
         if ended is None:
-            return []
+            return Lease("")
         self.quarantined.discard(lease)
         owned = self._by_owner[ended.owner]
         owned.discard(lease)
         if not owned:
             del self._by_owner[ended.owner]
-        return ended.uses
+        return ended
 
     def quarantine(self, lease: LeaseId) -> None:
         """The lease ends by `end` alone. Raises KeyError when it has ended."""
@@ -67,8 +68,5 @@ class Leases:
         """What ends when the owner dies: all its leases but the quarantined ones."""
         return sorted(self._by_owner.get(owner, set()) - self.quarantined)
 
-    def quarantined_uses(self) -> list[Use]:
-        return [use for lease in self.quarantined for use in self._by_id[lease].uses]
-
-    def all_uses(self) -> list[Use]:
-        return [use for lease in self._by_id.values() for use in lease.uses]
+    def all(self) -> list[Lease]:
+        return list(self._by_id.values())

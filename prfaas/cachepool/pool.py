@@ -8,16 +8,17 @@ that chains are evicted from the tail. Runs on one thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from prfaas.cachepool.arena import Arena, stride_of
 from prfaas.cachepool.eviction import POLICIES, BlockFacts, Candidates, EvictionPolicy
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.leases import LeaseId, Leases
-from prfaas.cachepool.slots import ChainKey, PrefixBlock, Slots
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
+from prfaas.cachepool.run import Run
+from prfaas.cachepool.slots import Slots
+from prfaas.events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
 
 __all__ = ["LeaseId", "Pool", "PoolStats"]
@@ -43,13 +44,13 @@ class Pool:
         *,
         transfer_ratio: float = 0.5,
         eviction: EvictionPolicy = "lru",
-        on_event: Callable[[PoolEvent], None] | None = None,
+        on_change: Callable[[PoolChange], None] | None = None,
     ) -> None:
         self._transfer_budget = int(budget_bytes * transfer_ratio)
         self._prefix_budget = budget_bytes - self._transfer_budget
         self._budget_bytes = budget_bytes
         self._sort_key = POLICIES[eviction]
-        self._on_event = on_event
+        self._on_change = on_change
         self._slots: dict[bytes, Slots] = {}
         self._numbered: list[Slots] = []
         self._leases = Leases()
@@ -83,12 +84,21 @@ class Pool:
 
     def end_lease(self, lease: LeaseId) -> None:
         """Every use under this lease ends; ending it twice does nothing."""
-        for slots, used in self._leases.end(lease):
-            idle, unneeded = slots.release(used)
-            for slot in slots.idle_leaves(idle):
-                self._settle(slots, slot)
-            slots.free += reversed(unneeded)  # the first of them are the first to be used again
-            self._transfer_bytes -= len(unneeded) * slots.arena.stride_bytes
+        ended = self._leases.end(lease)
+        for run, end in ended.read:
+            run.unread(end)
+            self._settle(run)
+        for slots, used in ended.written:
+            self._end_writing(slots, used)
+
+    def _end_writing(self, slots: Slots, used: list[int]) -> None:
+        for run, _, start, end in slots.stretches(used):
+            if run is not None:
+                run.num_written -= end - start
+                self._settle(run)
+            else:
+                slots.free += used[start:end]
+                self._transfer_bytes -= (end - start) * slots.arena.stride_bytes
 
     def end_owner(self, owner: str) -> None:
         """The owner is dead: all its leases end, but for quarantined ones."""
@@ -111,7 +121,7 @@ class Pool:
         taken = slots.take(num_slots)
         if taken is not None:
             self._transfer_bytes += num_bytes
-            self._leases.add(lease, slots, taken)
+            self._leases[lease].written.append((slots, taken))
         return taken
 
     def _find_pages(self, slots: Slots, num_slots: int) -> None:
@@ -137,8 +147,11 @@ class Pool:
         return list(map(self._of(arena).by_hash[group].get, hashes))
 
     def parent(self, arena: Arena, slot: int) -> BlockHash:
-        """What a prefix block hangs on, as `BlockStored` has it. Raises KeyError when the slot holds none."""
-        return self._of(arena).blocks[slot][2]
+        """The parent of a prefix block, as `BlocksStored` has it. Raises KeyError when the slot holds none."""
+        run = self._of(arena).run_of[slot]
+        if run is None:
+            raise KeyError(slot)
+        return run.parent_at(run.slots.index(slot))
 
     def states_after(self, arena: Arena, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Linear states, with their lengths, that end within the 16 tokens after `unit` (the root, or a full unit's hash)."""
@@ -146,23 +159,27 @@ class Pool:
 
     def pin(self, arena: Arena, pinned: Iterable[int], lease: LeaseId) -> None:
         """Use prefix blocks under `lease`; they are not evicted meanwhile."""
-        slots, used = self._of(arena), list(pinned)
-        self._leases.add(lease, slots, used)
+        slots, used, read = self._of(arena), list(pinned), self._leases[lease].read
         self._tick += 1
-        slots.use(used, self._tick)
-        if len(self._candidates):
-            for slot in used:
-                self._candidates.discard((slots.number, slot))
+        for run, position, start, end in slots.stretches(used):
+            assert run is not None, "only prefix blocks can be pinned"
+            last = position + end - start
+            run.read(last, self._tick)
+            read.append((run, last))
+            self._keep(run)
 
     def soft_pin(self, arena: Arena, pinned: Iterable[int], *, keep: bool) -> None:
         """Prefix blocks that leave only when no other block can (or, with keep=False, like any other again)."""
         slots = self._of(arena)
         for slot in pinned:
-            if keep and slot in slots.blocks:
+            run = slots.run_of[slot]
+            if keep and run is not None:
                 slots.soft_pinned.add(slot)
             else:
                 slots.soft_pinned.discard(slot)
-            self._settle(slots, slot)
+            if run is not None:
+                self._candidates.discard(run)
+                self._settle(run)
 
     def publish(
         self,
@@ -177,27 +194,16 @@ class Pool:
     ) -> bool:
         """A transfer block that is whole becomes a prefix block; whether it did.
 
-        `parent` is as `BlockStored` has it; `before` is the hash one block earlier, where that is another one. A block of the
-        same hash that is there already stays instead. Where no room can be made the block stays a transfer block.
+        `parent` is as `BlocksStored` has it; `before` is the hash one block earlier, where that is another one. A block of
+        the same hash that is there already stays instead. Where no room can be made the block stays a transfer block.
         """
         slots = self._of(arena)
-        assert slots.references[slot], "only a block in use can be published"
-        if block_hash in slots.by_hash[group] or slot in slots.blocks:
+        if block_hash in slots.by_hash[group] or slots.run_of[slot] is not None:
             return False
         before = parent if before is None else before
-        above = slots.chain_parent(group, block_hash, before)
-        self._hang(slots, above)
-        if not self._make_room(arena.stride_bytes):
-            slots.unhang(above)
-            self._settle_key(slots, above)
-            return False
-        self._tick += 1
-        slots.store(slot, (group, block_hash, parent, num_tokens, before, self._tick))
-        self._transfer_bytes -= arena.stride_bytes
-        self._prefix_bytes += arena.stride_bytes
-        if self._on_event is not None:
-            self._on_event(BlockStored(arena.layout.fingerprint, group, block_hash, parent, num_tokens))
-        return True
+        return self._publish(
+            slots, [slot], [block_hash], group=group, parent=parent, num_tokens=num_tokens, before=before
+        )
 
     def publish_run(
         self,
@@ -207,93 +213,105 @@ class Pool:
         group: int,
         hashes: Sequence[BlockHash],
         parent: BlockHash,
-        num_tokens: Sequence[int],
+        num_tokens: int,
     ) -> None:
-        """`publish` for consecutive blocks of one chain; where all of them are new, several times as fast."""
-        slots, num_bytes = self._of(arena), len(run) * arena.stride_bytes
-        parents = [parent, *hashes[:-1]]
-        above = slots.chain_parent(group, hashes[0], parent)
-        assert all(map(slots.references.__getitem__, run)), "only a block in use can be published"
-        if slots.is_new_run(run, group, hashes, parents):
-            self._hang(slots, above)
-            if self._make_room(num_bytes):
-                self._tick += 1
-                whens = repeat(self._tick)
-                self._store_run(slots, run, list(zip(repeat(group), hashes, parents, num_tokens, parents, whens)))
-                return
-            slots.unhang(above)
-            self._settle_key(slots, above)
-        for slot, block_hash, before, tokens in zip(run, hashes, parents, num_tokens, strict=True):
-            self.publish(arena, slot, group=group, block_hash=block_hash, parent=before, num_tokens=tokens)
+        """`publish` for consecutive blocks of one chain, of which `num_tokens` and `parent` are the first one's."""
+        slots = self._of(arena)
+        if slots.is_new(run, group, hashes, parent) and self._publish(
+            slots, run, hashes, group=group, parent=parent, num_tokens=num_tokens, before=parent
+        ):
+            return
+        for slot, block_hash in zip(run, hashes, strict=True):
+            self.publish(arena, slot, group=group, block_hash=block_hash, parent=parent, num_tokens=num_tokens)
+            parent, num_tokens = block_hash, num_tokens + arena.layout.groups[group].block_tokens
 
-    def _store_run(self, slots: Slots, run: Sequence[int], blocks: list[PrefixBlock]) -> None:
-        slots.store_run(run, blocks)
-        self._transfer_bytes -= len(run) * slots.arena.stride_bytes
-        self._prefix_bytes += len(run) * slots.arena.stride_bytes
-        if self._on_event is not None:
-            for group, block_hash, parent, num_tokens, _, _ in blocks:
-                self._on_event(BlockStored(slots.arena.layout.fingerprint, group, block_hash, parent, num_tokens))
-
-    def _hang(self, slots: Slots, above: ChainKey | None) -> None:
-        """A block comes to hang on `above`, which therefore may not be what makes room for it."""
-        slots.hang(above)
-        parent_slot = slots.slot_of(above)
-        if parent_slot is not None:
-            self._candidates.discard((slots.number, parent_slot))
+    def _publish(
+        self,
+        slots: Slots,
+        taken: Sequence[int],
+        hashes: Sequence[BlockHash],
+        *,
+        group: int,
+        parent: BlockHash,
+        num_tokens: int,
+        before: BlockHash,
+    ) -> bool:
+        num_bytes = len(taken) * slots.arena.stride_bytes
+        above = slots.chain_parent(group, hashes[0], before)
+        self._keep(slots.hang(above))  # what the blocks hang on must not be what makes room for them
+        has_room = self._make_room(num_bytes)
+        holder = slots.unhang(above)
+        if not has_room:
+            self._settle(holder)
+            return False
+        self._tick += 1
+        slots.store(taken, hashes, group=group, parent=parent, above=above, num_tokens=num_tokens, when=self._tick)
+        self._transfer_bytes -= num_bytes
+        self._prefix_bytes += num_bytes
+        if self._on_change is not None:
+            layout, block_tokens = slots.arena.layout, slots.arena.layout.groups[group].block_tokens
+            self._on_change(BlocksStored(layout.fingerprint, group, tuple(hashes), parent, num_tokens, block_tokens))
+        return True
 
     # Eviction
 
-    def _settle(self, slots: Slots, slot: int) -> None:
-        """Put a block among the evictable ones when it is."""
-        if slots.is_idle_leaf(slot):
-            key = self._sort_key(self._facts(slots, slot), self._floor)
-            self._candidates.add((slots.number, slot), key, soft=slot in slots.soft_pinned)
+    def _keep(self, run: Run | None) -> None:
+        """Take a run out of the evictable ones once its last block may not leave."""
+        if run is not None and run.num_kept() == len(run):
+            self._candidates.discard(run)
 
-    def _settle_key(self, slots: Slots, key: ChainKey | None) -> None:
-        slot = slots.slot_of(key)
-        if slot is not None:
-            self._settle(slots, slot)
+    def _settle(self, run: Run | None) -> None:
+        """Put a run among the evictable ones when its last block may leave."""
+        if run is not None and run not in self._candidates and run.num_kept() < len(run):
+            soft = run.slots[-1] in self._numbered[run.arena_number].soft_pinned
+            self._candidates.add(run, self._sort_key(self._facts(run), self._floor), soft=soft)
 
-    def _facts(self, slots: Slots, slot: int) -> BlockFacts:
-        number, _, _, num_tokens, _, stored = slots.blocks[slot]
-        group = slots.arena.layout.groups[number]
-        last_used, num_uses = slots.last_used.get(slot, stored), 1 + slots.num_uses.get(slot, 0)
+    def _facts(self, run: Run) -> BlockFacts:
+        """Of the run's last block."""
+        arena = self._numbered[run.arena_number].arena
+        last_used, num_uses = run.tail_uses()
+        kind, num_tokens = arena.layout.groups[run.group].kind, run.tokens_at(len(run) - 1)
         return BlockFacts(
-            group.kind, group.block_tokens, num_tokens, slots.arena.stride_bytes, last_used=last_used, num_uses=num_uses
+            kind, run.block_tokens, num_tokens, arena.stride_bytes, last_used=last_used, num_uses=num_uses
         )
 
     def _make_room(self, num_bytes: int) -> bool:
         """Evict until that many bytes fit the prefix budget; False when too much is in use."""
-        while self._prefix_bytes + num_bytes > self._prefix_budget:
+        while (lacking := self._prefix_bytes + num_bytes - self._prefix_budget) > 0:
             victim = self._candidates.pop()
             if victim is None:
                 return False
-            number, slot, self._floor = victim
-            self._evict(self._numbered[number], slot)
+            run, self._floor = victim
+            self._shorten(run, lacking)
         return True
 
-    def _evict(self, slots: Slots, slot: int) -> None:
-        block = slots.remove(slot)
-        self._settle_key(slots, slots.above(block))
-        slots.free.append(slot)
-        self._prefix_bytes -= slots.arena.stride_bytes
-        self._num_evicted += 1
-        if self._on_event is not None:
-            self._on_event(BlockRemoved(slots.arena.layout.fingerprint, *block[:2]))
+    def _shorten(self, run: Run, lacking_bytes: int) -> None:
+        """Evict the last blocks of a run, no more than were used alike, as far as bytes are lacking."""
+        slots = self._numbered[run.arena_number]
+        stride_bytes = slots.arena.stride_bytes
+        first = max(run.num_kept(), run.even_tail())
+        num_blocks = 1 if slots.soft_pinned else min(len(run) - first, -(-lacking_bytes // stride_bytes))
+        gone, hashes = slots.cut(run, num_blocks)
+        slots.free += gone
+        self._prefix_bytes -= num_blocks * stride_bytes
+        self._num_evicted += num_blocks
+        self._settle(run if len(run) else slots.unhang(run.above))
+        if self._on_change is not None:
+            self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes)))
 
     # Facts
 
     def stats(self) -> PoolStats:
         free = sum(len(slots.free) + len(slots.given_back) for slots in self._numbered)
-        prefix = sum(len(slots.blocks) for slots in self._numbered)
+        prefix = sum(slots.num_blocks for slots in self._numbered)
         quarantined = self._num_quarantined()
         transfer = sum(slots.never_used for slots in self._numbered) - free - prefix - quarantined
         kinds = {"prefix": prefix, "transfer": transfer, "quarantined": quarantined, "free": free}
         return PoolStats(kinds, self._prefix_bytes, self._transfer_bytes, len(self._leases), self._num_evicted)
 
     def _num_quarantined(self) -> int:
-        uses = self._leases.quarantined_uses()
-        return len({(slots.number, slot) for slots, used in uses for slot in used if slot not in slots.blocks})
+        written = [its for lease in self._leases.quarantined for its in self._leases[lease].written]
+        return sum(slots.run_of[slot] is None for slots, used in written for slot in used)
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with what it is derived from. O(slots): for tests and diagnosis.
@@ -301,22 +319,25 @@ class Pool:
         Raises:
             AssertionError: something leaks, is counted twice or is evictable though it is needed.
         """
-        uses = [[0] * slots.never_used for slots in self._numbered]
-        for slots, used in self._leases.all_uses():
-            for slot in used:
-                uses[slots.number][slot] += 1
-        prefix_bytes = transfer_bytes = num_leaves = 0
-        for slots, counts in zip(self._numbered, uses, strict=True):
-            slots.check_integrity(counts)
-            stride = slots.arena.stride_bytes
-            prefix_bytes += len(slots.blocks) * stride
-            transfer_bytes += sum(1 for slot, n in enumerate(counts) if n and slot not in slots.blocks) * stride
-            leaves = slots.idle_leaves(slots.blocks)
-            assert all((slots.number, slot) in self._candidates for slot in leaves), "an idle leaf cannot be evicted"
-            num_leaves += len(leaves)
-        assert num_leaves == len(self._candidates), "a block is evictable though it is needed"
+        leases = self._leases.all()
+        prefix_bytes = transfer_bytes = 0
+        for slots in self._numbered:
+            written = [slot for lease in leases for its, used in lease.written if its is slots for slot in used]
+            slots.check_integrity(written)
+            prefix_bytes += slots.num_blocks * slots.arena.stride_bytes
+            transfer_bytes += sum(slots.run_of[slot] is None for slot in written) * slots.arena.stride_bytes
+        self._check_uses([read for lease in leases for read in lease.read])
         assert (prefix_bytes, transfer_bytes) == (self._prefix_bytes, self._transfer_bytes), "the byte counts are wrong"
         assert prefix_bytes <= self._prefix_budget and transfer_bytes <= self._transfer_budget, "a budget is exceeded"
+
+    def _check_uses(self, reads: list[tuple[Run, int]]) -> None:
+        runs = [run for slots in self._numbered for run in slots.runs()]
+        evictable = {run for run in runs if run.num_kept() < len(run)}
+        assert all(run in self._candidates for run in evictable), "an idle tail cannot be evicted"
+        assert len(evictable) == len(self._candidates), "a block is evictable though it is needed"
+        counted = Counter(run for run, _ in reads)
+        assert all(run.num_reads() == counted.pop(run, 0) for run in runs), "uses differ from the leases' uses"
+        assert not counted, "a lease reads a run that is gone"
 
     def close(self) -> None:
         for slots in self._numbered:

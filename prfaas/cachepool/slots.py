@@ -1,19 +1,12 @@
-"""The slots of one arena: which are free, how often each is used, and the prefix blocks that some of them hold."""
+"""The slots of one arena: which are free, which hold the prefix blocks of which run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.run import MAX_RUN_BLOCKS, ChainKey, Run
 from prfaas.types import BlockHash
-
-ChainKey = tuple[int, BlockHash]  # group and hash: a prefix block within one arena
-
-
-# What a slot holds: group, hash, parent (as `BlockStored` has it), number of tokens, the hash one block earlier, and when it
-# was stored, in uses of the pool.
-# A plain tuple, since a million objects of a class would be a million for the garbage collector to visit.
-PrefixBlock = tuple[int, BlockHash, BlockHash, int, BlockHash, int]
 
 
 class Slots:
@@ -26,14 +19,11 @@ class Slots:
         self.never_used = 0  # slots from here on were never given out
         self.free: list[int] = []  # their pages are there
         self.given_back: list[int] = []  # free, their pages went back to the system
-        self.references: list[int] = []  # slot → uses under leases
-        self.num_uses: dict[int, int] = {}  # slot → how often its prefix block was asked for since it was stored
-        self.last_used: dict[int, int] = {}  # slot → when it was last asked for
-        self.blocks: dict[int, PrefixBlock] = {}
+        self.run_of: list[Run | None] = []  # slot → the run whose block it holds
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
-        self.num_children: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
         self.soft_pinned: set[int] = set()
+        self._awaited: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)  # absent → how many hang on it
         self._first_attention = next((i for i, group in enumerate(groups) if group.kind == "full_attention"), None)
 
     @property
@@ -41,26 +31,28 @@ class Slots:
         """Slots whose pages are, or may be, in memory."""
         return self.never_used - len(self.given_back)
 
+    @property
+    def num_blocks(self) -> int:
+        """Slots that hold prefix blocks."""
+        return sum(map(len, self.by_hash))
+
     def num_fresh(self, num_slots: int) -> int:
         """How many of the next `num_slots` slots would need new pages."""
         return max(0, num_slots - len(self.free))
 
     def take(self, num_slots: int) -> list[int] | None:
-        """Free slots, each used once and of a new generation; None when there are not that many."""
+        """Free slots, each of a new generation; None when there are not that many."""
         if num_slots > len(self.free) + len(self.given_back) + self.arena.num_slots - self.never_used:
             return None
         taken = _pop(self.free, num_slots)
         taken += _pop(self.given_back, num_slots - len(taken))
         taken += self._first_time(num_slots - len(taken))
-        references = self.references
-        for slot in taken:
-            references[slot] = 1
         self.arena.bump(taken)
         return taken
 
     def _first_time(self, num_slots: int) -> list[int]:
         start, self.never_used = self.never_used, self.never_used + num_slots
-        self.references += [0] * num_slots
+        self.run_of += [None] * num_slots
         return list(range(start, self.never_used))
 
     def give_back(self, num_slots: int) -> None:
@@ -69,26 +61,20 @@ class Slots:
         self.arena.give_back(returned)
         self.given_back += returned
 
-    def release(self, used: Iterable[int]) -> tuple[list[int], list[int]]:
-        """One use of each slot ends; those that nobody uses any more, as (prefix blocks, others)."""
-        references, blocks = self.references, self.blocks
-        idle: list[int] = []
-        unneeded: list[int] = []
-        for slot in used:
-            left = references[slot] = references[slot] - 1
-            if not left:
-                (idle if slot in blocks else unneeded).append(slot)
-        return idle, unneeded
+    def stretches(self, used: Sequence[int]) -> Iterator[tuple[Run | None, int, int, int]]:
+        """The slots in order, as far as each holds the next block of one run: (run or None, position, start, end)."""
+        start, run_of = 0, self.run_of
+        while start < len(used):
+            run, position = run_of[used[start]], 0
+            if run is None:
+                end = next((i for i in range(start, len(used)) if run_of[used[i]] is not None), len(used))
+            else:
+                position = run.slots.index(used[start])
+                end = start + run.num_equal(position, used, start)
+            yield run, position, start, end
+            start = end
 
-    def use(self, used: Sequence[int], tick: int) -> None:
-        """Use prefix blocks once more."""
-        references, num_uses = self.references, self.num_uses
-        for slot in used:
-            references[slot] += 1
-            num_uses[slot] = num_uses.get(slot, 0) + 1
-        self.last_used.update(dict.fromkeys(used, tick))
-
-    # Prefix blocks
+    # Chains
 
     def chain_parent(self, group: int, block_hash: BlockHash, before: BlockHash) -> ChainKey | None:
         """The block that this one hangs on: the one before it, for a linear state the attention block that ends with it."""
@@ -96,119 +82,151 @@ class Slots:
             return (group, before) if before != block_hash else None
         return None if self._first_attention is None else (self._first_attention, block_hash)
 
-    def above(self, block: PrefixBlock) -> ChainKey | None:
-        group, block_hash, _, _, before, _ = block
-        return self.chain_parent(group, block_hash, before)
+    def run_with(self, key: ChainKey | None) -> Run | None:
+        """The run that holds this block."""
+        slot = None if key is None else self.by_hash[key[0]].get(key[1])
+        return None if slot is None else self.run_of[slot]
 
-    def slot_of(self, key: ChainKey | None) -> int | None:
-        return None if key is None else self.by_hash[key[0]].get(key[1])
+    def hang(self, key: ChainKey | None) -> Run | None:
+        """Count one more block that hangs on `key`, whether that is stored or not; the run with it when it is."""
+        run = self.run_with(key)
+        if key is not None and run is None:
+            awaited = self._awaited[key[0]]
+            awaited[key[1]] = awaited.get(key[1], 0) + 1
+        elif key is not None and run is not None:
+            run.add_child(run.position_of(key[1]))
+        return run
 
-    def is_idle_leaf(self, slot: int) -> bool:
-        """Whether the slot holds a prefix block which nobody uses and none hangs on."""
-        block = None if self.references[slot] else self.blocks.get(slot)
-        return block is not None and block[1] not in self.num_children[block[0]]
+    def unhang(self, key: ChainKey | None) -> Run | None:
+        """Count one less; the run with `key` when that is stored."""
+        run = self.run_with(key)
+        if run is not None and key is not None:
+            run.drop_child(run.position_of(key[1]))
+        elif key is not None:
+            awaited = self._awaited[key[0]]
+            awaited[key[1]] -= 1
+            if not awaited[key[1]]:
+                del awaited[key[1]]
+        return run
 
-    def idle_leaves(self, candidates: Iterable[int]) -> list[int]:
-        """Those of the slots that are idle leaves."""
-        references, blocks, num_children = self.references, self.blocks, self.num_children
-        idle = ((slot, blocks[slot]) for slot in candidates if not references[slot] and slot in blocks)
-        return [slot for slot, block in idle if block[1] not in num_children[block[0]]]
+    # Prefix blocks
 
-    def hang(self, key: ChainKey | None) -> None:
-        """Count one more block that hangs on `key`, whether that is stored or not."""
-        if key is not None:
-            group, block_hash = key
-            children = self.num_children[group]
-            children[block_hash] = children.get(block_hash, 0) + 1
-
-    def unhang(self, key: ChainKey | None) -> None:
-        """Count one less."""
-        if key is not None:
-            group, block_hash = key
-            children = self.num_children[group]
-            if children[block_hash] == 1:
-                del children[block_hash]
-            else:
-                children[block_hash] -= 1
-
-    def store(self, slot: int, block: PrefixBlock) -> None:
-        """The slot holds this prefix block from here on; the caller has hung it on its chain."""
-        group, block_hash, parent, num_tokens, _, _ = block
-        self.blocks[slot] = block
-        self.by_hash[group][block_hash] = slot
-        if self.arena.layout.groups[group].kind == "linear_state":
-            self.states[group].setdefault(parent, {})[block_hash] = num_tokens
-
-    def remove(self, slot: int) -> PrefixBlock:
-        """The slot is no prefix block any more."""
-        block = self.blocks.pop(slot)
-        group, block_hash, parent, _, _, _ = block
-        del self.by_hash[group][block_hash]
-        self.num_uses.pop(slot, None)
-        self.last_used.pop(slot, None)
-        self.soft_pinned.discard(slot)
-        self.unhang(self.above(block))
-        states = self.states[group]
-        if parent in states:
-            states[parent].pop(block_hash, None)
-            if not states[parent]:
-                del states[parent]
-        return block
-
-    def is_new_run(
-        self, run: Sequence[int], group: int, hashes: Sequence[BlockHash], parents: Sequence[BlockHash]
-    ) -> bool:
-        """Whether none of these blocks is here and nothing hangs on any but the first one's parent."""
+    def is_new(self, taken: Sequence[int], group: int, hashes: Sequence[BlockHash], parent: BlockHash) -> bool:
+        """Whether none of these blocks is here, and none of the slots holds another."""
+        distinct = set(hashes)
         return (
             self.arena.layout.groups[group].kind != "linear_state"
-            and len(set(hashes)) == len(hashes)
-            and self.by_hash[group].keys().isdisjoint(hashes)
-            and self.num_children[group].keys().isdisjoint(hashes)
-            and self.blocks.keys().isdisjoint(run)
-            and parents[0] not in hashes
+            and len(distinct) == len(hashes)
+            and parent not in distinct
+            and self.by_hash[group].keys().isdisjoint(distinct)
+            and not any(map(self.run_of.__getitem__, taken))
         )
 
-    def store_run(self, run: Sequence[int], blocks: Sequence[PrefixBlock]) -> None:
-        """`store` of a new run, each block hung on the one before it; the caller has hung the first."""
-        group = blocks[0][0]
-        hashes = [block[1] for block in blocks]
-        self.blocks.update(zip(run, blocks, strict=True))
-        self.by_hash[group].update(zip(hashes, run, strict=True))
-        self.num_children[group].update(dict.fromkeys(hashes[:-1], 1))
+    def store(
+        self,
+        taken: Sequence[int],
+        hashes: Sequence[BlockHash],
+        *,
+        group: int,
+        parent: BlockHash,
+        above: ChainKey | None,
+        num_tokens: int,
+        when: int,
+    ) -> None:
+        """The slots hold these blocks of one chain from here on, the first of which hangs on `above`."""
+        self.by_hash[group].update(zip(hashes, taken, strict=True))
+        block_tokens, start = self.arena.layout.groups[group].block_tokens, 0
+        if self.arena.layout.groups[group].kind == "linear_state":
+            self.states[group].setdefault(parent, {})[hashes[0]] = num_tokens
+        run = self._growing(group, parent=parent, above=above, num_tokens=num_tokens)
+        while start < len(taken):
+            if run is None or len(run) >= MAX_RUN_BLOCKS:
+                tokens = num_tokens + start * block_tokens
+                self.hang(above)
+                run = Run(self.number, group, above=above, parent=parent, num_tokens=tokens, block_tokens=block_tokens)
+            end = start + MAX_RUN_BLOCKS - len(run)
+            self._append(run, taken[start:end], hashes[start:end], when)
+            parent, above, start = run.hashes[-1], (group, run.hashes[-1]), end
+        self._adopt(group, hashes)
+
+    def _growing(self, group: int, *, parent: BlockHash, above: ChainKey | None, num_tokens: int) -> Run | None:
+        """The run that the block after `above` may be appended to."""
+        run = self.run_with(above) if above == (group, parent) else None
+        follows = run is not None and run.hashes[-1] == parent and run.tokens_at(len(run)) == num_tokens
+        return run if follows else None
+
+    def _append(self, run: Run, taken: Sequence[int], hashes: Sequence[BlockHash], when: int) -> None:
+        run.grow(taken, hashes, when)
+        run_of = self.run_of
+        for slot in taken:
+            run_of[slot] = run
+
+    def _adopt(self, group: int, hashes: Sequence[BlockHash]) -> None:
+        """Blocks that were there before the ones they hang on are these ones' from here on."""
+        awaited = self._awaited[group]
+        for block_hash in awaited.keys() & hashes if awaited else ():
+            run = self.run_with((group, block_hash))
+            assert run is not None
+            run.children[run.position_of(block_hash)] = awaited.pop(block_hash)
+
+    def cut(self, run: Run, num_blocks: int) -> tuple[list[int], list[BlockHash]]:
+        """The last blocks of a run are no prefix blocks any more; their slots and hashes, from the tail on."""
+        gone, hashes = run.cut(num_blocks)
+        by_hash, run_of = self.by_hash[run.group], self.run_of
+        for block_hash in hashes:
+            del by_hash[block_hash]
+        for slot in gone:
+            run_of[slot] = None
+        if self.soft_pinned:
+            self.soft_pinned.difference_update(gone)
+        states = self.states[run.group].get(run.parent)
+        if states is not None:
+            states.pop(hashes[0], None)
+            if not states:
+                del self.states[run.group][run.parent]
+        return gone, hashes
 
     # Our own bookkeeping, checked
 
-    def check_integrity(self, uses: Sequence[int]) -> None:
-        """Compare every table with what it is derived from; `uses[slot]` counts the leases' uses. O(slots).
+    def runs(self) -> list[Run]:
+        """Every run once. O(slots): for tests and diagnosis."""
+        return list(dict.fromkeys(run for run in self.run_of if run is not None))
+
+    def check_integrity(self, written: Sequence[int]) -> None:
+        """Compare every table with what it is derived from; `written` are the slots that leases were given. O(slots).
 
         Raises:
             AssertionError: two tables disagree.
         """
-        absent = self.free + self.given_back
-        assert list(uses) == self.references, "references differ from the leases' uses"
-        assert len(set(absent)) == len(absent), "a slot is free twice"
-        assert not any(self.references[slot] or slot in self.blocks for slot in absent), "a free slot is in use"
-        taken = {slot for slot, count in enumerate(uses) if count} | self.blocks.keys()
-        assert len(taken) + len(absent) == self.never_used, "a slot is neither free nor in use"
-        stored = {block[:2]: slot for slot, block in self.blocks.items()}
+        absent, runs = set(self.free + self.given_back), self.runs()
+        held = {slot for run in runs for slot in run.slots}
+        assert len(absent) == len(self.free) + len(self.given_back), "a slot is free twice"
+        assert len(set(written)) == len(written), "a slot is given out twice"
+        assert not absent & (held | set(written)), "a free slot is in use"
+        assert len(held | set(written)) + len(absent) == self.never_used, "a slot is neither free nor in use"
+        for run in runs:
+            assert 0 < len(run) == len(run.hashes) <= MAX_RUN_BLOCKS, "a run is empty, uneven or too long"
+            assert run.num_written == len(set(run.slots) & set(written)), "the blocks still written are miscounted"
+        placed = {(run.group, key): slot for run in runs for key, slot in zip(run.hashes, run.slots, strict=True)}
         found = {(group, key): slot for group, table in enumerate(self.by_hash) for key, slot in table.items()}
-        assert stored == found, "blocks are not found under their hashes"
-        assert self.num_uses.keys() == self.last_used.keys() <= self.blocks.keys(), "uses of something else are counted"
-        self._check_chains()
+        assert placed == found, "blocks are not found under their hashes"
+        assert all(self.run_of[slot] is run for run in runs for slot in run.slots), "a slot knows another run"
+        assert self.soft_pinned <= held, "a soft pin on something that is no prefix block"
+        self._check_chains(runs)
 
-    def _check_chains(self) -> None:
-        counted: dict[tuple[int, BlockHash], int] = {}
-        for block in self.blocks.values():
-            above = self.above(block)
-            if above is not None:
-                counted[above] = counted.get(above, 0) + 1
-        kept = {(group, key): num for group, table in enumerate(self.num_children) for key, num in table.items()}
+    def _check_chains(self, runs: list[Run]) -> None:
+        counted: dict[ChainKey, int] = {}
+        for run in runs:
+            if run.above is not None:
+                counted[run.above] = counted.get(run.above, 0) + 1
+        kept = {(group, key): num for group, table in enumerate(self._awaited) for key, num in table.items()}
+        assert not kept.keys() & {(run.group, key) for run in runs for key in run.hashes}, "a stored block is awaited"
+        kept |= {(run.group, run.hashes[at]): num for run in runs for at, num in run.children.items()}
         assert counted == kept, "counts of children differ from the chains"
         kinds = [group.kind for group in self.arena.layout.groups]
-        states = {(b[0], b[2], b[1]) for b in self.blocks.values() if kinds[b[0]] == "linear_state"}
+        states = {(run.group, run.parent, run.hashes[0]) for run in runs if kinds[run.group] == "linear_state"}
         listed = {(g, unit, key) for g, table in enumerate(self.states) for unit, keys in table.items() for key in keys}
         assert states == listed, "states are not found under their last unit"
-        assert self.soft_pinned <= self.blocks.keys(), "a soft pin on something that is no prefix block"
 
 
 def _pop(stack: list[int], num_slots: int) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
 from prfaas.cachepool.pool import LeaseId, Pool
-from prfaas.events import BlockStored, PoolEvent
+from prfaas.events import BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
@@ -42,7 +42,7 @@ class History:
             (NUM_TRANSFER + NUM_PREFIX) * SLOT_BYTES,
             transfer_ratio=NUM_TRANSFER / (NUM_TRANSFER + NUM_PREFIX),
             eviction=eviction,
-            on_event=self._on_event,
+            on_change=self._on_change,
         )
         self.arenas = [self.pool.arena(hybrid("one")), self.pool.arena(hybrid("two"))]
         self.leases: list[Lease] = []
@@ -50,6 +50,10 @@ class History:
         self.slots: dict[Key, int] = {}
         self.publishing: tuple[Arena, int, int, BlockHash, BlockHash] | None = None
         self.contents: dict[Where, tuple[Key, int]] = {}  # content of pinned slots → (block, generation)
+
+    def _on_change(self, change: PoolChange) -> None:
+        for event in change.each():
+            self._on_event(event)
 
     def _on_event(self, event: PoolEvent) -> None:
         key = (event.layout, event.group, event.block_hash)
@@ -70,9 +74,12 @@ class History:
         return {slot for arena, slot in uses if arena.layout.fingerprint == layout}
 
     def step(self) -> None:
+        self.act()
+        self.check()
+
+    def act(self) -> None:
         moves = [self.open, self.allocate, self.allocate, self.publish, self.publish, self.publish, self.pin, self.pin]
         self.rng.choice([*moves, self.end, self.kill_owner, self.quarantine, self.soften])()
-        self.check()
 
     def open(self) -> None:
         if len(self.leases) < 8:
@@ -199,10 +206,11 @@ def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("eviction", sorted(POLICIES))
-def test_three_million_operations_leak_nothing(eviction: EvictionPolicy) -> None:
-    history = History(eviction, random.Random(7))
-    for _ in range(3_000_000):
-        history.step()
-    history.end_everything()
-    history.pool.close()
+def test_ten_million_operations_with_random_deaths_of_owners_leak_nothing() -> None:
+    histories = [History(eviction, random.Random(7)) for eviction in sorted(POLICIES)]
+    for number in range(10_000_000):
+        history = histories[number % len(histories)]
+        history.act() if number % 1_000 else history.step()
+    for history in histories:
+        history.end_everything()
+        history.pool.close()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.cachepool.pool import Pool
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
+from prfaas.events import BlockRemoved, BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
@@ -21,8 +21,11 @@ class Side:
         self.events: list[PoolEvent] = []
         ratio = NUM_TRANSFER / (NUM_TRANSFER + NUM_PREFIX)
         budget = (NUM_TRANSFER + NUM_PREFIX) * SLOT_BYTES
-        self.pool = Pool(budget, transfer_ratio=ratio, on_event=self.events.append)
+        self.pool = Pool(budget, transfer_ratio=ratio, on_change=self._hear)
         self.arena = self.pool.arena(hybrid())
+
+    def _hear(self, change: PoolChange) -> None:
+        self.events += change.each()
 
     def publish(self, hashes: list[BlockHash], parent: BlockHash, group: int, keep: bool) -> None:
         lease = self.pool.open_lease("kept" if keep else "short")
@@ -30,7 +33,7 @@ class Side:
         if run is not None:
             lengths = range(32, 32 * len(hashes) + 32, 32)
             if self.at_once:
-                self.pool.publish_run(self.arena, run, group=group, hashes=hashes, parent=parent, num_tokens=lengths)
+                self.pool.publish_run(self.arena, run, group=group, hashes=hashes, parent=parent, num_tokens=32)
             else:
                 parents = [parent, *hashes]
                 for slot, block, before, tokens in zip(run, hashes, parents, lengths, strict=False):

@@ -29,7 +29,7 @@ GROUPS = (
 class Node:
     def __init__(self) -> None:
         self.events: list[PoolEvent] = []
-        self.pool = Pool(1 << 20, on_event=self.events.append)
+        self.pool = Pool(1 << 20, on_change=lambda change: self.events.extend(change.each()))
         self.arenas = (self.pool.arena(hybrid("rank 0")), self.pool.arena(hybrid("rank 1")))
         self.plan: TransferPlan = make_plan(tuple(arena.layout for arena in self.arenas), GROUPS, NUM_TOKENS)
 

@@ -41,7 +41,8 @@ def test_no_one_can_change_the_size_of_a_sealed_arena(arena: Arena) -> None:
 
 def test_another_mapping_sees_what_is_written_to_a_slot_and_its_generation(arena: Arena) -> None:
     arena.slot_view(3)[:5] = b"block"
-    arena.bump([3, 3, 5])
+    arena.bump([3, 5])
+    arena.bump([3])
     with mmap.mmap(arena.fd, os.fstat(arena.fd).st_size) as other:
         start = arena.header_bytes + 3 * arena.stride_bytes
         assert other[start : start + 5] == b"block"

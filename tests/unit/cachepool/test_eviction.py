@@ -7,7 +7,9 @@ import random
 import pytest
 
 from prfaas.cachepool.eviction import BlockFacts, Candidates, cost, lfu, lru, policy_of
+from prfaas.cachepool.run import Run
 from prfaas.types import GroupKind
+from tests.unit.cachepool.layouts import ROOT
 
 
 def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1, num_uses: int = 1) -> BlockFacts:
@@ -15,36 +17,41 @@ def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1
     return BlockFacts(its, 512, num_tokens, 1 << 20, last_used, num_uses)
 
 
-def _drain(candidates: Candidates) -> list[tuple[int, int]]:
+def _run() -> Run:
+    return Run(0, 0, above=None, parent=ROOT, num_tokens=32, block_tokens=32)
+
+
+def _drain(candidates: Candidates) -> list[Run]:
     left = []
-    while (block := candidates.pop()) is not None:
-        left.append(block[:2])
+    while (run := candidates.pop()) is not None:
+        left.append(run[0])
     return left
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_blocks_leave_in_the_order_of_their_last_keys(seed: int) -> None:
+def test_runs_leave_in_the_order_of_their_last_keys(seed: int) -> None:
     rng = random.Random(seed)
     candidates = Candidates()
-    expected: dict[tuple[int, int], tuple[bool, float]] = {}
+    expected: dict[Run, tuple[bool, float]] = {}
+    runs = [_run() for _ in range(80)]
     for _ in range(2_000):
-        block = (rng.randrange(2), rng.randrange(40))
+        run = rng.choice(runs)
         if rng.random() < 0.4:
-            candidates.discard(block)
-            expected.pop(block, None)
+            candidates.discard(run)
+            expected.pop(run, None)
         else:
             soft, key = rng.random() < 0.2, rng.random()
-            candidates.add(block, key, soft=soft)
-            expected[block] = (soft, key)
+            candidates.add(run, key, soft=soft)
+            expected[run] = (soft, key)
     assert len(candidates) == len(expected)
     assert _drain(candidates) == sorted(expected, key=expected.__getitem__)
     assert len(candidates) == 0
 
 
 def test_forgotten_entries_take_no_memory() -> None:
-    candidates = Candidates()
+    candidates, run = Candidates(), _run()
     for round_ in range(10_000):
-        candidates.add((0, 1), round_)
+        candidates.add(run, round_)
     assert len(candidates._heap) <= 66
 
 

@@ -26,7 +26,7 @@ class Node:
             num_slots * SLOT_BYTES,
             transfer_ratio=num_transfer / num_slots,
             eviction=eviction,
-            on_event=self.events.append,
+            on_change=lambda change: self.events.extend(change.each()),
         )
         self.arena: Arena = self.pool.arena(hybrid())
 
