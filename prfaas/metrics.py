@@ -131,6 +131,21 @@ LEG_FAILURES = _counter(
 
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
 THRESHOLD_TOKENS = _gauge("prfaas_manager_threshold_tokens", "t of the plan in force, before any path raises it.")
+STAGE_UTILIZATION = _gauge(
+    "prfaas_manager_stage_utilization_ratio",
+    "Of the instances of a role in a PD cluster: requests under way over what they run at once, smoothed.",
+    ("cluster", "stage"),
+)
+STAGE_WAITING = _gauge(
+    "prfaas_manager_stage_waiting_requests",
+    "Requests beyond what the instances of a role in a PD cluster run at once.",
+    ("cluster", "stage"),
+)
+ROLE_CHANGES = _counter(
+    "prfaas_manager_role_changes",
+    "Instances that were to take a role; outcome is recommended, begun or done.",
+    ("role", "outcome"),
+)
 PATH_MULTIPLIER = _gauge(
     "prfaas_manager_path_threshold_multiplier",
     "What t is multiplied by while the links between two clusters are congested; 1: calm.",

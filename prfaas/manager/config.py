@@ -12,6 +12,7 @@ from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
+RoleChanging = Literal["recommend", "apply"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,32 @@ class ManagerConfig:
         "ratio",
         default=0.1,
         doc="A new t that differs from the one in force by no more than this share is not taken up.",
+    )
+    traffic_seconds: float = setting(
+        "seconds",
+        default=300.0,
+        minimum=1.0,
+        doc="The requests of so long are the distribution that is planned for, where managers see them all (any "
+        "local_policy but decode) and there were 50; otherwise the file's trace is.",
+    )
+    role_changes: RoleChanging = setting(
+        choice("recommend", "apply"),
+        default="recommend",
+        doc="With `deployment`: an instance of a PD cluster whose other role would bring more is named in the log "
+        "(recommend), or drained and given that role (apply).",
+    )
+    role_change_seconds: float = setting(
+        "seconds",
+        default=60.0,
+        doc="How long another split must have been better, and its stage busy, before a role changes.",
+    )
+    role_change_gain: float = setting(
+        "ratio", default=0.05, doc="By how much more the deployment must sustain with the other split."
+    )
+    role_drain_seconds: float = setting(
+        "seconds",
+        default=120.0,
+        doc="The longest that an instance is drained; then it takes the role with what it still has.",
     )
     bandwidth: Bandwidth = setting(
         choice("scarce", "abundant", "measured"),

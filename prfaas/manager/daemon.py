@@ -109,6 +109,7 @@ class Manager:
             world=self.world,
             paths=self.paths,
             writes=self._replication.writes,
+            traffic=self.routing.traffic,
             clock=time.monotonic,
             wall_clock=time.time,
         )

@@ -7,8 +7,9 @@ Solving runs in a thread of its own: it takes milliseconds to seconds, and quest
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,16 +19,22 @@ from prfaas.errors import ConfigError
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.paths import Paths
+from prfaas.manager.role_changes import RoleChanges, Roles
 from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan
+from prfaas.manager.traffic import Traffic
 from prfaas.manager.world import World
+from prfaas.model.decoding import decode_capacity
 from prfaas.model.deployment import Deployment, Link, PdCluster, PrfaasCluster
+from prfaas.model.lengths import Empirical
 from prfaas.model.plan import Plan
 from prfaas.model.planning import best_plan
-from prfaas.model.workload import Workload
+from prfaas.model.ttft import with_queueing
+from prfaas.model.workload import OutputTokens, Workload, with_context
+from prfaas.scheduler.roles import Role
 from prfaas.scheduler.threshold import PathCost, Supply
 from prfaas.solve.command import find_trace
 from prfaas.solve.deployment_file import read_deployment
-from prfaas.types import ClusterName
+from prfaas.types import ClusterName, InstanceId
 
 _log = logs.get("manager")
 STEP_SECONDS = 0.5
@@ -35,7 +42,7 @@ RATE_SECONDS = 10.0  # a change of rates alone makes a new plan at most so often
 RATE_CHANGE_RATIO = 0.2  # a link's measured rate that differs by less is the same
 FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # where the quadratic form of a profile equals it
 
-Roles = Counter[str]  # instances of one cluster by role
+RoleCounts = Counter[str]  # instances of one cluster by role
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Planning:
         world: World,
         paths: Paths,
         writes: Callable[[ClusterName], bool],
+        traffic: Traffic,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -70,6 +78,9 @@ class Planning:
         assert config.deployment is not None
         self._config = config
         self._world, self._paths, self._writes = world, paths, writes
+        self._traffic = traffic
+        self._role_changes = RoleChanges(config, world=world, clock=clock)
+        self._max_batches: dict[str, int] = {}
         self._clock, self._wall_clock = clock, wall_clock
         self._deployment, written = read_deployment(config.deployment)
         self._workload: Workload = find_trace(written.trace, beside=config.deployment.parent)
@@ -86,8 +97,11 @@ class Planning:
             self._take_up()
             inputs = self._inputs()
             if self._is_due(inputs):
-                self._solved, self._solved_at = inputs, self._clock()
-                await self._plan(inputs)
+                await self._plan(inputs, Roles(*self._roles_in_force()))
+            elif self._world.plan is not None and self._leads(inputs):
+                roles = self._role_changes.step(self._world.plan, self._max_batches)
+                if roles is not None:
+                    await self._plan(self._inputs(roles.assigned), roles)
             await asyncio.sleep(STEP_SECONDS)
 
     def path_cost(self, destination: ClusterName, bytes_per_second: float) -> PathCost | None:
@@ -100,11 +114,22 @@ class Planning:
 
     # When
 
-    def _inputs(self) -> _Inputs:
-        roles: dict[str, Roles] = {}
+    def _roles_in_force(self) -> tuple[Mapping[InstanceId, Role], Mapping[InstanceId, Role]]:
+        """Roles and who drains, of instances that are alive."""
+        plan = self._world.plan
+        if plan is None:
+            return {}, {}
+        alive = {engine.instance for member in self._world.live() for engine in member.node.engines}
+        kept = ({name: role for name, role in its.items() if name in alive} for its in (plan.roles, plan.draining))
+        roles, draining = kept
+        return roles, draining
+
+    def _inputs(self, assigned: Mapping[InstanceId, Role] | None = None) -> _Inputs:
+        """As things are, or with other roles `assigned`."""
+        roles: dict[str, RoleCounts] = {}
         for member in self._world.live():
             if member.node.cluster in self._profiles:
-                roles.setdefault(member.node.cluster, Counter()).update(_roles(member))
+                roles.setdefault(member.node.cluster, Counter()).update(_roles(member, assigned or {}))
         rates = [
             (source.name, pd.name, rate)
             for source in self._deployment.prfaas
@@ -114,9 +139,13 @@ class Planning:
         listed = tuple((cluster, tuple(sorted(its.items()))) for cluster, its in sorted(roles.items()))
         return _Inputs(listed, tuple(rates))
 
-    def _is_due(self, inputs: _Inputs) -> bool:
+    def _leads(self, inputs: _Inputs) -> bool:
+        """Whether this manager makes the plan: it writes the first PD cluster that lives."""
         home = next((pd.name for pd in self._deployment.pd if pd.name in dict(inputs.roles)), None)
-        if home is None or not self._writes(ClusterName(home)):
+        return home is not None and self._writes(ClusterName(home))
+
+    def _is_due(self, inputs: _Inputs) -> bool:
+        if not self._leads(inputs):
             return False
         if self._solved is None or inputs.roles != self._solved.roles:
             return True
@@ -125,10 +154,16 @@ class Planning:
 
     # What
 
-    async def _plan(self, inputs: _Inputs) -> None:
-        deployment = self._now(inputs)
+    async def _plan(self, inputs: _Inputs, roles: Roles) -> None:
+        self._solved, self._solved_at = inputs, self._clock()
+        deployment, (workload, source) = self._now(inputs), self._traffic_now()
+        arrivals = self._traffic.per_second(self._clock())
         try:
-            plan, best = await asyncio.to_thread(_solved, deployment, self._workload)
+            plan, best = await asyncio.to_thread(_solved, deployment, workload)
+            ttft = _ttft(plan, deployment, workload, arrivals)
+            self._max_batches = {
+                its.name: decode_capacity(its, deployment, workload).max_batch for its in deployment.pd
+            }
         except (ConfigError, ValueError, ArithmeticError) as error:
             _log.warning("plan.not_made", error=str(error))
             return
@@ -147,7 +182,11 @@ class Planning:
             best_splits=_splits(best),
             best_requests_per_second=best.system_throughput,
             supplies=_supplies(deployment, plan),
-            inputs=self._sources(inputs),
+            inputs=self._sources(inputs, source),
+            roles=roles.assigned,
+            draining=roles.draining,
+            arrivals_per_second=arrivals,
+            ttft_seconds=ttft,
         )
         self._take_up()
 
@@ -162,11 +201,23 @@ class Planning:
         kept = [Link(*pair, rate) for pair, rate in links.items() if pair[0] in roles and pair[1] in roles]
         return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), links=tuple(kept))
 
-    def _sources(self, inputs: _Inputs) -> dict[str, str]:
+    def _traffic_now(self) -> tuple[Workload, str]:
+        """What is planned for, and where it is from: the requests of late, or the file's trace."""
+        lately = self._traffic.lately(self._clock()) if self._config.local_policy != "decode" else []
+        if not lately:
+            return self._workload, self._trace_source
+        lengths = Empirical([max(1, its.new_tokens) for its in lately], [its.cached_tokens for its in lately])
+        stated = [its.max_output_tokens for its in lately if its.max_output_tokens]
+        output = OutputTokens(sum(stated) / len(stated)) if stated else self._workload.output
+        seconds = self._clock() - lately[0].at
+        source = f"measured: {len(lately)} requests of the last {seconds:.0f} s"
+        return Workload("measured", lengths, with_context(output, lengths)), source
+
+    def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
         measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
         rest = f"{self._config.deployment}"
         return {
-            "lengths": self._trace_source,
+            "lengths": lengths,
             "profiles": rest,
             "instances": "the nodes that are alive",
             "links": f"measured: {measured}; else {rest}" if measured else rest,
@@ -195,11 +246,11 @@ class Planning:
         )
 
 
-def _roles(member: Member) -> Iterable[str]:
-    return (engine.role for engine in member.node.engines)
+def _roles(member: Member, assigned: Mapping[InstanceId, Role]) -> Iterable[str]:
+    return (assigned.get(engine.instance, engine.role) for engine in member.node.engines)
 
 
-def _with_roles(cluster: PdCluster, roles: Roles) -> PdCluster:
+def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
     """Instances of one role keep it; those of both take what is best."""
     shared = roles["both"]
     return replace(
@@ -215,6 +266,14 @@ def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan]:
     plan = best_plan(deployment, workload, method="exact")
     free = replace(deployment, pd=tuple(replace(its, num_prefill=None) for its in deployment.pd))
     return plan, best_plan(free, workload, method="exact")
+
+
+def _ttft(plan: Plan, deployment: Deployment, workload: Workload, arrivals: float) -> float | None:
+    """The mean TTFT with queues; None without measured arrivals, and where the queues have no end."""
+    if not arrivals:
+        return None
+    seconds = with_queueing(plan, deployment, workload, arrivals_per_second=arrivals).mean_seconds
+    return seconds if math.isfinite(seconds) else None
 
 
 def _threshold(plan: Plan, *, has_prfaas: bool) -> int:

@@ -17,6 +17,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.load import AssignedLoad
 from prfaas.manager.paths import Paths
 from prfaas.manager.sessions import Session, Sessions
+from prfaas.manager.traffic import Seen, Traffic
 from prfaas.manager.within_policy import RequestRate, read_policy
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -66,6 +67,7 @@ class Routing:
         self._wall_clock = wall_clock
         self.policy = read_policy(config)
         self._rate = RequestRate()
+        self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._cold_uses: dict[InstanceId, float] = {}
         self._assigned = AssignedLoad()
         self._decisions: OrderedDict[bytes, tuple[Snapshot, RequestFacts, Decision]] = OrderedDict()
@@ -103,6 +105,8 @@ class Routing:
         if decision.decode is None:
             raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
         self._note(request, decision, places[decision.decode], now)
+        if not request.checkpoints:
+            self._see(request, facts, places[decision.decode], now)
         if not any(facts.cached_tokens.values()):
             self._cold_uses[decision.decode] = now
         return self._response(request, decision, places=places, facts=facts, answer=answer)
@@ -131,15 +135,19 @@ class Routing:
         self.sessions.put(request.tenant, request.session, session=session, now=self._clock())
 
     def _places(self, model: str) -> dict[InstanceId, _Place]:
-        """The live instances that serve a model; those of nodes that drain only where there are no others."""
+        """The live instances that serve a model; those that drain only where there are no others."""
         places = {
             engine.instance: _Place(engine, member)
             for member in self._world.live()
             for engine in member.node.engines
             if engine.model == model
         }
-        leaving = self._world.leaving
-        staying = {name: place for name, place in places.items() if place.member.node.name not in leaving}
+        leaving, draining = self._world.leaving, self._world.draining
+        staying = {
+            name: place
+            for name, place in places.items()
+            if place.member.node.name not in leaving and name not in draining
+        }
         return staying if any(_decodes(place) for place in staying.values()) else places
 
     def snapshot(
@@ -223,6 +231,10 @@ class Routing:
             session = Session(decode.member.node.name, request.num_prompt_tokens)
             self.sessions.put(request.tenant, request.session, session=session, now=now)
             self._save_session(request.tenant, request.session, session)
+
+    def _see(self, request: pb.RouteRequest, facts: RequestFacts, decode: _Place, now: float) -> None:
+        cached = facts.cached_at(decode.member.node.name)
+        self.traffic.note(Seen(now, request.num_prompt_tokens - cached, cached, request.max_output_tokens))
 
     def _response(
         self,

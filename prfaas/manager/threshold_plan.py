@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from prfaas.scheduler.roles import Role
+from prfaas.types import InstanceId
 
 OFFLOAD_NOTHING = (1 << 31) - 1  # t of a plan under which every prompt stays
 
@@ -33,6 +36,10 @@ class ThresholdPlan:
     best_requests_per_second: float
     supplies: Mapping[str, ClusterSupply]
     inputs: Mapping[str, str]  # each input and its source
+    roles: Mapping[InstanceId, Role] = field(default_factory=dict)  # in place of those that instances announce
+    draining: Mapping[InstanceId, Role] = field(default_factory=dict)  # get nothing new, and then this role
+    arrivals_per_second: float = 0.0  # measured; 0: unknown
+    ttft_seconds: float | None = None  # the mean at these arrivals, queues included; None: unknown, or without bound
 
     def to_json(self) -> bytes:
         """The inverse of `from_json`."""

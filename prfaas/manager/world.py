@@ -4,7 +4,8 @@ record."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from prfaas import metrics
@@ -15,7 +16,8 @@ from prfaas.index.segments import Announcement, Digest, Holding
 from prfaas.manager.threshold_plan import ThresholdPlan
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import announcements_from, batch_message, figures_from, node_from, node_message
-from prfaas.types import AgentName, ClusterName
+from prfaas.scheduler.roles import Role
+from prfaas.types import AgentName, ClusterName, InstanceId
 
 BatchOutcome = Literal["applied", "known", "gap"]
 _ANNOUNCEMENTS_PER_RECORD = 512  # 300 KB of full segments
@@ -143,7 +145,15 @@ class World:
         self._live = live
 
     def live(self) -> list[Member]:
-        return self.membership.live(self._clock())
+        """The nodes that are alive, their engines in the roles that the plan in force gives them."""
+        members = self.membership.live(self._clock())
+        roles = self.plan.roles if self.plan else {}
+        return [_in_roles(member, roles) for member in members] if roles else members
+
+    @property
+    def draining(self) -> frozenset[InstanceId]:
+        """Instances that are to take another role and get nothing new."""
+        return frozenset(self.plan.draining) if self.plan else frozenset()
 
     def live_node(self, name: AgentName) -> Node:
         """Raises:
@@ -254,6 +264,13 @@ class World:
             plan = ThresholdPlan.from_json(data)
             if self.plan is None or plan.version > self.plan.version:
                 self.plan = plan
+
+
+def _in_roles(member: Member, roles: Mapping[InstanceId, Role]) -> Member:
+    if not any(engine.instance in roles for engine in member.node.engines):
+        return member
+    engines = tuple(replace(its, role=roles.get(its.instance, its.role)) for its in member.node.engines)
+    return replace(member, node=replace(member.node, engines=engines))
 
 
 def node_state(member: Member, now: float) -> pb.NodeState:

@@ -28,6 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prefill-seconds", type=float, default=0.02)
     parser.add_argument("--prefill-seconds-per-token", type=float, default=1e-4)
     parser.add_argument("--token-seconds", type=float, default=0.005)
+    parser.add_argument("--decode-slots", type=int, default=1 << 20, help="answers that come at once")
     return parser.parse_args()
 
 
@@ -43,7 +44,12 @@ async def _attach(socket: str, instance: str, layout: Layout) -> Pool:
 async def _serve(arguments: argparse.Namespace) -> None:
     layout = layout_of(arguments.model, bytes_per_token=arguments.bytes_per_token, state_bytes=arguments.state_bytes)
     pool = await _attach(arguments.socket, arguments.instance, layout)
-    pace = Pace(arguments.prefill_seconds, arguments.prefill_seconds_per_token, arguments.token_seconds)
+    pace = Pace(
+        arguments.prefill_seconds,
+        arguments.prefill_seconds_per_token,
+        arguments.token_seconds,
+        arguments.decode_slots,
+    )
     app = Server(arguments.model, pool, pace).app()
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()

@@ -23,11 +23,14 @@ SENT_KEY = "prfaas_sent"
 
 @dataclass(frozen=True)
 class Pace:
-    """T_prefill(l) = prefill_seconds + prefill_seconds_per_token · l; a token of an answer each `token_seconds`."""
+    """T_prefill(l) = prefill_seconds + prefill_seconds_per_token · l; a token of an answer each `token_seconds`, for so many
+    answers at once.
+    """
 
     prefill_seconds: float
     prefill_seconds_per_token: float
     token_seconds: float
+    decode_slots: int = 1 << 20
 
     def prefill(self, num_tokens: int) -> float:
         return self.prefill_seconds + self.prefill_seconds_per_token * num_tokens
@@ -40,7 +43,8 @@ class Server:
         self._model = model
         self._pool = pool
         self._pace = pace
-        self._prefilling = asyncio.Lock()
+        self._prefilling = asyncio.Semaphore()
+        self._decoding = asyncio.Semaphore(pace.decode_slots)
         self._num_waiting = 0
         self._num_running = 0
         self._transfers = {"sent": 0, "right": 0, "wrong": 0, "nothing": 0}
@@ -64,7 +68,10 @@ class Server:
         return web.json_response(self._transfers)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        figures = {"num_requests_running": self._num_running, "num_requests_waiting": self._num_waiting}
+        figures = {
+            "num_requests_running": self._num_running - self._num_waiting,
+            "num_requests_waiting": self._num_waiting,
+        }
         lines = [f"vllm:{name} {value}\n" for name, value in (figures | {"kv_cache_usage_perc": 0}).items()]
         return web.Response(text="".join(lines))
 
@@ -79,7 +86,8 @@ class Server:
                 return web.json_response(self._event([0]) | {"kv_transfer_params": {SENT_KEY: sent}})
             is_right = await self._is_prompt_right(prompt, parameters)
             token_ids = answer(prompt, int(body.get("max_tokens", 16)), is_right=is_right)
-            return await (self._stream(request, token_ids) if body.get("stream") else self._whole(token_ids))
+            async with self._place(self._decoding):
+                return await (self._stream(request, token_ids) if body.get("stream") else self._whole(token_ids))
         finally:
             self._num_running -= 1
 
@@ -95,7 +103,7 @@ class Server:
         return received != "wrong"
 
     async def _prefill(self, num_tokens: int) -> None:
-        async with self._stage():
+        async with self._place(self._prefilling):
             await asyncio.sleep(self._pace.prefill(num_tokens))
 
     async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> str:
@@ -106,7 +114,7 @@ class Server:
             await self._prefill(len(prompt))
             return "agent_gone"
         try:
-            async with self._stage():
+            async with self._place(self._prefilling):
                 await sending.compute(self._pace.prefill(len(prompt)))
             self._transfers["sent"] += 1
             return "completed"
@@ -114,17 +122,17 @@ class Server:
             sending.end()
 
     @contextlib.asynccontextmanager
-    async def _stage(self) -> AsyncIterator[None]:
-        """The one prefill at a time; who waits for it counts as waiting."""
+    async def _place(self, stage: asyncio.Semaphore) -> AsyncIterator[None]:
+        """The one prefill at a time, or one of the answers; who waits for it counts as waiting."""
         self._num_waiting += 1
         try:
-            await self._prefilling.acquire()
+            await stage.acquire()
         finally:
             self._num_waiting -= 1
         try:
             yield
         finally:
-            self._prefilling.release()
+            stage.release()
 
     async def _whole(self, token_ids: list[int]) -> web.Response:
         await asyncio.sleep(self._pace.token_seconds * len(token_ids))

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.types import ClusterKind
+from prfaas.types import ClusterKind, InstanceRole
 from tests.redis_of import kill_redis_of
 from tools.demo.client import get_json
 from tools.link import LinkShape, Relay
@@ -75,8 +75,21 @@ class Site:
 
     def start_cluster(self, name: str, relay: Relay, *, wire: str, num_engines: int, flags: Sequence[str]) -> None:
         """An agent behind a relay, and its engines."""
-        kind = CLUSTERS[name]
-        role = "prefill" if kind == "prfaas" else "both"
+        role: InstanceRole = "prefill" if CLUSTERS[name] == "prfaas" else "both"
+        self.start_node(name, relay, cluster=name, role=role, wire=wire, num_engines=num_engines, flags=flags)
+
+    def start_node(
+        self,
+        name: str,
+        relay: Relay,
+        *,
+        cluster: str,
+        role: InstanceRole,
+        wire: str,
+        num_engines: int = 1,
+        flags: Sequence[str] = (),
+    ) -> None:
+        """One agent of a cluster behind a relay, and the engines beside it."""
         urls = {f"{name}/{number}": f"http://{free_address()}" for number in range(num_engines)}
         engines = [{"instance": its, "url": url, "role": role, "model": MODEL} for its, url in urls.items()]
         agent = self._stack.start_agent(
@@ -84,8 +97,8 @@ class Site:
             listen=wire,
             advertise=relay.address,
             managers=[self.manager_grpc],
-            cluster=name,
-            cluster_kind=kind,
+            cluster=cluster,
+            cluster_kind=CLUSTERS[cluster],
             engines=engines,
             reconnect_seconds="1s",
             num_connections=1,
@@ -155,6 +168,22 @@ def running_site(
             wire = free_address()
             relay = relays.enter_context(Relay(wire, shape if name == "west" else UNSHAPED))
             site.start_cluster(name, relay, wire=wire, num_engines=num_engines, flags=engine_flags)
+        site.start_router()
+        yield site
+
+
+@contextlib.contextmanager
+def running_pd_cluster(
+    directory: Path, roles: Sequence[InstanceRole], *, engine_flags: Sequence[str] = (), **manager_settings: Any
+) -> Iterator[Site]:
+    """The PD cluster "west" alone, each engine on a node of its own: w0/0, w1/0, … in these roles."""
+    with Children(directory) as children, contextlib.ExitStack() as relays:
+        site = Site(children, Stack(children, directory), directory)
+        site.start_manager(**manager_settings)
+        for number, role in enumerate(roles):
+            wire = free_address()
+            relay = relays.enter_context(Relay(wire, UNSHAPED))
+            site.start_node(f"w{number}", relay, cluster="west", role=role, wire=wire, flags=engine_flags)
         site.start_router()
         yield site
 
