@@ -52,6 +52,11 @@ class AgentConfig:
     reconnect_seconds: float = setting(
         "seconds", default=3.0, doc="How long a transfer survives with no connection to its peer."
     )
+    open_timeout_seconds: float = setting(
+        "seconds",
+        default=15.0,
+        doc="How long an engine waits for a transfer that its sender has not even opened; it then computes the prompt.",
+    )
     peers: tuple[str, ...] = setting(
         "text_list",
         default=(),

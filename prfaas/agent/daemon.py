@@ -107,6 +107,7 @@ class Agent:
             pool=self._pool,
             arena_of=self._arena_of,
             transfer_log=self._transfer_log,
+            open_timeout_seconds=config.open_timeout_seconds,
         )
         callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)

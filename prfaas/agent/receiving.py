@@ -50,6 +50,7 @@ class Inbound:
 
     grant: Grant
     deadline: float  # monotonic seconds
+    open_until: float  # monotonic seconds: its sender opens it by then, or never will
     reader: EngineConnection | None = None
     placement: Placement | None = None
     record: TransferRecord | None = None
@@ -81,6 +82,7 @@ class Receiving:
         pool: Pool,
         arena_of: Callable[[bytes], Arena | None],
         transfer_log: TransferLog,
+        open_timeout_seconds: float,
     ) -> None:
         """`arena_of` finds the arena of a layout's fingerprint among those that engines here have registered."""
         self._name = name
@@ -88,6 +90,7 @@ class Receiving:
         self._pool = pool
         self._arena_of = arena_of
         self._log = transfer_log
+        self._open_timeout_seconds = open_timeout_seconds
         self._inbound: dict[TransferId, Inbound] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
         self._ended: dict[TransferId, float] = {}  # id → monotonic time at which its grant has expired
@@ -158,7 +161,8 @@ class Receiving:
         raise _Refusal("no_layout", f"no engine beside {self._name} has this layout")
 
     def _create(self, grant: Grant) -> Inbound:
-        inbound = Inbound(grant, deadline=time.monotonic() + grant.expires_at - time.time())
+        now = time.monotonic()
+        inbound = Inbound(grant, now + grant.expires_at - time.time(), now + self._open_timeout_seconds)
         self._inbound[grant.transfer_id] = inbound
         return inbound
 
@@ -283,6 +287,8 @@ class Receiving:
                     self._end(inbound)  # nobody claimed it
                 else:
                     self._fail(inbound.grant.transfer_id, "deadline", "it did not arrive before its grant expired")
+            elif now >= inbound.open_until and inbound.placement is None:
+                self._fail(inbound.grant.transfer_id, "unreachable", f"{inbound.grant.source} has not opened it")
         while self._ended and (next(iter(self._ended.values())) < now or len(self._ended) > MAX_REMEMBERED):
             del self._ended[next(iter(self._ended))]
 

@@ -17,7 +17,7 @@ from prfaas.connector.outcomes import Direction, Outcome, Tally
 from prfaas.connector.outgoing import OutgoingRequests
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest, direction_of, promised_tokens, read_parameters
+from prfaas.connector.transfer_request import EngineRequest, direction_of, promised_tokens, read_parameters, tenant_of
 from prfaas.hashing import HashChain
 
 _log = logs.get("connector.scheduler")
@@ -94,7 +94,7 @@ class SchedulerSide:
     def _look_up(self, request: EngineRequest) -> None:
         if not self._reuses(request.num_prompt_tokens):
             return
-        chain = request.chain("")
+        chain = request.chain(tenant_of(request.parameters, default=self._settings.tenant))
         if chain is not None:
             promised = promised_tokens(request.parameters)
             self._lookups.begin(request.request_id, chain, promised_tokens=promised, now=time.monotonic())

@@ -21,6 +21,9 @@ class ConnectorSettings:
     model: str = setting(
         "text", default="", doc="Identity of the weights in hashes and layouts; the served model name when empty."
     )
+    tenant: str = setting(
+        "text", default="", doc="Salt of the hashes of requests that name no tenant; equal to the routers' `tenant`."
+    )
     open_wait_seconds: float = setting(
         "seconds",
         default=0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,15 @@ def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Out
     if grant.num_tokens != request.num_prompt_tokens - (direction == "receive") or grant.num_tokens < 1:
         return "wrong_length"
     return Asked(direction, token, grant)
+
+
+def tenant_of(parameters: Mapping[str, Any], *, default: str) -> str:
+    """The tenant whose salt the request's hashes carry: that of a readable grant, else the engine's own."""
+    text = parameters.get(GRANT_KEY)
+    if isinstance(text, str):
+        with contextlib.suppress(GrantError):
+            return grants.unverified(grants.from_text(text)).tenant
+    return default
 
 
 def promised_tokens(parameters: Mapping[str, Any]) -> int:

@@ -50,7 +50,7 @@ from prfaas.connector.outcomes import Direction
 from prfaas.connector.request_hashes import prompt_chain, token_chain
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import SENT_KEY, EngineRequest
+from prfaas.connector.transfer_request import SENT_KEY, EngineRequest, tenant_of
 from prfaas.connector.worker_side import WorkerSide
 from prfaas.errors import ConfigError
 from prfaas.hashing import HashChain
@@ -166,7 +166,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             return None
         if request.num_computed_tokens != request.num_tokens - 1:
             return None  # a surplus token of asynchronous scheduling is in the state already
-        return token_chain(request, request.num_computed_tokens, model=self._model, tenant="")
+        tenant = tenant_of(request.kv_transfer_params or {}, default=self._settings.tenant)
+        return token_chain(request, request.num_computed_tokens, model=self._model, tenant=tenant)
 
     # In a worker
 

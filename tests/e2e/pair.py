@@ -23,7 +23,8 @@ from tools.processes import Children
 from tools.stack import AgentProcess, EngineProcess, Stack, engine_flags
 from tools.tiny_models import VOCABULARY, make_model
 
-PAIRS = ("llama", "gemma3", "qwen3_next", "granite4h")  # dense, sliding window, gated delta net, Mamba2
+# Dense; with sliding windows; with states of Mamba2, short convolutions and a gated delta net.
+PAIRS = ("llama", "qwen3", "gemma3", "gpt_oss", "olmo3", "granite4h", "nemotron_h", "falcon_h1", "lfm2", "qwen3_next")
 CHUNK_TOKENS = 256
 NUM_OUTPUT_TOKENS = 24
 GRANT_SECONDS = 60.0
@@ -60,6 +61,10 @@ class Pair:
     def decode_leg(self, prompt: Sequence[int], grant: str) -> tuple[int, ...]:
         """The decode request of a transfer."""
         return self._ask(self.decode, prompt, kv_transfer_params=_parameters("do_remote_prefill", grant))
+
+    def locally(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """Greedy tokens of the decode engine, which takes up what its node holds."""
+        return self._ask(self.decode, prompt)
 
     def _ask(self, engine: EngineProcess, prompt: Sequence[int], **extra: Any) -> tuple[int, ...]:
         body = {"model": self.family, "prompt": list(prompt), "temperature": 0, "ignore_eos": True}

@@ -24,7 +24,7 @@ from prfaas.connector.outcomes import Direction
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest
+from prfaas.connector.transfer_request import EngineRequest, tenant_of
 from prfaas.connector.worker_side import WorkerSide
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import Shard
@@ -60,12 +60,38 @@ CHECKPOINTED = (
 SHAPES = {"dense": DENSE, "windowed": WINDOWED, "recurrent": RECURRENT, "checkpointed": CHECKPOINTED}
 
 
+@dataclass(frozen=True)
+class Memory:
+    """An engine's blocks: `layers` by name, and each group as the scheduler sees it."""
+
+    layout: Layout
+    layers: dict[str, LayerBlocks]
+    groups: tuple[EngineGroup, ...]
+
+
+def memory_of(shapes: Sequence[GroupShape]) -> Memory:
+    """Blocks of bytes without a meaning."""
+    groups, layers = [], {}
+    for g, shape in enumerate(shapes):
+        slices, offset = [], 0
+        for n, size in enumerate(shape.layer_bytes):
+            name = f"layers.{g}.{n}"
+            slices.append(LayerSlice(name, offset, size, "uint8", "byte"))
+            pages = torch.zeros(NUM_BLOCKS, size, dtype=torch.uint8)
+            layers[name] = LayerBlocks(g, n, slices[-1], pages)
+            offset += size
+        block_tokens = 16 if shape.engine.kind == "linear_state" else shape.engine.block_tokens
+        groups.append(KVGroup(shape.engine.kind, block_tokens, tuple(slices), shape.engine.window_tokens))
+    return Memory(Layout(MODEL, "", Shard(), tuple(groups)), layers, tuple(its.engine for its in shapes))
+
+
 @dataclass
 class Running:
     """A request inside the engine."""
 
     request_id: str
     prompt: Sequence[int]
+    tenant: str = ""
     computed: int = 0
     tables: list[list[int]] = field(default_factory=list)
 
@@ -76,42 +102,28 @@ class FakeEngine:
     def __init__(
         self,
         agent_socket: Path,
-        shapes: Sequence[GroupShape],
+        memory: Memory,
         *,
         directions: Sequence[Direction] = ("send", "receive"),
         **settings: Any,
     ) -> None:
-        self.shapes = shapes
+        self.groups = memory.groups
         self._instance = f"fake-{next(_instances)}"
+        self._tenant = settings.get("tenant", "")
         self._free = list(range(1, NUM_BLOCKS))
         self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads
-        self.caches = {
-            (g, n): torch.zeros(NUM_BLOCKS, size, dtype=torch.uint8)
-            for g, shape in enumerate(shapes)
-            for n, size in enumerate(shape.layer_bytes)
-        }
-        layout, layers = self._describe()
+        self.caches = {(its.group, its.layer): its.pages for its in memory.layers.values()}
+        self._names = {(its.group, its.layer): name for name, its in memory.layers.items()}
+        layout = memory.layout
         worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)
-        self.worker = WorkerSide(worker, layers, layout, make_copier=_host_copier)
+        self.worker = WorkerSide(worker, memory.layers, layout, make_copier=_host_copier)
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
         self.scheduler = SchedulerSide(
             self.client,
-            BlockMap(tuple(shape.engine for shape in shapes)),
+            BlockMap(memory.groups),
             ConnectorSettings(agent_socket=agent_socket, **{"reuse": False, **settings}),
             directions=directions,
         )
-
-    def _describe(self) -> tuple[Layout, dict[str, LayerBlocks]]:
-        groups, layers = [], {}
-        for g, shape in enumerate(self.shapes):
-            slices, offset = [], 0
-            for n, size in enumerate(shape.layer_bytes):
-                slices.append(LayerSlice(_name(g, n), offset, size, "uint8", "byte"))
-                layers[_name(g, n)] = LayerBlocks(g, n, slices[-1], self.caches[g, n])
-                offset += size
-            block_tokens = 16 if shape.engine.kind == "linear_state" else shape.engine.block_tokens
-            groups.append(KVGroup(shape.engine.kind, block_tokens, tuple(slices), shape.engine.window_tokens))
-        return Layout(MODEL, "", Shard(), tuple(groups)), layers
 
     def close(self) -> None:
         self.worker.close()
@@ -127,13 +139,13 @@ class FakeEngine:
 
     # A request's life
 
-    def submit(
-        self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any], *, tenant: str = ""
-    ) -> Running:
-        chain = HashChain(root_hash(MODEL, tenant.encode()), prompt)
-        request = EngineRequest(request_id, len(prompt), parameters, lambda _: chain)
+    def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any]) -> Running:
+        request = EngineRequest(
+            request_id, len(prompt), parameters, lambda tenant: HashChain(root_hash(MODEL, tenant.encode()), prompt)
+        )
         self.scheduler.on_new_request(request)
-        return Running(request_id, prompt)
+        tenant = tenant_of(parameters, default=self._tenant)
+        return Running(request_id, prompt, tenant)
 
     def await_answer(self, running: Running, *, local_tokens: int = 0) -> int:
         """Poll as vLLM's scheduler does until the request may run; how many tokens can be loaded."""
@@ -167,7 +179,7 @@ class FakeEngine:
 
     def finish(self, running: Running, *, leaves: bool = False) -> None:
         """The request ends and its blocks are freed; when it `leaves` them to the pool, once they are copied."""
-        chain = HashChain(root_hash(MODEL), running.prompt[: running.computed])
+        chain = HashChain(root_hash(MODEL, running.tenant.encode()), running.prompt[: running.computed])
         finished = self.scheduler.on_finished(
             running.request_id, lambda: chain if leaves else None, lambda: running.tables
         )
@@ -210,8 +222,8 @@ class FakeEngine:
         for g, n in self.caches:
             for running, num_tokens in work:
                 self._fill(running, running.computed, running.computed + num_tokens, only=(g, n))
-            if self.shapes[g].engine.kind != "linear_state":
-                self.worker.on_layer_end(_name(g, n))
+            if self.groups[g].kind != "linear_state":
+                self.worker.on_layer_end(self._names[g, n])
         for running, num_tokens in work:
             running.computed += num_tokens
         self.worker.start_loads()
@@ -219,11 +231,21 @@ class FakeEngine:
 
     # Blocks
 
+    def slots_of(self, running: Running) -> list[list[int]]:
+        """By group, the pool's slots that hold what this request may load."""
+        ready = self.scheduler._incoming._by_request[running.request_id].ready
+        assert ready is not None
+        return ready.slots[0]
+
+    def change_byte(self, slot: int) -> None:
+        """Change the first byte of a slot of the pool."""
+        attached = self.worker._client.attached
+        self.worker._client.arena[attached.header_bytes + slot * attached.slot_bytes] ^= 1
+
     def _extend(self, running: Running, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens; those outside a window, and of older states, become null."""
-        running.tables = running.tables or [[] for _ in self.shapes]
-        for shape, table in zip(self.shapes, running.tables, strict=True):
-            engine = shape.engine
+        running.tables = running.tables or [[] for _ in self.groups]
+        for engine, table in zip(self.groups, running.tables, strict=True):
             last = (
                 engine.state_entry(num_tokens) + 1
                 if engine.kind == "linear_state"
@@ -246,12 +268,12 @@ class FakeEngine:
             for position, tokens in self._positions(g, start, end):
                 block = running.tables[g][position]
                 if block != NULL_BLOCK:
-                    size = self.shapes[g].layer_bytes[n]
+                    size = self.caches[g, n].shape[1]
                     self.caches[g, n][block] = content(running.prompt, (g, n, position, tokens), size)
 
     def _positions(self, g: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """(position, tokens in the block afterwards) of the blocks that tokens [start, end) change."""
-        engine = self.shapes[g].engine
+        engine = self.groups[g]
         if engine.kind == "linear_state":
             yield engine.state_entry(end), end
             return
@@ -262,7 +284,7 @@ class FakeEngine:
         """(group, layer, position) of the blocks that a model which resumes after `num_tokens` reads and that are not right."""
         wrong = []
         for g, n in self.caches:
-            engine = self.shapes[g].engine
+            engine = self.groups[g]
             first = engine.first_block(num_tokens)
             start = num_tokens - 1 if engine.kind == "linear_state" else first * engine.block_tokens
             for position, tokens in self._positions(g, start, num_tokens):
@@ -270,10 +292,6 @@ class FakeEngine:
                 if not torch.equal(got, content(running.prompt, (g, n, position, tokens), len(got))):
                     wrong.append((g, n, position))
         return wrong
-
-
-def _name(group: int, layer: int) -> str:
-    return f"layers.{group}.{layer}"
 
 
 def content(prompt: Sequence[int], place: tuple[int, int, int, int], size: int) -> torch.Tensor:

@@ -6,95 +6,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prfaas import grants
-from prfaas.grants import Grant
-from prfaas.hashing import HashChain, root_hash
-from prfaas.types import AgentName, TransferId
-from tests.integration.connector.fake_engine import MODEL, NUM_BLOCKS, SHAPES, FakeEngine, GroupShape, Running
+from prfaas.types import AgentName
+from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
 from tests.waiting import wait_until
 from tools.demo.client import get_json
-from tools.processes import Children
-from tools.stack import AgentProcess, Stack
-
-NUM_TOKENS = 300  # transferred: neither a multiple of a block nor of a chunk
-
-
-@dataclass
-class Nodes:
-    """Two nodes, an engine each."""
-
-    east: AgentProcess
-    west: AgentProcess
-    key: bytes
-    engines: list[FakeEngine] = field(default_factory=list)
-
-    def start(self, agent: AgentProcess, shapes: Sequence[GroupShape], **settings: Any) -> FakeEngine:
-        engine = FakeEngine(agent.socket, shapes, **settings)
-        self.engines.append(engine)
-        return engine
-
-    def pair(self, shapes: Sequence[GroupShape]) -> tuple[FakeEngine, FakeEngine]:
-        return self.start(self.east, shapes), self.start(self.west, shapes)
-
-    def grant(self, prompt: Sequence[int], **changes: Any) -> str:
-        tokens = prompt[:-1]
-        fields: dict[str, Any] = {
-            "transfer_id": TransferId(os.urandom(16)),
-            "source": AgentName(self.east.name),
-            "destination": AgentName(self.west.name),
-            "destination_address": self.west.wire,
-            "prompt_hash": HashChain(root_hash(MODEL), tokens).at(len(tokens)),
-            "num_tokens": len(tokens),
-            "max_bytes": 1 << 28,
-            "tenant": "",
-            "expires_at": time.time() + 20.0,
-        }
-        return grants.to_text(grants.sign(Grant(**fields | changes), self.key))
-
-    def status(self, agent: AgentProcess) -> dict[str, Any]:
-        status: dict[str, Any] = get_json(f"{agent.status_url}/status")
-        return status
-
-    def assert_nothing_is_left(self) -> None:
-        for agent in (self.east, self.west):
-            wait_until(lambda agent=agent: self._is_idle(agent), what=f"an idle {agent.name}")  # type: ignore[misc]
-
-    def _is_idle(self, agent: AgentProcess) -> bool:
-        status = self.status(agent)
-        return bool(status["pool"]["transfer"] == status["sending"] == status["receiving"] == 0)
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    with Children(tmp_path) as children:
-        stack = Stack(children, tmp_path)
-        east, west = (stack.start_agent(name, reconnect_seconds="1s") for name in ("east", "west"))
-        stack.await_agent(east)
-        stack.await_agent(west)
-        made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"))
-        yield made
-        for engine in made.engines:
-            engine.close()
-
-
-def prompt_of(seed: int, length: int = NUM_TOKENS + 1) -> list[int]:
-    return [seed, *range(length - 1)]
-
-
-def sending(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
-    return engine.submit(f"p{prompt[0]}", prompt[:-1], {"do_remote_decode": True, "prfaas_grant": grant})
-
-
-def receiving(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
-    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
-    return engine.submit(f"d{prompt[0]}", prompt, parameters)
 
 
 @pytest.mark.parametrize("chunk_tokens", [1000, 64, 50, 7], ids=lambda its: f"chunks of {its}")
@@ -141,7 +63,7 @@ def test_blocks_that_either_engine_holds_itself_are_not_computed_or_overwritten(
 def _mark_held_blocks(engine: FakeEngine, running: Running) -> list[tuple[tuple[int, int], int]]:
     marked = []
     for key in engine.caches:
-        if engine.shapes[key[0]].engine.kind != "linear_state":
+        if engine.groups[key[0]].kind != "linear_state":
             for block in filter(None, running.tables[key[0]]):
                 engine.caches[key][block] = 99
                 marked.append((key, block))
@@ -310,6 +232,17 @@ def test_a_transfer_that_never_comes_is_given_up_in_time(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
+def test_a_sender_that_never_opens_its_transfer_is_not_waited_for_until_the_grant_ends(tmp_path: Path) -> None:
+    with running_nodes(tmp_path, open_timeout_seconds="300ms") as nodes:
+        decoder = nodes.start(nodes.west, SHAPES["dense"])
+        nodes.east.child.process.kill()
+        prompt = prompt_of(14)
+        parked = receiving(decoder, prompt, nodes.grant(prompt, expires_at=time.time() + 120.0))
+        assert decoder.await_answer(parked) == 0
+        assert decoder.outcomes() == {"receive unreachable": 1}
+        wait_until(lambda: nodes.status(nodes.west)["receiving"] == 0)
+
+
 def test_the_engines_own_cache_makes_a_transfer_needless(nodes: Nodes) -> None:
     decoder = nodes.start(nodes.west, SHAPES["dense"])
     prompt = prompt_of(15)
@@ -381,6 +314,20 @@ def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
     restarted.prefill(again, chunk_tokens=64)
     restarted.finish(again)
     nodes.assert_nothing_is_left()
+
+
+def test_another_tenant_takes_up_nothing(nodes: Nodes) -> None:
+    """The salt is the grant's; without a grant it is the engine's own."""
+    ours = nodes.start(nodes.west, SHAPES["recurrent"], reuse=True, reuse_min_tokens=16, tenant="us")
+    turn = ours.submit("turn 1", prompt_of(21), {})
+    assert ours.await_answer(turn) == 0
+    ours.prefill(turn, chunk_tokens=64)
+    ours.finish(turn, leaves=True)
+    again, granted = prompt_of(21, NUM_TOKENS + 60), {"do_remote_decode": True}
+    theirs = nodes.grant(again, tenant="them", source=AgentName("west"), destination=AgentName("east"))
+    other = ours.submit("turn 2 of theirs", again[:-1], granted | {"prfaas_grant": theirs})
+    assert ours.await_answer(other) == 0
+    assert ours.await_answer(ours.submit("turn 2 of ours", again, {})) == NUM_TOKENS + 1
 
 
 def test_many_requests_with_random_ends_leave_nothing_behind(nodes: Nodes) -> None:

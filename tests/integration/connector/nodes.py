@@ -1,0 +1,98 @@
+"""Two nodes with real agents, and engines that know what every block must hold."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prfaas import grants
+from prfaas.grants import Grant
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import AgentName, TransferId
+from tests.integration.connector.fake_engine import MODEL, FakeEngine, GroupShape, Memory, Running, memory_of
+from tests.waiting import wait_until
+from tools.demo.client import get_json
+from tools.processes import Children
+from tools.stack import AgentProcess, Stack
+
+NUM_TOKENS = 300  # transferred: neither a multiple of a block nor of a chunk
+
+
+@dataclass
+class Nodes:
+    """Two nodes, an engine each."""
+
+    east: AgentProcess
+    west: AgentProcess
+    key: bytes
+    engines: list[FakeEngine] = field(default_factory=list)
+
+    def start(self, agent: AgentProcess, shapes: Sequence[GroupShape], **settings: Any) -> FakeEngine:
+        return self.attach(agent, memory_of(shapes), **settings)
+
+    def attach(self, agent: AgentProcess, memory: Memory, **settings: Any) -> FakeEngine:
+        """Start an engine with these blocks."""
+        engine = FakeEngine(agent.socket, memory, **settings)
+        self.engines.append(engine)
+        return engine
+
+    def pair(self, shapes: Sequence[GroupShape]) -> tuple[FakeEngine, FakeEngine]:
+        return self.start(self.east, shapes), self.start(self.west, shapes)
+
+    def grant(self, prompt: Sequence[int], **changes: Any) -> str:
+        tokens = prompt[:-1]
+        fields: dict[str, Any] = {
+            "transfer_id": TransferId(os.urandom(16)),
+            "source": AgentName(self.east.name),
+            "destination": AgentName(self.west.name),
+            "destination_address": self.west.wire,
+            "prompt_hash": HashChain(root_hash(MODEL), tokens).at(len(tokens)),
+            "num_tokens": len(tokens),
+            "max_bytes": 1 << 28,
+            "tenant": "",
+            "expires_at": time.time() + 20.0,
+        }
+        return grants.to_text(grants.sign(Grant(**fields | changes), self.key))
+
+    def status(self, agent: AgentProcess) -> dict[str, Any]:
+        status: dict[str, Any] = get_json(f"{agent.status_url}/status")
+        return status
+
+    def assert_nothing_is_left(self) -> None:
+        for agent in (self.east, self.west):
+            wait_until(lambda agent=agent: self._is_idle(agent), what=f"an idle {agent.name}")  # type: ignore[misc]
+
+    def _is_idle(self, agent: AgentProcess) -> bool:
+        status = self.status(agent)
+        return bool(status["pool"]["transfer"] == status["sending"] == status["receiving"] == 0)
+
+
+def prompt_of(seed: int, length: int = NUM_TOKENS + 1) -> list[int]:
+    return [seed, *range(length - 1)]
+
+
+def sending(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
+    return engine.submit(f"p{prompt[0]}", prompt[:-1], {"do_remote_decode": True, "prfaas_grant": grant})
+
+
+def receiving(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    return engine.submit(f"d{prompt[0]}", prompt, parameters)
+
+
+@contextmanager
+def running_nodes(directory: Path, **settings: Any) -> Iterator[Nodes]:
+    with Children(directory) as children:
+        stack = Stack(children, directory)
+        east, west = (stack.start_agent(name, reconnect_seconds="1s", **settings) for name in ("east", "west"))
+        stack.await_agent(east)
+        stack.await_agent(west)
+        made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"))
+        yield made
+        for engine in made.engines:
+            engine.close()
