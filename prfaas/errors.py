@@ -9,6 +9,7 @@ PrfaasError
 ├── RecordUnreachable    Redis does not answer, or takes nothing more: go on from memory, say that it is stale
 ├── Fenced               another manager writes this cluster's record: stop writing, tell agents where to go
 ├── ManagerUnreachable   no manager answers in time: decide without it
+├── PageUnreachable      a page over HTTP does not answer in time: say so, ask the next
 ├── AgentUnreachable     the agent's socket does not answer: stop the engine's start
 ├── LocalProtocolError   we broke a protocol: our bug
 └── RemoteProtocolError  the peer broke a protocol: close the connection, count the reason
@@ -63,6 +64,10 @@ class Fenced(PrfaasError):
 
 class ManagerUnreachable(PrfaasError):
     """No manager answers within the deadline."""
+
+
+class PageUnreachable(PrfaasError):
+    """Nobody serves a page over HTTP within the deadline; the message names the page."""
 
 
 class AgentUnreachable(PrfaasError):

@@ -13,6 +13,7 @@ from prfaas import metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
+from prfaas.console.config import ConsoleConfig
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
@@ -24,9 +25,14 @@ COMPONENTS: dict[str, type[Any]] = {
     "router": RouterConfig,
     "sidecar": SidecarConfig,
     "colocate": ColocateConfig,
+    "console": ConsoleConfig,
 }
 
-TITLES = {"connector": "The connector, inside vLLM", "colocate": "The colocated executor"}
+TITLES = {
+    "connector": "The connector, inside vLLM",
+    "colocate": "The colocated executor",
+    "console": "The command `prfaas`",
+}
 TWO_CLUSTERS = """\
   - name: west
     kind: pd
@@ -89,8 +95,9 @@ def metrics_table(component: str) -> str:
 
 def annotated_yaml(component: str, cls: type[Any]) -> str:
     """The component's configuration file with every setting at its default."""
+    command = "prfaas" if component == "console" else f"prfaas-{component}"
     head = [
-        f"# prfaas-{component}: every setting with its default; what stays at its default may be left out.",
+        f"# {command}: every setting with its default; what stays at its default may be left out.",
         f"# Written by `make docs` from {cls.__module__.replace('.', '/')}.py. `--check-config` shows what is in force.",
     ]
     return "\n".join(head + _yaml_lines(cls, EXAMPLES.get(component, {}), indent="")) + "\n"

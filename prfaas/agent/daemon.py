@@ -347,7 +347,7 @@ class Agent:
     def _status(self) -> dict[str, Any]:
         return {
             "name": self._name,
-            "encrypted": False,
+            "encrypted": self._certificates is not None,
             "sending": len(self._sending),
             "copying": len(self._copying),
             "receiving": len(self._receiving),

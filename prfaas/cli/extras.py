@@ -8,7 +8,7 @@ from typing import Literal
 
 from prfaas.errors import MissingExtraError
 
-Extra = Literal["manager", "router", "gateway", "vllm", "vllm-cpu", "colocate", "solve", "plot", "dev"]
+Extra = Literal["manager", "router", "gateway", "vllm", "vllm-cpu", "colocate", "console", "solve", "plot", "dev"]
 
 
 def load(module: str, *, extra: Extra) -> ModuleType:

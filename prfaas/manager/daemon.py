@@ -17,6 +17,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.grpc_server import GrpcServer
+from prfaas.manager.holdings import holdings
 from prfaas.manager.http_server import HttpServer, Views
 from prfaas.manager.paths import Paths
 from prfaas.manager.rebalancing import Rebalancing
@@ -83,7 +84,13 @@ class Manager:
             rebalancing=self._rebalancing,
         )
         views = Views(
-            self._refresh_metrics, lambda: self.is_ready, self._state, self._digests, self._plan, self.routing.decision
+            refresh_metrics=self._refresh_metrics,
+            is_ready=lambda: self.is_ready,
+            state=self._state,
+            digests=self._digests,
+            pool=lambda: holdings(self.world),
+            plan=self._plan,
+            decision=self.routing.decision,
         )
         self._http = HttpServer(config.http_listen, views)
         self._background: list[asyncio.Task[None]] = []

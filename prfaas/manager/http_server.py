@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), /state, /digests, /plan, /decisions/<id>."""
+"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), /state, /digests, /pool, /plan, /decisions/<id>."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Views:
     is_ready: Callable[[], bool]
     state: Callable[[], pb.StateSnapshot]
     digests: Callable[[], dict[str, str]]
+    pool: Callable[[], list[dict[str, Any]]]
     plan: Callable[[], dict[str, Any]]
     decision: Callable[[bytes], dict[str, Any] | None]
 
@@ -49,6 +50,7 @@ class HttpServer:
                 web.get("/readyz", self._readyz),
                 web.get("/state", self._state),
                 web.get("/digests", self._digests),
+                web.get("/pool", self._pool),
                 web.get("/plan", self._plan),
                 web.get("/decisions/{id}", self._decision),
             ]
@@ -79,6 +81,9 @@ class HttpServer:
 
     async def _digests(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.digests())
+
+    async def _pool(self, request: web.Request) -> web.Response:
+        return web.json_response(self._views.pool())
 
     async def _plan(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.plan())

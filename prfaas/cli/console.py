@@ -1,0 +1,198 @@
+"""`prfaas`: see a deployment, change it, and find what is wrong with a machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import prfaas
+from prfaas import config, grants, units
+from prfaas.agent.config import AgentConfig
+from prfaas.cli import extras
+from prfaas.console import tables
+from prfaas.console.completion import completion
+from prfaas.console.config import ConsoleConfig
+from prfaas.console.pages import first_json
+from prfaas.console.terminal import Answer, show
+from prfaas.console.watching import watch
+from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
+from prfaas.manager.config import ManagerConfig
+from prfaas.router.config import RouterConfig
+
+COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig, "router": RouterConfig}
+DIRECTORY = Path("/etc/prfaas")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One command line: the settings in force, and the arguments of its command."""
+
+    settings: ConsoleConfig
+    arguments: argparse.Namespace
+
+    def page(self, path: str) -> Any:
+        """A page of the managers. Raises PageUnreachable."""
+        return first_json(self.settings.pages, path, timeout_seconds=self.settings.timeout)
+
+
+def _status(call: Call) -> Answer:
+    state, plan = call.page("/state"), call.page("/plan")
+    return Answer({"state": state, **plan}, tables.status_tables(state, plan))
+
+
+def _links(call: Call) -> Answer:
+    state = call.page("/state")
+    links = [{"node": its["node"]["name"], **link} for its in tables.nodes_of(state) for link in its.get("links", [])]
+    return Answer(links, [tables.link_table(state)])
+
+
+def _top(call: Call) -> Answer:
+    state, plan = call.page("/state"), call.page("/plan")
+    return Answer({"state": state, **plan}, [*tables.status_tables(state, plan), tables.link_table(state)])
+
+
+def _explain(call: Call) -> Answer:
+    request, seconds = call.arguments.request, call.settings.timeout
+    failures = []
+    for servers, path in ((call.settings.routers, "/debug/decision/"), (call.settings.pages, "/decisions/")):
+        try:
+            found = first_json(servers, path + request, timeout_seconds=seconds)
+        except PageUnreachable as error:
+            failures.append(str(error))
+            continue
+        if found is not None:
+            return Answer(found, [tables.explanation_table(found)])
+    reasons = "".join(f"; {failure}" for failure in failures)
+    raise PageUnreachable(f"{request}: none of the latest requests of the routers and managers asked{reasons}")
+
+
+def _drain(call: Call) -> Answer:
+    changes = extras.load("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
+    seconds = units.parse_seconds(call.arguments.within)
+    moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
+    rows = ((moved["node"], str(moved["num_prefixes"]), tables.size(moved["moved_bytes"])),)
+    return Answer(moved, [tables.Table("Drained", ("node", "prefixes moved", "bytes moved"), rows)])
+
+
+def _pool_ls(call: Call) -> Answer:
+    holdings = call.page("/pool")
+    return Answer(holdings, [tables.pool_table(holdings)])
+
+
+def _config_check(call: Call) -> Answer:
+    """Read each file as its component would."""
+    rows: list[tuple[str, str, str]] = []
+    for path in call.arguments.files or [DIRECTORY / f"{name}.yaml" for name in COMPONENTS]:
+        rows += [_checked(Path(path), component=call.arguments.component)]
+    moods = tuple[tables.Mood, ...]("good" if outcome == "good" else "bad" for _, _, outcome in rows)
+    table = tables.Table("Configuration", ("file", "component", "outcome"), tuple(rows), moods)
+    document = [dict(zip(table.columns, row, strict=True)) for row in rows]
+    return Answer(document, [table], status=0 if set(moods) == {"good"} else 1)
+
+
+def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
+    name = component or next((name for name in COMPONENTS if path.stem.startswith(name)), None)
+    if name is None:
+        return str(path), "?", f"say which component it is for: --component {'|'.join(COMPONENTS)}"
+    try:
+        config.load(COMPONENTS[name], component=name, file=path)
+    except ConfigError as error:
+        return str(path), name, str(error)
+    return str(path), name, "good"
+
+
+def _completion(call: Call) -> Answer:
+    sys.stdout.write(completion(call.arguments.shell, _parser()))
+    sys.exit(0)
+
+
+Command = Callable[[Call], Answer]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="prfaas", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add(commands, "status", _status, "the deployment in short: clusters, instances, threshold, plan")
+    _add(commands, "links", _links, "every link between nodes: goodput, capacity, round trip, what is sent again")
+    _add_top(commands)
+    explain = _add(commands, "explain", _explain, "why a recent request went where it went")
+    explain.add_argument("request", metavar="REQUEST", help="its x-request-id, or the id that a manager decided under")
+    drain = _add(commands, "drain", _drain, "have a node get nothing new and give away what is only there")
+    drain.add_argument("node", metavar="NODE", help="the agent's name")
+    drain.add_argument("--within", default="60s", metavar="TIME", help="how long copies may take; by default 60s")
+    pool = commands.add_parser("pool", help="what the pools hold").add_subparsers(metavar="COMMAND", required=True)
+    _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
+    _add_config(commands)
+    shell = _add(commands, "completion", _completion, "a script that completes this command in a shell")
+    shell.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(prfaas completion bash)"')
+    return parser
+
+
+def _add(commands: Any, name: str, command: Command, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(command=command)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="JSON, as where no terminal is")
+    config.add_flags(parser, ConsoleConfig)
+    return parser
+
+
+def _add_top(commands: Any) -> None:
+    top = _add(commands, "top", _top, "the deployment, live")
+    top.add_argument("--every", default="1s", metavar="TIME", help="how often; by default 1s")
+    top.add_argument("--refreshes", type=int, default=0, metavar="N", help="end after so many; 0: when interrupted")
+
+
+def _add_config(commands: Any) -> None:
+    group = commands.add_parser("config", help="configuration files").add_subparsers(metavar="COMMAND", required=True)
+    check = _add(group, "check", _config_check, "read files as their components would, and say what is wrong")
+    check.add_argument("files", nargs="*", metavar="FILE", help="by default those in /etc/prfaas")
+    check.add_argument("--component", choices=tuple(COMPONENTS), help="by default what the file's name begins with")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what a command line says; 1 when something is wrong, 2 when it could not be looked at."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        settings = config.load(
+            ConsoleConfig, component="console", file=_file(arguments), flags=config.given_flags(arguments)
+        )
+        if arguments.check_config:
+            sys.stdout.write(config.show(settings))
+            return 0
+        return _run(Call(settings, arguments))
+    except (PrfaasError, ValueError) as error:
+        sys.stderr.write(f"prfaas: {error}\n")
+        return 2
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+
+
+def _file(arguments: argparse.Namespace) -> Path | None:
+    """The settings' file: the one named, or the machine's."""
+    file: Path | None = arguments.config
+    usual = DIRECTORY / "console.yaml"
+    return file or (usual if usual.exists() else None)
+
+
+def _run(call: Call) -> int:
+    command: Command = call.arguments.command
+    if command is _top:
+        every = units.parse_seconds(call.arguments.every)
+        num_refreshes, as_json = call.arguments.refreshes, call.arguments.as_json
+        watch(lambda: command(call), interval_seconds=every, num_refreshes=num_refreshes, as_json=as_json)
+        return 0
+    answer = command(call)
+    show(answer, as_json=call.arguments.as_json)
+    return answer.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What people see of a deployment at a terminal, and what is wrong with a machine."""

@@ -1,0 +1,35 @@
+"""What changes a deployment, asked of its managers over gRPC under the operator's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from prfaas.console.config import ConsoleConfig
+from prfaas.rpc.channel import Tls
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+
+
+def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
+    """The managers, spoken to as the operator; close it."""
+    tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
+    deadline = config.timeout
+    return ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
+
+
+async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: float) -> dict[str, Any]:
+    """Have a node get nothing new and give away what is asked for and only there; what has moved within `seconds`.
+
+    Raises:
+        ManagerUnreachable: no manager carries it out in time.
+        IndexRefusal: the node is unknown or silent, or the manager does not take orders from this name.
+    """
+    client = client_of(config, secret)
+    try:
+        response = await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds))
+    finally:
+        await client.close()
+    moved = MessageToDict(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {"node": node, "num_prefixes": moved["num_prefixes"], "moved_bytes": int(moved["moved_bytes"])}

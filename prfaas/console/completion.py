@@ -1,0 +1,41 @@
+"""Shell completion of a command, from its own parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+_SCRIPT = """\
+_prfaas() {
+    local words="${COMP_WORDS[*]:1:COMP_CWORD-1}" path="" word
+    for word in $words; do case "$word" in -*) ;; *) path="$path $word" ;; esac; done
+    local choices=""
+    case "$path" in
+%s
+    esac
+    COMPREPLY=($(compgen -W "$choices" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _prfaas prfaas
+"""
+
+
+def completion(shell: str, parser: argparse.ArgumentParser) -> str:
+    """A script for bash, or for zsh by its bash compatibility, to be evaluated by the shell."""
+    cases = [
+        f'        "{path}"{"*" if not commands else ""}) choices="{" ".join([*commands, *flags])}" ;;'
+        for path, commands, flags in _levels(parser, "")
+    ]
+    head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return head + _SCRIPT % "\n".join(cases)
+
+
+def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each (sub)command's words so far, what may follow as a word, and its flags; deepest first."""
+    flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    commands: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            commands |= action.choices
+    for name, its in commands.items():
+        yield from _levels(its, f"{path} {name}")
+    yield path, list(commands), flags

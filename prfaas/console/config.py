@@ -1,0 +1,41 @@
+"""Every setting of the command `prfaas`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.config import check_together, setting
+
+
+@dataclass(frozen=True)
+class ConsoleConfig:
+    """Where the deployment is, and as whom one speaks to it."""
+
+    pages: tuple[str, ...] = setting(
+        "text_list",
+        default=("http://127.0.0.1:7411",),
+        doc="HTTP pages of the managers (http_listen); the first that answers.",
+    )
+    routers: tuple[str, ...] = setting(
+        "text_list", default=("http://127.0.0.1:8000",), doc="Routers that are asked for their latest decisions."
+    )
+    managers: tuple[str, ...] = setting(
+        "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) that carry out what changes the deployment."
+    )
+    name: str = setting(
+        "text", default="operator", doc="The name under which changes are recorded; with TLS the certificate's."
+    )
+    secret_file: Path = setting(
+        "path", default=Path("/etc/prfaas/secret"), doc="File with the deployment's secret; only changes need it."
+    )
+    timeout: float = setting("seconds", default=5.0, minimum=0.1, doc="How long an answer may take.")
+    tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: the certificate of `name`.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+
+    def __post_init__(self) -> None:
+        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        for url in (*self.pages, *self.routers):
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"pages, routers: {url!r}; write http://host:port")

@@ -1,0 +1,52 @@
+"""Reads the JSON pages of managers and routers over HTTP, each with a deadline."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from prfaas.errors import PageUnreachable
+
+MAX_PAGE_BYTES = 64 << 20  # the state of thousands of nodes has a few MB
+
+
+def read_json(url: str, *, timeout_seconds: float) -> Any:
+    """What a page says; None when it says that there is no such thing (404).
+
+    Raises:
+        PageUnreachable: nobody answers there in time, or the answer is no JSON.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_seconds) as response:
+            return json.loads(response.read(MAX_PAGE_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == http.HTTPStatus.NOT_FOUND:
+                return None
+            raise PageUnreachable(f"{url}: HTTP status {error.code}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise PageUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
+
+
+def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float) -> Any:
+    """A page of the first server of several that answers and knows of it; None when those that answer do not.
+
+    Raises:
+        PageUnreachable: none answers; the message has each one's reason.
+    """
+    failures: list[str] = []
+    for base in bases:
+        try:
+            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds)
+        except PageUnreachable as error:
+            failures.append(str(error))
+            continue
+        if found is not None:
+            return found
+    if bases and len(failures) == len(bases):
+        raise PageUnreachable("; ".join(failures))
+    return None

@@ -1,0 +1,171 @@
+"""Tables of a deployment: rows for people out of the documents that managers and routers serve. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mood = Literal["plain", "good", "warning", "bad"]
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A heading, the columns' names, and rows of texts; `moods` has one word per row where rows differ in weight."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    moods: tuple[Mood, ...] = ()
+
+
+def status_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
+    """The deployment in short: the manager's word, clusters, instances."""
+    return [_summary(state, plan), _clusters(state), _instances(state)]
+
+
+def _summary(state: Mapping[str, Any], plan: Mapping[str, Any]) -> Table:
+    solved = plan.get("plan") or {}
+    index = "stale: the record cannot be reached" if state.get("index_stale") else "current"
+    rows = [
+        ("manager", str(state.get("manager", "")) + (" (settling)" if state.get("settling") else "")),
+        ("index", index),
+        ("threshold", f"{state.get('threshold_tokens', 0):,} tokens"),
+        ("within a cluster", str(state.get("local_policy", ""))),
+        ("plan", f"version {solved['version']}, limited by {solved['limit']}" if solved else "none: t as configured"),
+    ]
+    moods = tuple[Mood, ...]("warning" if value.startswith("stale") else "plain" for _, value in rows)
+    return Table("Deployment", ("what", "value"), tuple(rows), moods)
+
+
+def nodes_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The live nodes of a state, by cluster and name."""
+    return sorted(state.get("nodes", []), key=lambda its: (its["node"]["cluster"], its["node"]["name"]))
+
+
+def _clusters(state: Mapping[str, Any]) -> Table:
+    by_cluster: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for node in nodes_of(state):
+        by_cluster.setdefault((node["node"]["cluster"], node["node"]["cluster_kind"]), []).append(node)
+    rows = []
+    for (name, kind), nodes in by_cluster.items():
+        loads = [load for node in nodes for load in node.get("engines", [])]
+        running, waiting = (sum(load.get(key, 0) for load in loads) for key in ("num_running", "num_waiting"))
+        instances = sum(len(node["node"].get("engines", [])) for node in nodes)
+        rows.append((name, kind, str(len(nodes)), str(instances), str(running), str(waiting)))
+    return Table("Clusters", ("cluster", "kind", "nodes", "instances", "running", "waiting"), tuple(rows))
+
+
+def _instances(state: Mapping[str, Any]) -> Table:
+    loads = {load["instance"]: load for node in nodes_of(state) for load in node.get("engines", [])}
+    rows = tuple(
+        _instance_row(node["node"], engine, loads.get(engine["instance"], {}))
+        for node in nodes_of(state)
+        for engine in node["node"].get("engines", [])
+    )
+    columns = ("instance", "node", "cluster", "role", "model", "running", "waiting", "KV in use")
+    return Table("Instances", columns, rows)
+
+
+def _instance_row(node: Mapping[str, Any], engine: Mapping[str, Any], load: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (
+        str(load.get("num_running", 0)),
+        str(load.get("num_waiting", 0)),
+        percent(load.get("kv_usage_ratio", 0.0)),
+    )
+    return (engine["instance"], node["name"], node["cluster"], engine["role"], engine["model"], *counts)
+
+
+def link_table(state: Mapping[str, Any]) -> Table:
+    """Every link that a live node has, outgoing, busiest first."""
+    links = [(node["node"], link) for node in nodes_of(state) for link in node.get("links", [])]
+    links.sort(key=lambda its: (not its[1].get("is_down", False), -its[1].get("bytes_per_second", 0.0)))
+    moods = tuple[Mood, ...](link_mood(link) for _, link in links)
+    columns = (
+        "from",
+        "to",
+        "state",
+        "goodput",
+        "capacity",
+        "in use",
+        "queued",
+        "round trip",
+        "sent again",
+        "connections",
+    )
+    return Table("Links", columns, tuple(_link_row(node, link) for node, link in links), moods)
+
+
+def _link_row(node: Mapping[str, Any], link: Mapping[str, Any]) -> tuple[str, ...]:
+    carried, capacity = link.get("bytes_per_second", 0.0), link.get("capacity_bytes_per_second", 0.0)
+    trips = f"{link.get('rtt_seconds', 0.0) * 1000:.1f} ms (least {link.get('min_rtt_seconds', 0.0) * 1000:.1f})"
+    return (
+        node["name"],
+        link["peer"],
+        "down" if link.get("is_down") else "up",
+        bit_rate(carried),
+        bit_rate(capacity) if capacity else "not seen",
+        percent(carried / capacity) if capacity else "",
+        size(int(link.get("queued_bytes", 0))),
+        trips,
+        percent(link.get("retransmit_ratio", 0.0)),
+        str(link.get("num_connections", 0)),
+    )
+
+
+def link_mood(link: Mapping[str, Any]) -> Mood:
+    """How bad a link is: down; sends much again; fine."""
+    if link.get("is_down"):
+        return "bad"
+    return "warning" if link.get("retransmit_ratio", 0.0) > 0.03 else "plain"
+
+
+def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:
+    """What the pools hold, by cluster, node, model, KV group and tier."""
+    rows = tuple(
+        (
+            its["cluster"],
+            its["node"],
+            its["model"],
+            its["kind"],
+            its["tier"],
+            f"{its['num_blocks']:,}",
+            size(its["num_bytes"]),
+        )
+        for its in holdings
+    )
+    return Table("Pool", ("cluster", "node", "model", "KV group", "tier", "blocks", "bytes"), rows)
+
+
+def explanation_table(document: Mapping[str, Any]) -> Table:
+    """Why a request went where it went: every plain field of its record."""
+    plain = {key: value for key, value in document.items() if not isinstance(value, dict | list)}
+    facts = document.get("facts") or {}
+    plain |= {f"facts: {key}": value for key, value in facts.items() if not isinstance(value, dict | list)}
+    rows = tuple((key.replace("_", " "), str(value)) for key, value in plain.items() if value is not None)
+    return Table("Request", ("what", "value"), rows)
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people: 1536 is "1.5 KiB"."""
+    return _scaled(num_bytes, 1024.0, _BINARY_UNITS)
+
+
+def bit_rate(bytes_per_second: float) -> str:
+    """A rate for people: 125e6 is "1.0 Gbit/s"."""
+    return _scaled(bytes_per_second * 8, 1000.0, _BIT_UNITS)
+
+
+def percent(ratio: float) -> str:
+    return f"{ratio:.1%}"
+
+
+def _scaled(value: float, step: float, units: Iterable[str]) -> str:
+    *smaller, largest = units
+    for position, unit in enumerate(smaller):
+        if value < step:
+            return f"{value:.{1 if position else 0}f} {unit}"
+        value /= step
+    return f"{value:.1f} {largest}"

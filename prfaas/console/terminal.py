@@ -1,0 +1,55 @@
+"""Shows an answer: tables on a terminal, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prfaas.console.tables import Mood, Table
+
+_STYLES: dict[Mood, str] = {"plain": "", "good": "green", "warning": "yellow", "bad": "bold red"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The same answer twice: for programs and for people; and the status with which the command ends."""
+
+    document: Any
+    tables: Sequence[Table] = field(default=())
+    status: int = 0
+
+
+def show(answer: Answer, *, as_json: bool) -> None:
+    """Write an answer to standard output: tables where somebody looks at it, JSON elsewhere or when asked for."""
+    if as_json or not sys.stdout.isatty():
+        sys.stdout.write(json.dumps(answer.document, indent=2) + "\n")
+        return
+    for table in answer.tables:
+        show_table(table)
+
+
+def show_table(table: Table) -> None:
+    """Write one table: coloured and fitted to the terminal with rich, plain without it."""
+    try:
+        import rich.console  # noqa: PLC0415  # the extra `console`
+        import rich.table  # noqa: PLC0415
+    except ModuleNotFoundError:
+        sys.stdout.write(plain_text(table))
+        return
+    shown = rich.table.Table(title=table.title, title_justify="left", header_style="bold")
+    for column in table.columns:
+        shown.add_column(column, overflow="fold")
+    for index, row in enumerate(table.rows):
+        shown.add_row(*row, style=_STYLES[table.moods[index]] if table.moods else "")
+    rich.console.Console(markup=False, highlight=False).print(shown)
+
+
+def plain_text(table: Table) -> str:
+    """The table in columns of blanks."""
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([table.title, *text, "", ""])

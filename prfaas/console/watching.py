@@ -1,0 +1,52 @@
+"""The live view: the state of a deployment again and again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prfaas.console.terminal import Answer, show_table
+
+_CLEAR = "\x1b[H\x1b[2J"
+_ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
+
+
+def watch(answer: Callable[[], Answer], *, interval_seconds: float, num_refreshes: int, as_json: bool) -> None:
+    """Show `answer()` every `interval_seconds`, `num_refreshes` times or (0) until interrupted; programs get a JSON
+    document a line."""
+    lines = as_json or not sys.stdout.isatty()
+    with _nothing() if lines else _alternate_screen():
+        shown = 0
+        while not num_refreshes or shown < num_refreshes:
+            if shown:
+                time.sleep(interval_seconds)
+            _write(answer(), lines=lines)
+            shown += 1
+
+
+def _write(answer: Answer, *, lines: bool) -> None:
+    if lines:
+        sys.stdout.write(json.dumps(answer.document) + "\n")
+    else:
+        sys.stdout.write(_CLEAR)
+        for table in answer.tables:
+            show_table(table)
+    sys.stdout.flush()
+
+
+@contextmanager
+def _alternate_screen() -> Iterator[None]:
+    """What stood on the terminal before stands there again afterwards."""
+    sys.stdout.write(_ALTERNATE)
+    try:
+        yield
+    finally:
+        sys.stdout.write(_NORMAL)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

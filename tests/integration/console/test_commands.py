@@ -1,0 +1,107 @@
+"""`prfaas` beside a real manager and real agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.integration.agent.prefixes import chain_of, prefix_of
+from tests.integration.console.terminal import Ran, run, run_on_terminal
+from tests.integration.manager.deployment import Deployment
+from tests.integration.manager.site import Site
+from tests.waiting import until
+
+
+async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
+    flags = [f"--pages=http://{site.manager.http_address}", f"--managers={site.manager.address}", "--routers="]
+    flags += [f"--secret-file={secret}"] if secret else []
+    return await asyncio.to_thread(run_on_terminal if terminal else run, *arguments, *flags)
+
+
+async def test_status_shows_every_live_node_to_programs_and_to_people(site: Site) -> None:
+    await site.node("pd-0", "west")
+    await site.node("east-0", "east", **{"cluster-kind": "prfaas"})
+    ran = await prfaas(site, "status")
+    assert ran.status == 0, ran.error
+    assert [its["node"]["name"] for its in ran.document["state"]["nodes"]] == ["east-0", "pd-0"]
+    assert ran.document["threshold_tokens"] == site.manager.routing.threshold_tokens
+    seen = await prfaas(site, "status", terminal=True)
+    assert seen.status == 0
+    assert "Clusters" in seen.output and "west" in seen.output and "prfaas" in seen.output
+    assert not seen.output.lstrip().startswith("{")
+
+
+async def test_links_shows_what_agents_report_of_their_links(site: Site) -> None:
+    source, _ = await site.node("a"), await site.node("b")
+    prefix = prefix_of(chain_of(160), 160)
+    await asyncio.to_thread(source.leave, prefix)
+    assert (await site.copy(prefix, "a", "b")).outcome == "completed"
+    await until(lambda: any(its.figures.links for its in site.manager.world.live()), what="a reported link")
+    ran = await prfaas(site, "links")
+    assert [(its["node"], its["peer"]) for its in ran.document] == [("a", "b")]
+    assert "round trip" in (await prfaas(site, "links", terminal=True)).output
+
+
+async def test_pool_ls_shows_what_the_index_knows(site: Site) -> None:
+    hand = await site.node("a")
+    await asyncio.to_thread(hand.leave, prefix_of(chain_of(160), 160))
+    await until(lambda: site.manager.world.index.num_blocks() > 0, what="announced blocks")
+    ran = await prfaas(site, "pool", "ls")
+    kinds = {its["kind"]: its for its in ran.document}
+    assert kinds["full_attention"]["tier"] == "memory"
+    assert sum(its["num_blocks"] for its in ran.document) == site.manager.world.index.num_blocks()
+    assert all(its["num_bytes"] > 0 for its in ran.document)
+    assert "full_attention" in (await prfaas(site, "pool", "ls", terminal=True)).output
+
+
+async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site) -> None:
+    await site.node("pd-0", "west")
+    ran = await prfaas(site, "top", "--refreshes=2", "--every=0.01")
+    documents = [json.loads(line) for line in ran.output.splitlines()]
+    assert [len(its["state"]["nodes"]) for its in documents] == [1, 1]
+    screen = await prfaas(site, "top", "--refreshes=1", terminal=True)
+    assert screen.output.startswith("\x1b[?1049h") and "west" in screen.output
+
+
+async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deployment: Deployment) -> None:
+    await site.node("leaving")
+    ran = await prfaas(site, "drain", "leaving", "--within=2s", secret=deployment.secret_file)
+    assert (ran.status, ran.document) == (0, {"node": "leaving", "num_prefixes": 0, "moved_bytes": 0}), ran.error
+    assert "leaving" in site.manager.world.leaving
+    unknown = await prfaas(site, "drain", "nobody", secret=deployment.secret_file)
+    assert unknown.status == 2 and "unknown or silent" in unknown.error
+
+
+async def test_drain_is_refused_with_another_secret(site: Site, tmp_path: Path) -> None:
+    await site.node("staying")
+    secret = tmp_path / "another"
+    secret.touch(mode=0o600)
+    secret.write_bytes(bytes(32))
+    ran = await prfaas(site, "drain", "staying", secret=secret)
+    assert ran.status == 2 and "secret" in ran.error
+    assert not site.manager.world.leaving
+
+
+async def test_explain_says_of_whom_it_asked_when_nobody_knows(site: Site) -> None:
+    ran = await prfaas(site, "explain", "00ff")
+    assert ran.status == 2 and "00ff: none of the latest requests" in ran.error
+
+
+def test_a_manager_that_does_not_answer_is_named() -> None:
+    ran = run("status", "--pages=http://127.0.0.1:9", "--timeout=2")
+    assert (ran.status, ran.output) == (2, "")
+    assert "http://127.0.0.1:9/state" in ran.error
+
+
+def test_config_check_names_the_file_the_key_and_the_accepted_form(tmp_path: Path) -> None:
+    good, bad = tmp_path / "router.yaml", tmp_path / "agent-east.yaml"
+    good.write_text("secret_file: /s\nmanagers: [m:1]\n")
+    bad.write_text("name: a\nsecret_file: /s\npool_byte: 4GiB\n")
+    ran = run("config", "check", str(good), str(bad))
+    outcomes: dict[str, Any] = {Path(its["file"]).name: its["outcome"] for its in ran.document}
+    assert ran.status == 1
+    assert outcomes["router.yaml"] == "good"
+    assert "pool_byte: unknown key, did you mean pool_bytes?" in outcomes["agent-east.yaml"]
+    assert run_on_terminal("config", "check", str(good)).status == 0

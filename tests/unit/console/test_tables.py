@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from prfaas.console.tables import bit_rate, link_mood, link_table, percent, size, status_tables
+from prfaas.console.terminal import plain_text
+
+LINK = {"peer": "west-0", "bytes_per_second": 6.25e8, "capacity_bytes_per_second": 1.25e9, "queued_bytes": "2048"}
+STATE = {
+    "manager": "m",
+    "threshold_tokens": 16000,
+    "index_stale": True,
+    "nodes": [
+        {
+            "node": {
+                "name": "east-0",
+                "cluster": "east",
+                "cluster_kind": "prfaas",
+                "engines": [{"instance": "east-0/0", "role": "prefill", "model": "tiny"}],
+            },
+            "engines": [{"instance": "east-0/0", "num_running": 3, "kv_usage_ratio": 0.25}],
+            "links": [LINK, LINK | {"peer": "north-0", "is_down": True}],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 41, "2.0 TiB"), (1 << 52, "4096.0 TiB")]
+)
+def test_sizes_are_in_the_largest_unit_that_leaves_a_whole(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text
+
+
+def test_rates_are_in_bits_per_second() -> None:
+    assert (bit_rate(125e6), bit_rate(0), percent(0.5)) == ("1.0 Gbit/s", "0 bit/s", "50.0%")
+
+
+def test_links_that_are_down_come_first_and_stand_out() -> None:
+    table = link_table(STATE)
+    assert [(row[1], row[2]) for row in table.rows] == [("north-0", "down"), ("west-0", "up")]
+    assert table.moods == ("bad", "plain")
+    assert table.rows[1][3:7] == ("5.0 Gbit/s", "10.0 Gbit/s", "50.0%", "2.0 KiB")
+    assert link_mood({"retransmit_ratio": 0.05}) == "warning"
+
+
+def test_a_stale_index_and_what_runs_are_in_the_status() -> None:
+    summary, clusters, instances = status_tables(STATE, {"plan": None})
+    assert ("index", "stale: the record cannot be reached") in summary.rows and "warning" in summary.moods
+    assert clusters.rows == (("east", "prfaas", "1", "1", "3", "0"),)
+    assert instances.rows[0][-3:] == ("3", "0", "25.0%")
+    assert "east-0/0" in plain_text(instances)
+
+
+def test_a_plan_is_named_with_its_limit() -> None:
+    summary = status_tables(STATE, {"plan": {"version": 7, "limit": "link"}})[0]
+    assert ("plan", "version 7, limited by link") in summary.rows
