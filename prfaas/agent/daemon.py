@@ -345,6 +345,7 @@ class Agent:
         return {"status": "ok", "name": self._name}
 
     def _status(self) -> dict[str, Any]:
+        pool = self._pool.stats()
         return {
             "name": self._name,
             "encrypted": self._certificates is not None,
@@ -352,7 +353,8 @@ class Agent:
             "copying": len(self._copying),
             "receiving": len(self._receiving),
             "keeping": len(self._keeping),
-            "pool": self._pool.stats().slots_by_kind,
+            "pool": pool.slots_by_kind,
+            "leases": pool.num_leases,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "links": [link.snapshot().to_dict() for link in list(self._links.values())],
             "reporting": self._reporting.status() if self._reporting else None,

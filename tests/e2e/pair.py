@@ -18,20 +18,21 @@ from prfaas.cachepool.layout import Layout
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
-from tools.demo.client import complete, prompt_tokens, transfers
+from tools.demo.client import answers, complete, prompt_tokens, transfers
 from tools.processes import Children
-from tools.stack import AgentProcess, EngineProcess, Stack, engine_flags
+from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, engine_flags
 from tools.tiny_models import VOCABULARY, make_model
 
 # Dense; with sliding windows; with states of Mamba2, short convolutions and a gated delta net.
 PAIRS = ("llama", "qwen3", "gemma3", "gpt_oss", "olmo3", "granite4h", "nemotron_h", "falcon_h1", "lfm2", "qwen3_next")
 CHUNK_TOKENS = 256
+MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
 GRANT_SECONDS = 60.0
 CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU has none; the others are compared without
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pair:
     """A prefill engine in the east and a decode engine, which also prefills, in the west."""
 
@@ -41,6 +42,13 @@ class Pair:
     prefill: EngineProcess
     decode: EngineProcess
     grant_key: bytes
+    children: Children
+
+    def restart_decode(self) -> None:
+        """Kill the decode engine and start it again at the same place."""
+        child, url = self.children.kill_and_restart(self.decode.child), self.decode.url
+        self.children.wait_until(child, lambda: answers(f"{url}/health"), seconds=START_SECONDS)
+        self.decode = EngineProcess(child, url)
 
     def alone(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Greedy tokens of the decode engine on its own; shares no cached block with other requests."""
@@ -129,7 +137,7 @@ def random_prompt(length: int, *, seed: int) -> list[int]:
 
 def flags(family: str) -> tuple[str, ...]:
     """vLLM's flags for a family."""
-    chosen = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=2048)
+    chosen = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=MAX_MODEL_LEN)
     if family in CACHES_PREFIXES:
         chosen = tuple("--enable-prefix-caching" if flag == "--no-enable-prefix-caching" else flag for flag in chosen)
     return chosen
@@ -148,4 +156,6 @@ def running_pair(family: str, directory: Path) -> Iterator[Pair]:
         decode = stack.start_engine("west", model, agent=west, role="kv_both", extra=flags(family))
         for engine in (prefill, decode):
             stack.await_server(engine.child, engine.url)
-        yield Pair(family, east, west, prefill, decode, grants.derive_key(stack.secret_file.read_bytes(), "grant"))
+        yield Pair(
+            family, east, west, prefill, decode, grants.derive_key(stack.secret_file.read_bytes(), "grant"), children
+        )

@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prfaas import grants
 from prfaas.grants import Grant
@@ -30,6 +30,7 @@ class Nodes:
     east: AgentProcess
     west: AgentProcess
     key: bytes
+    children: Children
     engines: list[FakeEngine] = field(default_factory=list)
 
     def start(self, agent: AgentProcess, shapes: Sequence[GroupShape], **settings: Any) -> FakeEngine:
@@ -69,7 +70,13 @@ class Nodes:
 
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)
-        return bool(status["pool"]["transfer"] == status["sending"] == status["receiving"] == 0)
+        slots = status["pool"]["transfer"] + status["pool"]["quarantined"]
+        return bool(slots + status["sending"] + status["receiving"] + status["keeping"] + status["leases"] == 0)
+
+    def kill_agent(self, name: Literal["east", "west"]) -> None:
+        """Kill an agent and start it again, empty, at the same addresses."""
+        agent: AgentProcess = getattr(self, name)
+        setattr(self, name, replace(agent, child=self.children.kill_and_restart(agent.child)))
 
 
 def prompt_of(seed: int, length: int = NUM_TOKENS + 1) -> list[int]:
@@ -92,7 +99,7 @@ def running_nodes(directory: Path, **settings: Any) -> Iterator[Nodes]:
         east, west = (stack.start_agent(name, reconnect_seconds="1s", **settings) for name in ("east", "west"))
         stack.await_agent(east)
         stack.await_agent(west)
-        made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"))
+        made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"), children)
         yield made
         for engine in made.engines:
             engine.close()

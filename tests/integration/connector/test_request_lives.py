@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -328,38 +327,3 @@ def test_another_tenant_takes_up_nothing(nodes: Nodes) -> None:
     other = ours.submit("turn 2 of theirs", again[:-1], granted | {"prfaas_grant": theirs})
     assert ours.await_answer(other) == 0
     assert ours.await_answer(ours.submit("turn 2 of ours", again, {})) == NUM_TOKENS + 1
-
-
-def test_many_requests_with_random_ends_leave_nothing_behind(nodes: Nodes) -> None:
-    """Invariants: no block, slot, lease or parked request is left, and every load that succeeds is right."""
-    source = random.Random(7)
-    prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
-    loaded = 0
-    for seed in range(100, 140):
-        prompt = prompt_of(seed, source.randrange(20, 500))
-        loaded += _one_random_life(nodes, prefiller, decoder, prompt, source)
-    assert loaded >= 10
-    assert prefiller.num_free_blocks == decoder.num_free_blocks == NUM_BLOCKS - 1
-    assert len(prefiller.scheduler._outgoing) == len(decoder.scheduler._incoming) == 0
-    nodes.assert_nothing_is_left()
-
-
-def _one_random_life(
-    nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: list[int], source: random.Random
-) -> bool:
-    num_tokens, grant = len(prompt) - 1, nodes.grant(prompt)
-    stop_prefill, stop_decode = source.random() < 0.3, source.choice([None, None, "parked", "ready"])
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    if stop_decode == "parked":
-        decoder.finish(parked)
-    prefiller.await_answer(prefilling)
-    while prefilling.computed < num_tokens and not (stop_prefill and prefilling.computed):
-        prefiller.step([(prefilling, min(source.randrange(1, 200), num_tokens - prefilling.computed))])
-    prefiller.finish(prefilling)
-    answer = 0 if stop_decode == "parked" else decoder.await_answer(parked)
-    if answer and stop_decode is None:
-        assert decoder.load(parked, answer)
-        assert decoder.wrong_blocks(parked, num_tokens) == []
-    if stop_decode != "parked":
-        decoder.finish(parked)
-    return answer > 0
