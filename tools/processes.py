@@ -92,20 +92,31 @@ class Children:
                 raise ProcessDied(f"{child.name} was not ready within {seconds:.0f} s:\n{child.tail()}")
             time.sleep(0.1)
 
+    def stop_one(self, child: Child) -> None:
+        """SIGTERM to a child's session, then SIGKILL to what is left of it."""
+        _signal(child, signal.SIGTERM)
+        _end(child, deadline=time.monotonic() + STOP_SECONDS)
+        self._children.remove(child)
+
     def stop(self) -> None:
         """SIGTERM to every session, newest first, then SIGKILL to what is left."""
         for child in reversed(self._children):
             _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
         for child in reversed(self._children):
-            try:
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-                _wait_for_grandchildren(child)
-            except subprocess.TimeoutExpired:
-                pass
-            _signal(child, signal.SIGKILL)  # also reaches a grandchild that stayed behind
-            child.process.wait()
+            _end(child, deadline=deadline)
         self._children.clear()
+
+
+def _end(child: Child, *, deadline: float) -> None:
+    """Wait until a child that was told to has ended, then kill whatever is there of its session."""
+    try:
+        child.process.wait(max(0.1, deadline - time.monotonic()))
+        _wait_for_grandchildren(child)
+    except subprocess.TimeoutExpired:
+        pass
+    _signal(child, signal.SIGKILL)  # also reaches a grandchild that stayed behind
+    child.process.wait()
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

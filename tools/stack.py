@@ -101,10 +101,10 @@ class Stack:
 
     def start_manager(self, **settings: Any) -> tuple[Child, str, str]:
         """A manager with a Redis of its own, as (process, gRPC address, HTTP URL)."""
-        grpc, http = free_address(), free_address()
-        config = {"listen": grpc, "http_listen": http, "secret_file": str(self.secret_file), **settings}
+        addresses = {"listen": free_address(), "http_listen": free_address()}
+        config: dict[str, Any] = {**addresses, "secret_file": str(self.secret_file), **settings}
         child = self._children.start("manager", [_script("prfaas-manager"), "--config", self._write("manager", config)])
-        return child, grpc, f"http://{http}"
+        return child, config["listen"], f"http://{config['http_listen']}"
 
     def start_router(self, config: dict[str, Any]) -> tuple[Child, str]:
         address = free_address()

@@ -23,7 +23,7 @@ class Answer:
     ttft_seconds: float
 
 
-def complete(url: str, body: dict[str, Any]) -> Answer:
+def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None = None) -> Answer:
     """Stream a completion.
 
     Raises:
@@ -34,7 +34,7 @@ def complete(url: str, body: dict[str, Any]) -> Answer:
     payload = json.dumps({**body, "stream": True, "return_token_ids": True})
     started = time.monotonic()
     try:
-        connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"} | (headers or {}))
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read(2000).decode(errors='replace')}")
