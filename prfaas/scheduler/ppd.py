@@ -148,6 +148,27 @@ def read_measured(fields: Mapping[str, Any]) -> PpdTable:
         raise ValueError(f"not a PPD decision table: {error!r}") from error
 
 
+def to_measured(table: PpdTable) -> dict[str, Any]:
+    """The inverse of `read_measured`, with each cell's score and whether it is local."""
+    weights = {"w_ttft": table.ttft_weight, "w_tpot": table.tpot_weight}
+    return {"weights": weights, "entries": [_as_measured(table, entry) for entry in table.entries]}
+
+
+def _as_measured(table: PpdTable, entry: PpdEntry) -> dict[str, Any]:
+    score = 0.0 if entry.pd_failed else table.score(entry)
+    return {
+        "context_class": entry.context_class,
+        "workload_type": entry.workload_type,
+        "qps": entry.qps,
+        "use_ppd": entry.pd_failed or score > 0,
+        "pd_ttft_ms": entry.pd_ttft_seconds * 1000,
+        "ppd_ttft_ms": entry.ppd_ttft_seconds * 1000,
+        "pd_tpot_ms": entry.pd_tpot_seconds * 1000,
+        "ppd_tpot_ms": entry.ppd_tpot_seconds * 1000,
+        "score": score,
+    }
+
+
 def _measured(entry: Mapping[str, Any]) -> PpdEntry:
     return PpdEntry(
         entry["context_class"],

@@ -29,7 +29,7 @@ WORKERS = 4
 _probes = itertools.count(5_000_000)
 # What may be said of a request under each policy.
 REASONS = {
-    "prfaas": {"long", "short"},
+    "prfaas": {"long", "short", "congested"},  # four engines on a small machine hold up the link's threads too
     "ppd": {"ppd_first_turn", "ppd_table_local"},
     "llm-d prefix decider": {"suffix_uncached", "suffix_cached"},
     "always-disagg": {"pd"},

@@ -141,6 +141,10 @@ class PacedEngine:
 
 def streamed(text: str, *, chat: bool = False) -> bytes:
     """One event of a stream."""
-    choice = {"index": 0, "finish_reason": None, **({"delta": {"content": text}} if chat else {"text": text})}
+    choice = {
+        "index": 0,
+        "finish_reason": None,
+        **({"delta": {"content": text}} if chat else {"text": text, "token_ids": [ord(text)]}),
+    }
     event = {"id": "1", "object": "chunk", "created": 0, "model": MODEL, "choices": [choice]}
     return f"data: {json.dumps(event)}\n\n".encode()

@@ -1,0 +1,128 @@
+"""`prfaas-ppd`: PPD's decision table: `build` measures it against living endpoints, `show` draws it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import prfaas
+from prfaas.cli import extras
+from prfaas.cli.arguments import OneLineParser
+from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.ppd.drawing import draw
+from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS, Cell
+from prfaas.scheduler.ppd import PpdTable, Run, build_table, read_measured, to_measured
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build or show; 2 when a flag or a file cannot be used, 1 when nothing could be measured."""
+    flags = _parser().parse_args(argv)
+    try:
+        return _build(flags) if flags.what == "build" else _show(flags)
+    except (ConfigError, MissingExtraError, OSError) as error:
+        sys.stderr.write(f"prfaas-ppd: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="prfaas-ppd", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    commands = parser.add_subparsers(dest="what", required=True)
+    show = commands.add_parser("show", help="draw a table")
+    show.add_argument("table", type=Path, metavar="TABLE", help="JSON file, as `build` and PPD's authors write it")
+    build = commands.add_parser("build", help="measure a table")
+    build.add_argument("--pd", required=True, metavar="URL", help="front door that prefills every turn on P")
+    build.add_argument(
+        "--local", required=True, metavar="URL", help="front door that prefills later turns where they decode"
+    )
+    build.add_argument("--model", required=True, help="served model name")
+    build.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
+    build.add_argument("--qps", default=QPS, type=_list_of(float), metavar="LIST", help="conversations per second")
+    build.add_argument("--contexts", default=tuple(FIRST_TURNS), type=_words(FIRST_TURNS), metavar="LIST")
+    build.add_argument("--workloads", default=tuple(SECOND_TURNS), type=_words(SECOND_TURNS), metavar="LIST")
+    build.add_argument("--seconds", default=10.0, type=float, help="of arrivals for each cell; 10 by default")
+    build.add_argument("--vocabulary", default=1000, type=int, help="prompts are random token ids below it")
+    build.add_argument("--seed", default=0, type=int)
+    for command in (show, build):
+        command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
+        command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
+    return parser
+
+
+def _list_of(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    def read(text: str) -> tuple[T, ...]:
+        return tuple(kind(item.strip()) for item in text.split(","))
+
+    read.__name__ = f"list of {kind.__name__}s"
+    return read
+
+
+def _words(known: dict[Any, Any]) -> Callable[[str], tuple[Any, ...]]:
+    def read(text: str) -> tuple[Any, ...]:
+        words = tuple(item.strip() for item in text.split(","))
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return words
+
+    return read
+
+
+def _show(flags: argparse.Namespace) -> int:
+    try:
+        table = read_measured(json.loads(flags.table.read_text()))
+        print(draw(_weighted(table, flags)))
+    except ValueError as error:
+        raise ConfigError(f"{flags.table}: {error}") from error
+    return 0
+
+
+def _weighted(table: PpdTable, flags: argparse.Namespace) -> PpdTable:
+    return replace(
+        table,
+        ttft_weight=table.ttft_weight if flags.w_ttft is None else flags.w_ttft,
+        tpot_weight=table.tpot_weight if flags.w_tpot is None else flags.w_tpot,
+    )
+
+
+def _build(flags: argparse.Namespace) -> int:
+    measuring = extras.load("prfaas.ppd.measuring", extra="router")
+    cells = [Cell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps]
+    pd, local = asyncio.run(_measured(measuring, flags, cells))
+    weights = {"ttft_weight": 1.0 if flags.w_ttft is None else flags.w_ttft}
+    try:
+        table = build_table(pd, local, **weights, tpot_weight=1.0 if flags.w_tpot is None else flags.w_tpot)
+    except ValueError as error:
+        sys.stderr.write(f"prfaas-ppd: nothing to decide by: {error}\n")
+        return 1
+    flags.out.write_text(json.dumps(to_measured(table), indent=1) + "\n")
+    print(draw(table))
+    return 0
+
+
+async def _measured(measuring: Any, flags: argparse.Namespace, cells: list[Cell]) -> tuple[list[Run], list[Run]]:
+    """Each cell on both front doors, one after the other, so that neither is beside the other's load."""
+    ends = [measuring.Endpoint(url.rstrip("/"), flags.model, flags.vocabulary) for url in (flags.pd, flags.local)]
+    effort = measuring.Effort(seconds=flags.seconds, seed=flags.seed)
+    runs: tuple[list[Run], list[Run]] = ([], [])
+    async with measuring.aiohttp.ClientSession(connector=measuring.aiohttp.TCPConnector(limit=0)) as session:
+        for number, cell in enumerate(cells, 1):
+            for end, kept in zip(ends, runs, strict=True):
+                kept.append(await measuring.measure(session, end, cell, effort))
+            line = f"{number}/{len(cells)} {cell.context} {cell.workload} {cell.qps:g} QPS"
+            sys.stderr.write(
+                f"{line}: TTFT {runs[0][-1].ttft_seconds:.3f} s by P, {runs[1][-1].ttft_seconds:.3f} s by D\n"
+            )
+    return runs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

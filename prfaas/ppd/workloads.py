@@ -1,0 +1,40 @@
+"""The two-turn conversations that PPD's table is measured with, as its authors' grid has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.scheduler.ppd import ContextClass, WorkloadType
+
+QPS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)
+# Prompt and answer of the first turn, in tokens.
+FIRST_TURNS: dict[ContextClass, tuple[int, int]] = {"small": (128, 128), "large": (1024, 1024)}
+# New tokens and answer of the second turn.
+SECOND_TURNS: dict[WorkloadType, tuple[int, int]] = {
+    "tiny": (16, 32),
+    "short_gen": (32, 256),
+    "long_gen": (32, 512),
+    "very_long_gen": (64, 1024),
+    "small_bal": (64, 64),
+    "mid_bal": (128, 128),
+    "mid_paste": (256, 64),
+    "big_paste": (512, 64),
+    "huge_paste": (1024, 32),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table."""
+
+    context: ContextClass
+    workload: WorkloadType
+    qps: float  # conversations that begin per second
+
+    @property
+    def first(self) -> tuple[int, int]:
+        return FIRST_TURNS[self.context]
+
+    @property
+    def second(self) -> tuple[int, int]:
+        return SECOND_TURNS[self.workload]

@@ -1,0 +1,81 @@
+"""`prfaas-ppd build` against two front doors: what it asks, what it makes of it, and that a manager takes its table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.scheduler.ppd import Turn, prefills_locally, read_measured
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+
+SLOW_SECONDS = 1.0
+
+
+@pytest.fixture
+async def doors() -> AsyncIterator[tuple[PacedEngine, PacedEngine]]:
+    """One that prefills elsewhere, and takes its time, and one that does not."""
+    engines = PacedEngine(prefill_seconds=SLOW_SECONDS), PacedEngine()
+    for engine in engines:
+        await engine.start()
+    yield engines
+    for engine in engines:
+        await engine.stop()
+
+
+async def _build(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tuple[int, str, str]:
+    flags = (
+        "--pd",
+        doors[0].url,
+        "--local",
+        doors[1].url + "/",
+        "--model",
+        MODEL,
+        "--out",
+        str(out),
+        "--seconds",
+        "0.1",
+    )
+    command = (sys.executable, "-m", "prfaas.cli.ppd", "build", *flags, "--qps", "50", *more)
+    process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
+    shown, said = await process.communicate()
+    return process.returncode or 0, shown.decode(), said.decode()
+
+
+async def test_a_table_is_measured_and_read_again(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    status, shown, said = await _build(doors, out, "--contexts", "small", "--workloads", "tiny,mid_paste")
+    assert status == 0, said
+    table = read_measured(json.loads(out.read_text()))
+    assert {(its.context_class, its.workload_type, its.qps) for its in table.entries} == {
+        ("small", "tiny", 50.0),
+        ("small", "mid_paste", 50.0),
+    }
+    assert all(its.pd_ttft_seconds >= SLOW_SECONDS > its.ppd_ttft_seconds > 0 for its in table.entries)
+    assert prefills_locally(table, Turn(256, 256, 64), qps=50.0, mode="paper")
+    assert "small context" in shown and "mid_paste" in shown
+    asked = doors[1].bodies
+    assert {len(body["prompt"]) for body in asked} == {128, 128 + 3 + 16, 128 + 3 + 256}, "3 tokens were answered"
+    assert {body["max_tokens"] for body in asked} == {128, 32, 64}
+    assert all(body["stream"] and body["ignore_eos"] and body["temperature"] == 0 for body in asked)
+
+
+async def test_both_doors_are_asked_the_same(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+    await _build(doors, tmp_path / "t.json", "--contexts", "small", "--workloads", "tiny")
+    first, second = (sorted(body["prompt"] for body in door.bodies) for door in doors)
+    assert first == second
+
+
+async def test_a_way_that_fails_is_no_measurement(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+    doors[0].status = doors[1].status = 500
+    out = tmp_path / "table.json"
+    _, shown, _ = await _build(doors, out, "--contexts", "small", "--workloads", "tiny")
+    assert "D failed" in shown, "with P failing the decode node is all that is left"
+    doors[0].status = 200
+    status, _, said = await _build(doors, tmp_path / "none.json", "--contexts", "small", "--workloads", "tiny")
+    assert (status, "nothing to decide by" in said) == (1, True)
+    assert not (tmp_path / "none.json").exists()
