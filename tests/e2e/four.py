@@ -109,6 +109,8 @@ def four_engines(directory: Path) -> Iterator[FourEngines]:
             running.engine_urls[name] = engines[-1].url
         for engine in engines:
             stack.await_server(engine.child, engine.url)
-        router, running.router_url = stack.start_router({"managers": [addresses[0]], "cluster": "west", "manager_timeout": "10s"})
+        router, running.router_url = stack.start_router(
+            {"managers": [addresses[0]], "cluster": "west", "manager_timeout": "10s"}
+        )
         stack.await_server(router, running.router_url)
         yield running
