@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,28 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Request:
-    """One line of a trace; `turn` counts from 1."""
+    """One line of a trace; `turn` counts from 1. `blocks` are the hash ids of a Mooncake trace."""
 
     prompt_tokens: float
     output_tokens: float | None
     cached_tokens: float
     timestamp: float | None
     turn: int
+    blocks: tuple[int, ...] = ()
 
 
 def read_trace(path: Path) -> Workload:
     """The workload of a recorded trace; its prefix hits count.
+
+    Raises:
+        ConfigError: as `read_requests` does.
+    """
+    requests, inferred = read_requests(path)
+    return workload_of(requests, name=path.name, inferred=inferred)
+
+
+def read_requests(path: Path) -> tuple[list[Request], tuple[str, ...]]:
+    """The requests of a recorded trace in its order, and what of them was inferred.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a line makes no sense; it names file and line.
@@ -60,7 +71,7 @@ def read_trace(path: Path) -> Workload:
     else:
         requests = list(_with_hash_ids(_requests(_jsonl_fields(text, path), path)))
     _check(requests, path)
-    return workload_of(requests, name=path.name, inferred=inferred)
+    return requests, inferred
 
 
 def workload_of(requests: list[Request], *, name: str, inferred: tuple[str, ...] = ()) -> Workload:
@@ -176,7 +187,7 @@ def _with_hash_ids(rows: Iterable[tuple[Request, Mapping[str, Any]]]) -> Iterato
         known = next((index for index, block in enumerate(ids) if block not in seen), len(ids))
         seen.update(ids)
         cached = min(known * MOONCAKE_BLOCK_TOKENS, request.prompt_tokens - 1)
-        yield Request(request.prompt_tokens, request.output_tokens, max(cached, 0.0), request.timestamp, request.turn)
+        yield replace(request, cached_tokens=max(cached, 0.0), blocks=tuple(ids))
 
 
 def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...]]:

@@ -1,0 +1,70 @@
+"""`prfaas-sim`: what a deployment does under given traffic, simulated with the functions that decide in production."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import prfaas
+from prfaas import config
+from prfaas.cli import extras
+from prfaas.cli.arguments import OneLineParser
+from prfaas.errors import ConfigError, MissingExtraError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate and report; 2 when an input cannot be used or an extra is missing."""
+    try:
+        scenario = extras.load("prfaas.sim.scenario", extra="solve").Scenario
+        return _run(_parser(scenario).parse_args(argv))
+    except (ConfigError, MissingExtraError) as error:
+        sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _parser(scenario: type[object]) -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="prfaas-sim", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each run, in a list")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument(
+        "--compare", metavar="SETTING=A,B", help="one run for each value, all with the same arrivals: variant=a,b"
+    )
+    several.add_argument("--sweep", metavar="SETTING=A,B", help="one run for each value, on all cores: load=50%%,80%%")
+    config.add_flags(parser, scenario)
+    return parser
+
+
+def _run(flags: argparse.Namespace) -> int:
+    command = extras.load("prfaas.sim.command", extra="solve")
+    report = extras.load("prfaas.sim.report", extra="solve")
+    given = config.given_flags(flags)
+    if flags.check_config:
+        print(config.show(command.read(flags.config, given)), end="")
+        return 0
+    if flags.compare:
+        runs = command.compare(flags.config, given, flags.compare)
+    elif flags.sweep:
+        runs = command.sweep(flags.config, given, flags.sweep, _progress)
+    else:
+        runs = command.one(flags.config, given)
+    if flags.json:
+        listed = [report.to_json(name, run) for name, run in runs]
+        print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(report.render(runs), end="")
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    """A bar on the terminal, nothing in a file."""
+    if sys.stderr.isatty():
+        filled = 30 * done // total
+        sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total}" + ("\n" if done == total else ""))
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What runs came to, on a screen and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prfaas.sim.run import Run
+from prfaas.sim.summary import QUANTILES, Distribution, Summary
+
+_LATENCIES: dict[str, Callable[[Summary], Distribution]] = {
+    "TTFT": lambda its: its.ttft,
+    "TPOT": lambda its: its.tpot,
+    "ITL": lambda its: its.itl,
+    "end to end": lambda its: its.end_to_end,
+    "prefill wait": lambda its: its.prefill_wait,
+}
+_GBIT = 1e9 / 8
+
+
+def render(runs: Sequence[tuple[str, Run]]) -> str:
+    """One block of columns for each figure; a column for each run."""
+    rows = [["", *(name for name, _ in runs)]]
+    for label, show in _lines(runs):
+        rows.append([label, *(show(run) for _, run in runs)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], str]]]:
+    lines: list[tuple[str, Callable[[Run], str]]] = [
+        ("t (tokens)", lambda run: str(run.setup.plan.threshold_tokens or "-")),
+        ("N_p / N_d", lambda run: f"{run.setup.plan.num_prefill:g} / {run.setup.plan.num_decode:g}"),
+        ("capacity (req/s)", lambda run: f"{run.setup.capacity:.3f}"),
+        ("arrivals (req/s)", lambda run: f"{run.summary.arrivals:.3f}"),
+        ("throughput (req/s)", lambda run: f"{run.summary.throughput:.3f}"),
+        ("goodput (req/s)", lambda run: f"{run.summary.goodput:.3f}"),
+        ("success", lambda run: f"{run.summary.success_ratio:.1%}"),
+        ("egress (Gbps)", lambda run: f"{run.summary.egress_bytes_per_second / _GBIT:.2f}"),
+    ]
+    for name, of in _LATENCIES.items():
+        lines.append((f"{name} mean (s)", lambda run, of=of: _seconds(of(run.summary).mean)))  # type: ignore[misc]
+        for ratio in QUANTILES:
+            label = f"{name} P{ratio * 100:g} (s)"
+            lines.append((label, lambda run, of=of, ratio=ratio: _seconds(of(run.summary).quantile(ratio))))  # type: ignore[misc]
+    lines += [(f"busy {name}", _share_of("utilisation", name)) for name in _names(runs, "utilisation")]
+    return lines + [(f"reason {name}", _share_of("reasons", name)) for name in _names(runs, "reasons")]
+
+
+def _names(runs: Sequence[tuple[str, Run]], field: str) -> list[str]:
+    return list(dict.fromkeys(name for _, run in runs for name in getattr(run.summary, field)))
+
+
+def _share_of(field: str, name: str) -> Callable[[Run], str]:
+    def show(run: Run) -> str:
+        shares = getattr(run.summary, field)
+        return f"{shares[name]:.1%}" if name in shares else "-"
+
+    return show
+
+
+def _seconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def to_json(name: str, run: Run) -> dict[str, Any]:
+    """One run as JSON can hold it; null where a figure has no meaning."""
+    summary, plan = run.summary, run.setup.plan
+    plain = {key: getattr(summary, key) for key in ("num_requests", "arrivals", "throughput", "goodput")}
+    return {
+        "name": name,
+        "seed": run.scenario.seed,
+        "threshold_tokens": plan.threshold_tokens,
+        "num_prefill": plan.num_prefill,
+        "num_decode": plan.num_decode,
+        "capacity": run.setup.capacity,
+        "rate": run.rate,
+        **plain,
+        "success_ratio": summary.success_ratio,
+        "egress_bytes_per_second": summary.egress_bytes_per_second,
+        "utilisation": dict(summary.utilisation),
+        "reasons": dict(summary.reasons),
+        **{name.lower().replace(" ", "_"): _figures(of(summary)) for name, of in _LATENCIES.items()},
+    }
+
+
+def _figures(its: Distribution) -> dict[str, float | None]:
+    named = {"mean": its.mean, **{f"p{ratio * 100:g}": its.quantile(ratio) for ratio in QUANTILES}}
+    return {name: None if math.isnan(value) else value for name, value in named.items()}

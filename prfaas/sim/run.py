@@ -1,0 +1,131 @@
+"""One run of the twin: a scenario in, its summary out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prfaas.errors import ConfigError
+from prfaas.model.deployment import Deployment
+from prfaas.model.loads import LoadModel
+from prfaas.model.plan import Plan
+from prfaas.model.planning import best_plan, homogeneous, naive
+from prfaas.model.solver import SinglePd
+from prfaas.model.workload import Workload
+from prfaas.sim.request import Request
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.stations import Stations, StationSettings
+from prfaas.sim.summary import Counting, Slo, Summary, summarise
+from prfaas.sim.traffic import draw_requests, recorded_requests
+from prfaas.solve import catalog
+from prfaas.solve.command import find_trace
+from prfaas.solve.deployment_file import read_deployment
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A scenario resolved: clusters, plan, traffic and the exact capacity in requests per second."""
+
+    deployment: Deployment
+    workload: Workload
+    plan: Plan
+    capacity: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A scenario, what it was resolved to, the rate it was given and what came out."""
+
+    scenario: Scenario
+    setup: Setup
+    rate: float
+    summary: Summary
+
+
+def prepare(scenario: Scenario) -> Setup:
+    """Read what a scenario names and solve for what it leaves open.
+
+    Raises:
+        ConfigError: a file, a trace or a combination that cannot be used.
+    """
+    named = catalog.deployment_path(scenario.deployment)
+    file = named if named.is_file() else Path(scenario.deployment)
+    deployment, written = read_deployment(file)
+    workload = find_trace(scenario.trace or written.trace, beside=None if scenario.trace else file.parent)
+    variants = {"homogeneous-pd": homogeneous, "naive-heterogeneous-pd": naive}
+    if scenario.variant in variants:
+        deployment = variants[scenario.variant](deployment)
+    if len(deployment.pd) != 1:
+        raise ConfigError(f"{file}: the twin takes one PD cluster")
+    plan, capacity = _plan(scenario, deployment, workload)
+    return Setup(deployment, workload, plan, capacity)
+
+
+def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tuple[Plan, float]:
+    """The plan with what the scenario fixes, and what it sustains by the exact equations."""
+    if scenario.prefill_instances is not None:
+        pd = replace(deployment.pd[0], num_prefill=scenario.prefill_instances)
+        deployment = replace(deployment, pd=(pd,))
+    plan = best_plan(deployment, workload, method="paper" if scenario.method == "paper" else "exact")
+    if scenario.threshold is not None:
+        plan = SinglePd(LoadModel(deployment, workload, "exact")).at(scenario.threshold, plan.num_prefill)
+    threshold = plan.threshold_tokens
+    if threshold is None:
+        threshold = 0 if plan.offload_ratio else int(workload.prefilled.support[1]) + 1
+    return plan, SinglePd(LoadModel(deployment, workload, "exact")).sustained(threshold, plan.num_prefill)
+
+
+def arrival_rate(scenario: Scenario, setup: Setup) -> float:
+    """Requests per second that the scenario asks for.
+
+    Raises:
+        ConfigError: `load` is neither a share nor a rate.
+    """
+    text = scenario.load.strip()
+    try:
+        if text.endswith("req/s"):
+            value = float(text.removesuffix("req/s"))
+        elif text.endswith("%"):
+            value = float(text.removesuffix("%")) / 100 * setup.capacity
+        else:
+            value = float(text) * setup.capacity
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f'load {scenario.load!r}: write a share of the capacity such as "80%", or "2.5req/s"')
+    return value
+
+
+def traffic(scenario: Scenario, setup: Setup, rate: float) -> list[Request]:
+    """The scenario's requests, ascending by arrival."""
+    if scenario.arrivals == "trace":
+        return recorded_requests(Path(scenario.trace), count=scenario.requests)
+    return draw_requests(setup.workload, scenario.arrivals, count=scenario.requests, rate=rate, seed=scenario.seed)
+
+
+def counting(scenario: Scenario) -> Counting:
+    """What the scenario counts."""
+    asked = scenario.goodput
+    slo = Slo(asked.ttft, asked.ttft_per_thousand, asked.tpot)
+    return Counting(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
+
+
+def simulate(scenario: Scenario, *, rate: float | None = None) -> Run:
+    """Run a scenario, at `rate` requests per second where given, else at its own load."""
+    setup = prepare(scenario)
+    asked = arrival_rate(scenario, setup) if rate is None else rate
+    requests = traffic(scenario, setup, asked)
+    settings = StationSettings(scenario.layers, scenario.rtt, scenario.first_token_steps)
+    twin = Stations(setup.deployment, setup.workload, setup.plan, settings=settings)
+    twin.run(requests)
+    return Run(scenario, setup, asked, _summary(scenario, requests, twin))
+
+
+def _summary(scenario: Scenario, requests: Sequence[Request], twin: Stations) -> Summary:
+    return summarise(
+        requests,
+        counting(scenario),
+        egress_bytes=twin.egress.bytes_out,
+        utilisation=twin.utilisation(requests[-1].arrival),
+    )

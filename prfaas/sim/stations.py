@@ -1,0 +1,141 @@
+"""A deployment as stations: prefill pools, a link and decode slots, with one event for each request and stage.
+
+One PrfaaS cluster at most, before one PD cluster. A decode instance is BS_max slots, each as slow as in a full batch:
+what the throughput model has too, so that both can be compared. Where a request goes is `scheduler.threshold`'s rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prfaas.errors import ConfigError
+from prfaas.model.decoding import decode_capacity
+from prfaas.model.deployment import Deployment
+from prfaas.model.plan import Plan
+from prfaas.model.workload import Workload
+from prfaas.scheduler.threshold import prefill_site
+from prfaas.sim.pool import Ended, Pool, Started
+from prfaas.sim.request import Request
+from prfaas.sim.timeline import Timeline
+from prfaas.sim.transfer import Transfers
+from prfaas.sim.wire import Egress
+
+_NOTHING_IS_LONGER = 1 << 62
+
+
+@dataclass(frozen=True)
+class StationSettings:
+    """`num_layers` above 1 overlaps prefill and transfer; the first token comes `first_token_steps` decode steps after a
+    slot was free, 0 being the paper's account, in which prefill makes it."""
+
+    num_layers: int = 1
+    rtt_seconds: float = 0.0
+    first_token_steps: int = 1
+
+
+class Stations:
+    """The twin of one deployment under one plan. Pools that the plan leaves empty are None."""
+
+    def __init__(
+        self, deployment: Deployment, workload: Workload, plan: Plan, *, settings: StationSettings | None = None
+    ) -> None:
+        if len(deployment.pd) != 1 or len(deployment.prfaas) > 1:
+            raise ConfigError("fidelity stations: one PD cluster and at most one PrfaaS cluster")
+        self.settings = settings or StationSettings()
+        self.timeline = Timeline()
+        self._kv = deployment.model.curve()
+        self._threshold = _threshold(plan)
+        (pd,), (split,) = deployment.pd, plan.splits
+        self._local_seconds = pd.profile.prefill.seconds
+        self.local = self._prefill_pool(split.num_prefill, self._local_started, self._hand_over)
+        self.remote, self.egress = None, Egress(self.timeline, math.inf)
+        for cluster in deployment.prfaas:
+            self._remote_seconds = cluster.profile.prefill.seconds
+            self.remote = self._prefill_pool(cluster.num_instances, self._remote_started, self._remote_ended)
+            self.egress = Egress(self.timeline, deployment.egress(cluster))
+        link = self.egress.link(math.inf, rtt_seconds=self.settings.rtt_seconds)
+        self._transfers = Transfers(self.timeline, self.egress, link, num_layers=self.settings.num_layers)
+        capacity = decode_capacity(pd, deployment, workload)
+        slots = _whole(split.num_decode) * capacity.max_batch
+        self._step_seconds = capacity.step_seconds
+        self.decode = Pool(self.timeline, slots, on_start=self._decode_started, on_end=self._decode_ended)
+        self._arriving: Iterator[Request] = iter(())
+
+    def _prefill_pool(self, num_servers: float, on_start: Started, on_end: Ended) -> Pool | None:
+        servers = _whole(num_servers)
+        return Pool(self.timeline, servers, on_start=on_start, on_end=on_end) if servers else None
+
+    def run(self, requests: Iterable[Request]) -> None:
+        """Take all requests, which ascend by arrival, and let them end; they carry their times afterwards."""
+        self._arriving = iter(requests)
+        self._await_next()
+        self.timeline.run()
+
+    def utilisation(self, seconds: float) -> dict[str, float]:
+        """Each station's busy share of so many seconds, over its servers; what ran on after them counts in full."""
+        pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
+        shares = {name: pool.busy_seconds / pool.num_servers / seconds for name, pool in pools.items() if pool}
+        return shares | ({"egress": self.egress.busy_seconds / seconds} if self.remote else {})
+
+    def _await_next(self) -> None:
+        request = next(self._arriving, None)
+        if request is not None:
+            self.timeline.at(request.arrival, self._arrive, request)
+
+    def _arrive(self, request: Request) -> None:
+        self._await_next()
+        cached = request.num_cached_tokens
+        new = request.num_prompt_tokens - cached
+        site = prefill_site(
+            total_tokens=request.num_prompt_tokens,
+            pd_cached_tokens=cached,
+            prfaas_cached_tokens=cached,
+            threshold_tokens=self._threshold,
+            abundant=False,
+        )
+        if site == "pd" or self.remote is None:
+            assert self.local is not None, "a plan without local prefill has a threshold of 0"
+            request.reason = "short"
+            self.local.enter(request, self._local_seconds(new, cached))
+        else:
+            request.reason = "long"
+            self.remote.enter(request, self._remote_seconds(new, cached))
+
+    def _local_started(self, request: Request, seconds: float) -> None:
+        request.prefill_start = self.timeline.now
+        request.prefill_end = self.timeline.now + seconds
+
+    def _remote_started(self, request: Request, seconds: float) -> None:
+        self._local_started(request, seconds)
+        num_bytes = self._kv(request.num_uncached_tokens)
+        self._transfers.start(request, num_bytes, prefill_seconds=seconds, arrived=self._hand_over)
+
+    def _remote_ended(self, request: Request) -> None:
+        """Its instance is free; the request waits for its KV."""
+
+    def _hand_over(self, request: Request) -> None:
+        request.transfer_end = self.timeline.now
+        self.decode.enter(request, request.num_output_tokens * self._step_seconds)
+
+    def _decode_started(self, request: Request, seconds: float) -> None:
+        now = self.timeline.now
+        request.decode_start = now
+        request.first_token = now + self.settings.first_token_steps * self._step_seconds
+        request.decode_end = now + seconds
+
+    def _decode_ended(self, request: Request) -> None:
+        """It has its last token."""
+
+
+def _threshold(plan: Plan) -> int:
+    if plan.threshold_tokens is not None:
+        return plan.threshold_tokens
+    return 0 if plan.offload_ratio else _NOTHING_IS_LONGER
+
+
+def _whole(number: float) -> int:
+    if number != round(number):
+        raise ConfigError("fidelity stations: instances that share their time need fidelity iterations")
+    return round(number)

@@ -1,0 +1,133 @@
+"""What a run says: latencies, goodput, throughput, reasons, over the requests after the warm-up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prfaas.model.curve import FloatArray
+from prfaas.sim.request import Request
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Mean and quantiles (of `QUANTILES`, in order) in seconds; of nothing they are NaN."""
+
+    mean: float
+    quantiles: tuple[float, ...]
+
+    def quantile(self, ratio: float) -> float:
+        """One of `QUANTILES`."""
+        return self.quantiles[QUANTILES.index(ratio)]
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Service-level objectives of goodput; None asks for nothing.
+
+    `ttft_seconds_per_thousand` grows with the prompt: so many seconds for each started 1,000 tokens.
+    """
+
+    ttft_seconds: float | None = None
+    ttft_seconds_per_thousand: float | None = None
+    tpot_seconds: float | None = None
+
+    def met(self, request: Request) -> bool:
+        """Whether a request that ended meets all of them."""
+        bounds = [] if self.ttft_seconds is None else [self.ttft_seconds]
+        if self.ttft_seconds_per_thousand is not None:
+            bounds.append(self.ttft_seconds_per_thousand * -(-request.num_prompt_tokens // 1000))
+        if any(request.ttft > bound for bound in bounds):
+            return False
+        return self.tpot_seconds is None or request.tpot <= self.tpot_seconds
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`throughput`, `goodput` and `arrivals` are requests per second, between the warm-up's end and the last arrival.
+
+    `success_ratio` is the share of requests whose last token came within the time-out. `utilisation` is by station.
+    """
+
+    num_requests: int
+    arrivals: float
+    throughput: float
+    goodput: float
+    success_ratio: float
+    ttft: Distribution
+    tpot: Distribution
+    itl: Distribution
+    end_to_end: Distribution
+    prefill_wait: Distribution
+    reasons: Mapping[str, float]
+    egress_bytes_per_second: float
+    utilisation: Mapping[str, float] = field(default_factory=dict)
+
+
+def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distribution:
+    """Of values in seconds; with weights a value counts that often."""
+    if not len(values):
+        return Distribution(float("nan"), (float("nan"),) * len(QUANTILES))
+    if weights is None:
+        return Distribution(float(values.mean()), tuple(np.quantile(values, QUANTILES).tolist()))
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    indices = np.minimum(np.searchsorted(reached, np.array(QUANTILES) * reached[-1]), len(values) - 1)
+    return Distribution(float(values @ weights / weights.sum()), tuple(values[order][indices].tolist()))
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What is counted: requests after the first `warmup_ratio` of them, against these objectives."""
+
+    slo: Slo = Slo()
+    warmup_ratio: float = 0.1
+    timeout_seconds: float = float("inf")
+
+
+def summarise(
+    requests: Sequence[Request],
+    counting: Counting,
+    *,
+    gaps: tuple[FloatArray, FloatArray] | None = None,
+    egress_bytes: float = 0.0,
+    utilisation: Mapping[str, float] | None = None,
+) -> Summary:
+    """The summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
+    counted = requests[int(len(requests) * counting.warmup_ratio) :]
+    start, end = counted[0].arrival, requests[-1].arrival
+    span = max(end - start, 1e-12)
+    in_time = [one for one in counted if one.end_to_end <= counting.timeout_seconds]
+    ended = sum(1 for one in requests if start < one.decode_end <= end)
+    reasons = Counter(one.reason for one in counted)
+    return Summary(
+        num_requests=len(counted),
+        arrivals=(len(counted) - 1) / span,
+        throughput=ended / span,
+        goodput=sum(1 for one in in_time if counting.slo.met(one)) / len(counted) * ended / span,
+        success_ratio=len(in_time) / len(counted),
+        ttft=_of(in_time, lambda one: one.ttft),
+        tpot=_of([one for one in in_time if one.num_output_tokens > 1], lambda one: one.tpot),
+        itl=_gaps(in_time) if gaps is None else distribution(*gaps),
+        end_to_end=_of(in_time, lambda one: one.end_to_end),
+        prefill_wait=_of(in_time, lambda one: one.prefill_start - one.arrival),
+        reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
+        egress_bytes_per_second=egress_bytes / max(end, 1e-12),
+        utilisation=dict(utilisation or {}),
+    )
+
+
+def _of(requests: Sequence[Request], value: Callable[[Request], float]) -> Distribution:
+    return distribution(np.array([value(one) for one in requests]))
+
+
+def _gaps(requests: Sequence[Request]) -> Distribution:
+    """Where decode steps are equally long, a request's gaps all equal its TPOT."""
+    decoded = [one for one in requests if one.num_output_tokens > 1]
+    weights = np.array([one.num_output_tokens - 1 for one in decoded], dtype=float)
+    return distribution(np.array([one.tpot for one in decoded]), weights)

@@ -1,0 +1,104 @@
+"""Links between clusters: flows share a link equally, links share their source's egress fairly, every byte is counted."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any
+
+from prfaas.sim.timeline import Timeline
+
+Arrived = Callable[[Any], None]
+_ROUNDING = 1e-12  # what a moment in seconds, as a float, may be wrong by, relative to itself, with room to spare
+
+
+class Link:
+    """One path. `served` is how many bytes each flow that was there all along would have sent: a flow of S bytes that
+    joined at `served` = v is done at v + S. `bytes_in` were handed to it, `bytes_out` have left it."""
+
+    def __init__(self, rate: float, rtt_seconds: float) -> None:
+        self.rate = rate
+        self.rtt_seconds = rtt_seconds
+        self.bytes_in = 0.0
+        self.bytes_out = 0.0
+        self.served = 0.0
+        self.flow_rate = 0.0
+        self.flows: list[tuple[float, int, float, Arrived, Any]] = []  # heap by the `served` at which each is done
+
+
+class Egress:
+    """All links that leave one cluster, which together carry at most `bytes_per_second`.
+
+    The capacity is shared max-min fairly between links by their number of flows, and equally between the flows of a link.
+    """
+
+    def __init__(self, timeline: Timeline, bytes_per_second: float) -> None:
+        self.bytes_per_second = bytes_per_second
+        self.busy_seconds = 0.0
+        self.links: list[Link] = []
+        self._timeline = timeline
+        self._moved_at = 0.0
+        self._sent = 0
+        self._wake = 0
+
+    def link(self, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> Link:
+        """A further link."""
+        self.links.append(Link(bytes_per_second, rtt_seconds))
+        return self.links[-1]
+
+    def send(self, link: Link, num_bytes: float, arrived: Arrived, argument: Any) -> None:
+        """Put a flow on a link; `arrived(argument)` half an RTT after its last byte was sent."""
+        link.bytes_in += num_bytes
+        if math.isinf(min(link.rate, self.bytes_per_second)):
+            link.bytes_out += num_bytes
+            self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
+            return
+        self._move()
+        self._sent += 1
+        heapq.heappush(link.flows, (link.served + num_bytes, self._sent, num_bytes, arrived, argument))
+        self._share()
+
+    def _move(self) -> None:
+        """Let the flows send until now."""
+        passed = self._timeline.now - self._moved_at
+        self._moved_at = self._timeline.now
+        if passed and any(link.flows for link in self.links):
+            self.busy_seconds += passed
+            for link in self.links:
+                link.served += link.flow_rate * passed
+
+    def _share(self) -> None:
+        """Give each link its rate, and wake when the next flow is done."""
+        left, active = self.bytes_per_second, [link for link in self.links if link.flows]
+        num_flows = sum(len(link.flows) for link in active)
+        for link in sorted(active, key=lambda one: one.rate / len(one.flows)):
+            link.flow_rate = min(link.rate / len(link.flows), left / num_flows)
+            left -= link.flow_rate * len(link.flows)
+            num_flows -= len(link.flows)
+        self._wake += 1
+        if active:
+            after = min((link.flows[0][0] - link.served) / link.flow_rate for link in active)
+            self._timeline.at(self._timeline.now + max(after, 0.0), self._done, self._wake)
+
+    def _done(self, wake: int) -> None:
+        if wake != self._wake:  # the flows have changed since
+            return
+        self._move()
+        for link in self.links:
+            self._release(link)
+        self._share()
+
+    def _release(self, link: Link) -> None:
+        slack = link.flow_rate * _ROUNDING * (1.0 + self._timeline.now)
+        while link.flows and link.flows[0][0] <= link.served + slack:
+            _, _, num_bytes, arrived, argument = heapq.heappop(link.flows)
+            link.bytes_out += num_bytes
+            self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
+        if not link.flows:
+            link.served = 0.0
+
+    @property
+    def bytes_out(self) -> float:
+        """What has left over all links."""
+        return math.fsum(link.bytes_out for link in self.links)

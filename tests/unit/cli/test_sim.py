@@ -1,0 +1,72 @@
+"""`prfaas-sim` as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prfaas.cli.sim import main
+
+SMALL = ["--requests", "500"]
+
+
+def output(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main([*SMALL, *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    first = output(capsys, "--json", "--seed", "7")
+    assert output(capsys, "--json", "--seed", "7") == first
+    assert output(capsys, "--json", "--seed", "8") != first
+
+
+def test_compared_variants_meet_the_same_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = json.loads(output(capsys, "--json", "--compare", "variant=prfaas-pd,homogeneous-pd"))
+    assert [run["name"] for run in runs] == ["prfaas-pd", "homogeneous-pd"]
+    assert runs[0]["arrivals"] == runs[1]["arrivals"]
+    assert runs[0]["capacity"] != runs[1]["capacity"]
+
+
+def test_a_sweep_runs_each_value_at_its_own_load(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = json.loads(output(capsys, "--json", "--sweep", "load=50%,90%"))
+    assert runs[1]["rate"] == pytest.approx(runs[0]["rate"] * 1.8)
+
+
+def test_the_table_names_latencies_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    table = output(capsys)
+    for line in ("TTFT P99 (s)", "ITL mean (s)", "goodput (req/s)", "egress (Gbps)", "reason long", "busy pd-decode"):
+        assert line in table
+
+
+def test_a_recorded_trace_arrives_at_its_own_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 1000 * index, "input_length": 1024, "output_length": 8, "hash_ids": [0, index]}
+        for index in range(1, 5)
+    ]
+    rows[0]["input_length"] = 900
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    (run,) = json.loads(output(capsys, "--json", "--trace", str(trace), "--arrivals", "trace", "--warmup", "0"))
+    assert run["num_requests"] == 4
+    assert run["arrivals"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--load", "fast"], "load 'fast'"),
+        (["--compare", "speed=1,2"], "write a setting and its values"),
+        (["--arrivals", "gamma:cw=3"], "cw"),
+        (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    assert main([*SMALL, *argv]) == 2
+    written = capsys.readouterr().err
+    assert said in written
+    assert written.count("\n") == 1

@@ -1,0 +1,44 @@
+"""Arrival processes keep their rate and their burstiness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.model.curve import FloatArray
+from prfaas.sim.arrivals import arrivals
+
+
+def drawn(text: str, count: int = 400_000) -> FloatArray:
+    return arrivals(text, count, 4.0, np.random.default_rng(5))
+
+
+@pytest.mark.parametrize("text", ["poisson", "gamma:cv=3", "onoff:on=5s,off=15s", "diurnal:period=10m,depth=0.9"])
+def test_every_process_ascends_at_the_rate_asked_for(text: str) -> None:
+    times = drawn(text)
+    assert (np.diff(times) >= 0).all()
+    assert len(times) / times[-1] == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("text", "cv"), [("poisson", 1.0), ("gamma:cv=3", 3.0), ("gamma:cv=0.5", 0.5)])
+def test_gaps_vary_as_asked_for(text: str, cv: float) -> None:
+    gaps = np.diff(drawn(text))
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
+
+
+def test_bursts_come_at_the_rate_of_bursts_and_silences_are_silent() -> None:
+    gaps = np.diff(drawn("onoff:on=10s,off=30s"))
+    assert np.median(gaps) == pytest.approx(np.log(2) / 16.0, rel=0.05)
+    assert (gaps > 10).sum() > 0.5 * (gaps > 2).sum()
+
+
+def test_a_daily_wave_has_its_peak_a_quarter_into_the_period() -> None:
+    phase = drawn("diurnal:period=10m,depth=0.8") % 600
+    peak, trough = ((phase > 100) & (phase < 200)).sum(), ((phase > 400) & (phase < 500)).sum()
+    assert peak / trough == pytest.approx((1 + 0.8 * 0.955) / (1 - 0.8 * 0.955), rel=0.1)
+
+
+def test_an_unknown_process_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="poisson, gamma, onoff, diurnal"):
+        drawn("weibull")

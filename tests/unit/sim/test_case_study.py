@@ -1,0 +1,99 @@
+"""The paper's case study in the twin: Table 6 without queues, the solver's capacity when saturated."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.model.plan import Plan
+from prfaas.model.ttft import queue_free
+from prfaas.sim.run import Run, prepare, simulate, traffic
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.stations import Stations
+from prfaas.solve.case_study import TABLE_6
+
+VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
+ALMOST_IDLE = "0.05req/s"  # one request after the other
+
+
+def idle(variant: str) -> Run:
+    """Table 6's own account: the paper's plan, no queue, prefill makes the first token."""
+    return simulate(
+        Scenario(variant=variant, method="paper", load=ALMOST_IDLE, requests=20_000, first_token_steps=0, warmup=0.0)
+    )
+
+
+@pytest.fixture(scope="module")
+def without_queues() -> dict[str, Run]:
+    return {variant: idle(variant) for variant in VARIANTS}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_table_6_latencies_are_met_within_three_percent(without_queues: dict[str, Run], variant: str) -> None:
+    summary, printed = without_queues[variant].summary, TABLE_6[variant]
+    assert summary.ttft.mean == pytest.approx(printed["ttft_mean_seconds"], rel=0.03)
+    assert summary.ttft.quantile(0.9) == pytest.approx(printed["ttft_p90_seconds"], rel=0.03)
+
+
+def test_table_6_gains_are_met_within_three_percent(without_queues: dict[str, Run]) -> None:
+    prfaas, pd, naive = (without_queues[variant].summary.ttft for variant in VARIANTS)
+    assert prfaas.mean / pd.mean == pytest.approx(2.22 / 4.44, rel=0.03)
+    assert prfaas.quantile(0.9) / pd.quantile(0.9) == pytest.approx(3.51 / 9.73, rel=0.03)
+    assert naive.mean < prfaas.mean < pd.mean
+
+
+def test_as_much_is_offloaded_as_the_paper_says(without_queues: dict[str, Run]) -> None:
+    assert without_queues["prfaas-pd"].summary.reasons["long"] == pytest.approx(0.496, rel=0.03)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saturated_deployment_settles_at_the_exact_capacity(variant: str) -> None:
+    run = simulate(Scenario(variant=variant, load="1.2", requests=20_000))
+    assert run.summary.throughput == pytest.approx(run.setup.capacity, rel=0.015)
+
+
+def test_below_capacity_everything_that_arrives_is_served() -> None:
+    run = simulate(Scenario(load="80%", requests=20_000))
+    assert run.summary.throughput == pytest.approx(run.summary.arrivals, rel=0.01)
+    assert run.summary.utilisation["prfaas"] == pytest.approx(0.8, rel=0.03)
+
+
+def test_bytes_on_the_link_are_those_of_what_was_offloaded() -> None:
+    scenario = Scenario(load="80%", requests=5_000, layers=64)
+    setup = prepare(scenario)
+    requests = traffic(scenario, setup, 2.5)
+    twin = Stations(setup.deployment, setup.workload, setup.plan)
+    twin.run(requests)
+    offloaded = [one for one in requests if one.reason == "long"]
+    expected = sum(setup.deployment.model.kv_bytes(one.num_uncached_tokens) for one in offloaded)
+    assert twin.egress.bytes_out == pytest.approx(expected, rel=1e-12)
+
+
+def test_each_station_obeys_littles_law() -> None:
+    scenario = Scenario(load="90%", requests=5_000)
+    setup = prepare(scenario)
+    requests = traffic(scenario, setup, 2.8)
+    twin = Stations(setup.deployment, setup.workload, setup.plan)
+    twin.run(requests)
+    assert twin.local is not None
+    assert twin.remote is not None
+    prefilled = sum(one.prefill_end - one.arrival for one in requests)
+    assert twin.local.area + twin.remote.area == pytest.approx(prefilled, rel=1e-9)
+    decoded = sum(one.decode_end - one.transfer_end for one in requests)
+    assert twin.decode.area == pytest.approx(decoded, rel=1e-9)
+
+
+def test_overlap_never_makes_a_first_token_later() -> None:
+    def mean(layers: int) -> float:
+        return simulate(
+            Scenario(variant="naive-heterogeneous-pd", load="50%", requests=5_000, layers=layers)
+        ).summary.ttft.mean
+
+    assert mean(64) < mean(1)
+
+
+def test_without_queues_the_twin_has_the_solvers_ttft() -> None:
+    scenario = Scenario(load=ALMOST_IDLE, requests=20_000, first_token_steps=0, warmup=0.0)
+    run = simulate(scenario)
+    plan: Plan = run.setup.plan
+    expected = queue_free(plan, run.setup.deployment, run.setup.workload)
+    assert run.summary.ttft.mean == pytest.approx(expected.mean_seconds, rel=0.02)
