@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from prfaas.cli import extras
 from prfaas.console import tables
 from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
+from prfaas.console.doctor.examination import Patient, examine
+from prfaas.console.doctor.finding import findings_table
 from prfaas.console.pages import first_json
 from prfaas.console.terminal import Answer, show
 from prfaas.console.watching import watch
@@ -85,6 +87,23 @@ def _pool_ls(call: Call) -> Answer:
     return Answer(holdings, [tables.pool_table(holdings)])
 
 
+def _doctor(call: Call) -> Answer:
+    given = {name: getattr(call.arguments, name) for name in COMPONENTS}
+    usual = {name: DIRECTORY / f"{name}.yaml" for name in COMPONENTS}
+    named = {name: path for name, path in given.items() if path is not None}
+    managers = extras.load("prfaas.console.doctor.managers", extra="manager")
+    found = examine(
+        Patient(
+            files=named or {name: path for name, path in usual.items() if path.exists()},
+            proc=call.arguments.proc,
+            console=call.settings,
+            ask_managers=managers.manager_findings,
+        )
+    )
+    is_well = all(its.outcome == "good" for its in found)
+    return Answer([asdict(its) for its in found], [findings_table(found)], status=0 if is_well else 1)
+
+
 def _config_check(call: Call) -> Answer:
     """Read each file as its component would."""
     rows: list[tuple[str, str, str]] = []
@@ -129,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     drain.add_argument("--within", default="60s", metavar="TIME", help="how long copies may take; by default 60s")
     pool = commands.add_parser("pool", help="what the pools hold").add_subparsers(metavar="COMMAND", required=True)
     _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
+    _add_doctor(commands)
     _add_config(commands)
     shell = _add(commands, "completion", _completion, "a script that completes this command in a shell")
     shell.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(prfaas completion bash)"')
@@ -147,6 +167,18 @@ def _add_top(commands: Any) -> None:
     top = _add(commands, "top", _top, "the deployment, live")
     top.add_argument("--every", default="1s", metavar="TIME", help="how often; by default 1s")
     top.add_argument("--refreshes", type=int, default=0, metavar="N", help="end after so many; 0: when interrupted")
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = _add(commands, "doctor", _doctor, "what is wrong with this machine and what is configured on it")
+    for name in COMPONENTS:
+        usual = DIRECTORY / f"{name}.yaml"
+        doctor.add_argument(
+            f"--{name}", type=Path, metavar="FILE", help=f"settings of prfaas-{name}; {usual} if it exists"
+        )
+    doctor.add_argument(
+        "--proc", type=Path, default=Path("/proc"), metavar="DIR", help="the kernel's files; by default /proc"
+    )
 
 
 def _add_config(commands: Any) -> None:

@@ -51,7 +51,7 @@ class Certificates:
         self._lock = threading.Lock()
         self._changed_at = self._changes()
         try:
-            self._contexts = _contexts(files)
+            self._contexts = contexts_of(files)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"tls: {', '.join(map(str, files.paths))} cannot be used: {error}") from error
 
@@ -72,15 +72,15 @@ class Certificates:
         if changed_at == self._changed_at:
             return
         try:
-            self._contexts = _contexts(self._files)
+            self._contexts = contexts_of(self._files)
             self._changed_at = changed_at
             _log.info("tls.reloaded", certificate=str(self._files.certificate))
         except (OSError, ssl.SSLError) as error:
             _log.warning("tls.not_reloaded", certificate=str(self._files.certificate), error=str(error))
 
 
-def _contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The dialling and the listening side's."""
+def contexts_of(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The dialling and the listening side's. Raises OSError or SSLError when the files cannot be used."""
     made = []
     for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
         context = ssl.SSLContext(protocol)

@@ -1,0 +1,99 @@
+"""Whether a component's certificate would be taken: a TLS handshake with itself, in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
+from prfaas.transport.tls import CertificateFiles, contexts_of
+
+SOON_SECONDS = 14 * 86400.0
+_VERDICTS: dict[int, tuple[Subject, str, str]] = {  # by X509_V_ERR_*
+    9: ("certificate_time", "it is not valid yet", "set this machine's clock, or issue it anew"),
+    10: ("certificate_time", "it has expired", "issue it anew; the wire takes new files without a restart"),
+    12: ("certificate_time", "the revocation list has expired", "publish a new list as tls_revocations"),
+    23: ("certificate_revoked", "its authority has revoked it", "issue another, with a new key"),
+}
+
+
+def certificate_findings(files: CertificateFiles, *, name: str | None, where: str) -> Iterator[Finding]:
+    """What is wrong with the files; `name` is the common name that others expect, None where any does."""
+    yield from _modes(files.key, where)
+    try:
+        contexts = contexts_of(files)
+    except ssl.SSLError as error:
+        yield _unusable(files, error, where)
+        return
+    except OSError as error:
+        remedy = f"ls -l {' '.join(map(str, files.paths))}"
+        yield bad("certificate_files", where, f"the files cannot be read: {error.strerror}", remedy=remedy)
+        return
+    try:
+        seen = _handshake(*contexts)
+    except ssl.SSLCertVerificationError as error:
+        yield _rejected(files, error, where)
+        return
+    yield good("certificate_authority", where, f"{files.certificate} is signed by {files.authority}")
+    yield _name(files.certificate, seen, name, where)
+    yield _time(files.certificate, seen, where)
+
+
+def _modes(key: Path, where: str) -> Iterator[Finding]:
+    with contextlib.suppress(OSError):
+        if key.stat().st_mode & 0o077:
+            yield bad("key_mode", where, f"others may read {key}", remedy=f"chmod 600 {key}")
+        else:
+            yield good("key_mode", where, f"only its owner may read {key}")
+
+
+def _unusable(files: CertificateFiles, error: ssl.SSLError, where: str) -> Finding:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        message = f"{files.key} is not the key of {files.certificate}"
+        same = f"openssl x509 -noout -pubkey -in {files.certificate}; openssl pkey -pubout -in {files.key}"
+        return bad("certificate_key", where, message, remedy=f"name the pair that belongs together; compare: {same}")
+    remedy = "write PEM files: certificate, key without a passphrase, authority"
+    return bad("certificate_files", where, f"the files cannot be used: {error.reason}", remedy=remedy)
+
+
+def _handshake(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, object]:
+    """The certificate as a peer sees it. Raises SSLCertVerificationError when the peer would not take it."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):  # TLS 1.3 needs two turns of each side
+        for side in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return dict(client.getpeercert() or {})
+
+
+def _rejected(files: CertificateFiles, error: ssl.SSLCertVerificationError, where: str) -> Finding:
+    untrusted: tuple[Subject, str, str] = (
+        "certificate_authority",
+        f"{files.authority} has not signed it ({error.verify_message})",
+        "name the authority that signed it as tls_authority, the same on every machine",
+    )
+    subject, message, remedy = _VERDICTS.get(error.verify_code, untrusted)
+    return bad(subject, where, f"{files.certificate}: {message}", remedy=remedy)
+
+
+def _name(path: Path, seen: dict[str, object], wanted: str | None, where: str) -> Finding:
+    subject = seen.get("subject", ())
+    assert isinstance(subject, tuple), "as ssl gives it"
+    names = [value for pairs in subject for kind, value in pairs if kind == "commonName"]
+    if wanted is None or wanted in names:
+        return good("certificate_name", where, f"{path} is for {', '.join(names)}")
+    message = f"{path} is for {', '.join(names) or 'nobody'}, and others expect {wanted}"
+    return bad("certificate_name", where, message, remedy=f"issue a certificate with the common name {wanted}")
+
+
+def _time(path: Path, seen: dict[str, object], where: str) -> Finding:
+    left = ssl.cert_time_to_seconds(str(seen["notAfter"])) - time.time()
+    message = f"{path} is valid for {left / 86400:.0f} more days"
+    if left < SOON_SECONDS:
+        return warning("certificate_time", where, message, remedy="issue it anew before it ends")
+    return good("certificate_time", where, message)

@@ -1,0 +1,153 @@
+"""The examination: every check that fits the machine and the components configured on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prfaas import config, grants
+from prfaas.agent.config import AgentConfig
+from prfaas.config import default
+from prfaas.console.config import ConsoleConfig
+from prfaas.console.doctor import network
+from prfaas.console.doctor.certificates import certificate_findings
+from prfaas.console.doctor.finding import Finding, bad, good
+from prfaas.console.doctor.machine import Machine, room_findings, tcp_findings
+from prfaas.errors import ConfigError
+from prfaas.manager.config import ManagerConfig
+from prfaas.router.config import RouterConfig
+from prfaas.rpc.channel import Tls
+from prfaas.transport.tls import CertificateFiles
+from prfaas.units import split_address
+
+AskManagers = Callable[..., list[Finding]]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is examined: settings files by component, and where this machine's kernel shows itself."""
+
+    files: dict[str, Path]
+    proc: Path
+    console: ConsoleConfig
+    ask_managers: AskManagers
+
+
+def examine(patient: Patient) -> list[Finding]:
+    """Everything that could be looked at."""
+    machine = Machine.read(patient.proc)
+    loaded: dict[str, Any] = {}
+    findings: list[Finding] = []
+    for component, path in patient.files.items():
+        try:
+            loaded[component] = config.load(_CLASSES[component], component=component, file=path)
+            findings.append(good("configuration", str(path), "read"))
+        except ConfigError as error:
+            remedy = f"mend it; prfaas config check {path}"
+            findings.append(bad("configuration", str(path), str(error), remedy=remedy))
+    agent: AgentConfig | None = loaded.get("agent")
+    wanted = agent.congestion_control if agent else default(AgentConfig, "congestion_control")
+    findings += tcp_findings(machine, congestion_control=wanted)
+    if agent:
+        findings += room_findings(machine, agent, where="agent")
+    for component, settings in loaded.items():
+        findings += _CHECKS[component](settings, patient)
+    findings += [network.clock_finding(page, timeout_seconds=patient.console.timeout) for page in patient.console.pages]
+    return findings
+
+
+def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
+    where, seconds = "agent", patient.console.timeout
+    running = network.answers(f"http://{agent.status_listen}/healthz", timeout_seconds=seconds)
+    for key in ("listen", "status_listen"):
+        yield network.port_finding(getattr(agent, key), key=key, where=where, is_running=running)
+    yield _socket_directory(agent.socket.parent)
+    yield _advertised(agent)
+    yield from _certificates(agent, name=agent.name, where=where)
+    yield from _secret_and_managers(agent, name=agent.name, where=where, patient=patient)
+    for engine in agent.engines:
+        yield from network.engine_findings(engine, where=where, timeout_seconds=seconds)
+
+
+def _socket_directory(directory: Path) -> Finding:
+    remedy = f"install -d -o prfaas -g prfaas {directory}; RuntimeDirectory=prfaas in a unit does so"
+    if not directory.is_dir():
+        return bad(
+            "socket_directory", "agent", f"{directory} does not exist: {os.strerror(errno.ENOENT)}", remedy=remedy
+        )
+    return good("socket_directory", "agent", f"{directory} is there")
+
+
+def _advertised(agent: AgentConfig) -> Finding:
+    """Where other agents are told to go; nobody can go to an address that stands for all."""
+    told = agent.advertise or agent.listen
+    if agent.managers and split_address(told)[0] in ("0.0.0.0", "::"):
+        message = f"other agents are told to go to {told}, which is no machine's address"
+        return bad("advertised_address", "agent", message, remedy="write advertise: <address of this machine>:<port>")
+    return good("advertised_address", "agent", f"other agents are told to go to {told}")
+
+
+def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Finding]:
+    where, seconds = "manager", patient.console.timeout
+    running = network.answers(f"http://{manager.http_listen}/healthz", timeout_seconds=seconds)
+    for key in ("listen", "http_listen"):
+        yield network.port_finding(getattr(manager, key), key=key, where=where, is_running=running)
+    encrypted, allowed = manager.tls_certificate is not None, manager.insecure_plaintext
+    yield network.plaintext_finding(manager.listen, is_encrypted=encrypted, is_allowed=allowed, where=where)
+    yield _heartbeat(manager)
+    yield from _certificates(manager, name=None, where=where)
+    yield from _secret_and_managers(manager, name="", where=where, patient=patient)
+
+
+def _heartbeat(manager: ManagerConfig) -> Finding:
+    beat, expiry = manager.heartbeat_seconds, manager.expiry_seconds
+    if expiry < 2 * beat:
+        message = f"nodes say that they live every {beat:g} s and are taken for dead after {expiry:g} s"
+        return bad("heartbeat", "manager", message, remedy=f"write expiry_seconds: {3 * beat:g}s")
+    return good("heartbeat", "manager", f"{expiry / beat:.1f} signs of life may be lost")
+
+
+def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding]:
+    where, seconds = "router", patient.console.timeout
+    running = network.answers(f"http://{router.listen}/health", timeout_seconds=seconds)
+    yield network.port_finding(router.listen, key="listen", where=where, is_running=running)
+    yield from _certificates(router, name="router", where=where)
+    yield from _secret_and_managers(router, name="router", where=where, patient=patient)
+
+
+def _certificates(settings: Any, *, name: str | None, where: str) -> Iterator[Finding]:
+    if settings.tls_certificate is None:
+        return
+    revocations: Path | None = getattr(settings, "tls_revocations", None)
+    files = CertificateFiles(settings.tls_authority, settings.tls_certificate, settings.tls_key, revocations)
+    yield from certificate_findings(files, name=name, where=where)
+
+
+def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patient) -> Iterator[Finding]:
+    path = Path(settings.secret_file)
+    try:
+        secret = grants.read_secret(path)
+    except ConfigError as error:
+        remedy = f"copy the deployment's own there, for the service's user alone: chmod 600 {path}"
+        yield bad("secret", where, str(error), remedy=remedy)
+        return
+    yield good("secret", where, f"{path} is long enough and not open to everybody")
+    managers: tuple[str, ...] = getattr(settings, "managers", ())
+    tls = Tls.of(settings.tls_authority, settings.tls_certificate, settings.tls_key)
+    if managers and (tls is None or all(its.is_file() for its in (tls.authority, tls.certificate, tls.key))):
+        seconds = patient.console.timeout
+        yield from patient.ask_managers(
+            managers, name=name, secret=secret, tls=tls, where=where, timeout_seconds=seconds
+        )
+
+
+_CLASSES: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig, "router": RouterConfig}
+_CHECKS: dict[str, Callable[[Any, Patient], Iterator[Finding]]] = {
+    "agent": _agent_findings,
+    "manager": _manager_findings,
+    "router": _router_findings,
+}

@@ -1,0 +1,144 @@
+"""What a machine's kernel is set to, and what is wrong with that for an agent."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.agent.config import AgentConfig
+from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
+from prfaas.console.tables import size
+
+MIN_SEND_BUFFER_BYTES = 4 << 20  # docs/transport.md: bounds what a connection has in flight
+MIN_RECEIVE_BUFFER_BYTES = 32 << 20  # the receive window must cover the bandwidth-delay product
+MIN_OPEN_FILES = 4096  # a connection and a few files each for hundreds of peers
+_SYSCTLS = (
+    "net/ipv4/tcp_available_congestion_control",
+    "net/ipv4/tcp_allowed_congestion_control",
+    "net/ipv4/tcp_rmem",
+    "net/ipv4/tcp_slow_start_after_idle",
+    "net/ipv4/tcp_window_scaling",
+    "net/ipv4/tcp_sack",
+    "net/ipv4/tcp_timestamps",
+    "net/core/wmem_max",
+)
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`sysctls` by their path below /proc/sys; what the kernel does not have is absent."""
+
+    sysctls: Mapping[str, str]
+    available_bytes: int | None
+    max_open_files: int
+    max_locked_bytes: int
+    has_gpu: bool
+
+    @staticmethod
+    def read(proc: Path) -> Machine:
+        """This machine, by the files below `proc`."""
+        return Machine(
+            sysctls={name: text for name in _SYSCTLS if (text := _text(proc / "sys" / name)) is not None},
+            available_bytes=_available_bytes(_text(proc / "meminfo") or ""),
+            max_open_files=_limit(resource.RLIMIT_NOFILE),
+            max_locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
+            has_gpu=(proc / "driver/nvidia/version").exists(),
+        )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _limit(which: int) -> int:
+    """The hard limit, which a service may raise its own to."""
+    limit = resource.getrlimit(which)[1]
+    return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
+
+
+def _available_bytes(meminfo: str) -> int | None:
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    return int(fields["MemAvailable"].split()[0]) << 10 if "MemAvailable" in fields else None
+
+
+def tcp_findings(machine: Machine, *, congestion_control: str) -> Iterator[Finding]:
+    """Whether long links can be filled from and to this machine."""
+    yield _congestion_control(machine.sysctls, congestion_control)
+    yield _at_least(
+        "send_buffer", "net.core.wmem_max", machine.sysctls.get("net/core/wmem_max"), least=MIN_SEND_BUFFER_BYTES
+    )
+    yield _receive_buffer(machine.sysctls.get("net/ipv4/tcp_rmem"))
+    yield _slow_start(machine.sysctls.get("net/ipv4/tcp_slow_start_after_idle"))
+    for name in ("tcp_window_scaling", "tcp_sack", "tcp_timestamps"):
+        yield _is_on(name, machine.sysctls.get(f"net/ipv4/{name}"))
+
+
+def _congestion_control(sysctls: Mapping[str, str], wanted: str) -> Finding:
+    subject: Subject = "congestion_control"
+    available = sysctls.get("net/ipv4/tcp_available_congestion_control", "").split()
+    allowed = sysctls.get("net/ipv4/tcp_allowed_congestion_control", "").split()
+    if wanted not in available:
+        keep = f"echo tcp_{wanted} > /etc/modules-load.d/prfaas.conf"
+        return bad(
+            subject,
+            "",
+            f"the kernel has no {wanted}; losses would idle a long link",
+            remedy=f"modprobe tcp_{wanted}; {keep}",
+        )
+    if wanted not in allowed:
+        remedy = f'sysctl -w net.ipv4.tcp_allowed_congestion_control="{" ".join([*allowed, wanted])}"'
+        return warning(subject, "", f"only root may use {wanted} here", remedy=remedy)
+    return good(subject, "", f"{wanted} is there and allowed")
+
+
+def _at_least(subject: Subject, name: str, text: str | None, *, least: int) -> Finding:
+    if text is None or int(text) >= least:
+        return good(subject, "", f"{name}: {text or 'not limited here'}")
+    message = f"{name} is {size(int(text))}; it bounds what a connection has in flight"
+    return bad(subject, "", message, remedy=f"sysctl -w {name}={least}")
+
+
+def _receive_buffer(text: str | None) -> Finding:
+    subject: Subject = "receive_buffer"
+    if text is None or int(text.split()[2]) >= MIN_RECEIVE_BUFFER_BYTES:
+        return good(subject, "", f"net.ipv4.tcp_rmem: {text}")
+    least, usual, most = text.split()
+    message = f"net.ipv4.tcp_rmem ends at {size(int(most))}; the window cannot cover a long link"
+    return bad(subject, "", message, remedy=f'sysctl -w net.ipv4.tcp_rmem="{least} {usual} {MIN_RECEIVE_BUFFER_BYTES}"')
+
+
+def _slow_start(text: str | None) -> Finding:
+    name = "net.ipv4.tcp_slow_start_after_idle"
+    if text in (None, "0"):
+        return good("slow_start_after_idle", "", f"{name}: off")
+    message = f"{name} is on: without BBR each burst after a pause starts from nothing"
+    return warning("slow_start_after_idle", "", message, remedy=f"sysctl -w {name}=0")
+
+
+def _is_on(name: str, text: str | None) -> Finding:
+    if text != "0":
+        return good("tcp_options", "", f"net.ipv4.{name}: on")
+    return bad("tcp_options", "", f"net.ipv4.{name} is off; long links need it", remedy=f"sysctl -w net.ipv4.{name}=1")
+
+
+def room_findings(machine: Machine, agent: AgentConfig, *, where: str) -> Iterator[Finding]:
+    """Whether this machine has room for an agent."""
+    if machine.available_bytes is not None and agent.pool_bytes > machine.available_bytes:
+        message = f"pool_bytes is {size(agent.pool_bytes)}, and {size(machine.available_bytes)} are available"
+        yield bad("memory", where, message, remedy=f"pool_bytes: {machine.available_bytes * 8 // 10 >> 20}MiB")
+    else:
+        yield good("memory", where, f"room for a pool of {size(agent.pool_bytes)}")
+    if machine.has_gpu and machine.max_locked_bytes < agent.pool_bytes:
+        message = f"{size(machine.max_locked_bytes)} may be locked, and the pool is pinned where there is a GPU"
+        yield bad("locked_memory", where, message, remedy="LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited")
+    if machine.max_open_files < MIN_OPEN_FILES:
+        message = f"{machine.max_open_files} files may be open"
+        yield bad("open_files", where, message, remedy="LimitNOFILE=65536 in the unit, or ulimit -n 65536")
+    else:
+        yield good("open_files", where, f"{machine.max_open_files} files may be open")

@@ -1,0 +1,104 @@
+"""What can only be found by trying: whether an address can be listened at, and who answers where."""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from prfaas.agent.config import EngineConfig
+from prfaas.console.doctor.finding import Finding, bad, good
+from prfaas.console.pages import read_json
+from prfaas.errors import PageUnreachable
+from prfaas.units import is_loopback, split_address
+
+MAX_CLOCK_SECONDS = 5.0  # grants live for minutes; certificates and logs are compared by the second
+
+
+def port_finding(address: str, *, key: str, where: str, is_running: bool) -> Finding:
+    """Whether a component can listen at an address; while it runs, it does."""
+    if is_running:
+        return good("port", where, f"{key} {address}: in use by this component, which runs")
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return _not_bound(address, error, key=key, where=where)
+    return good("port", where, f"{key} {address}: free")
+
+
+def _not_bound(address: str, error: OSError, *, key: str, where: str) -> Finding:
+    port = split_address(address)[1]
+    if error.errno == errno.EADDRINUSE:
+        remedy = f"ss -ltnp 'sport = :{port}' shows who; stop it, or write another port"
+        return bad("port", where, f"{key} {address}: something else listens there", remedy=remedy)
+    if error.errno == errno.EACCES:
+        return bad("port", where, f"{key} {address}: only root may listen there", remedy="write a port above 1023")
+    message = f"{key} {address}: not an address of this machine ({error.strerror})"
+    return bad("address", where, message, remedy="ip -brief address shows them; write one of those")
+
+
+def plaintext_finding(address: str, *, is_encrypted: bool, is_allowed: bool, where: str) -> Finding:
+    """Whether what listens beyond this machine is encrypted, or meant not to be."""
+    host, _ = split_address(address)
+    if is_encrypted or is_loopback(host):
+        return good("plaintext", where, f"{address}: {'encrypted' if is_encrypted else 'loopback only'}")
+    remedy = "set tls_authority, tls_certificate and tls_key"
+    if is_allowed:
+        return Finding("plaintext", "warning", where, f"{address} is unencrypted, as insecure_plaintext says", remedy)
+    return bad("plaintext", where, f"{address} is beyond loopback without TLS, and the start is refused", remedy=remedy)
+
+
+def clock_finding(page: str, *, timeout_seconds: float) -> Finding:
+    """How far this machine's clock is from a manager's, by the date of an answer."""
+    try:
+        asked = time.time()
+        with urllib.request.urlopen(page.rstrip("/") + "/healthz", timeout=timeout_seconds) as response:
+            date = response.headers["Date"]
+        theirs = email.utils.parsedate_to_datetime(date).timestamp()
+    except (OSError, ValueError, TypeError) as error:
+        return bad(
+            "manager", "", f"{page} does not answer: {error}", remedy="say where its http_listen is: --pages URL"
+        )
+    # A date is cut to the second, and lies between the question and the answer.
+    off = max(asked - theirs - 1.0, theirs - time.time(), 0.0)
+    if off > MAX_CLOCK_SECONDS:
+        message = f"this clock and that of {page} differ by {off:.0f} s; grants expire by them"
+        return bad("clock", "", message, remedy="chronyc tracking on both; apt install chrony where it is missing")
+    return good("clock", "", f"within {MAX_CLOCK_SECONDS:.0f} s of that of {page}")
+
+
+def engine_findings(engine: EngineConfig, *, where: str, timeout_seconds: float) -> Iterator[Finding]:
+    """Whether an engine answers at its address and serves the model that it is announced with."""
+    try:
+        served: Any = read_json(engine.url.rstrip("/") + "/v1/models", timeout_seconds=timeout_seconds)
+    except PageUnreachable as error:
+        remedy = f"start it, or mend the url of {engine.instance}; curl {engine.url}/health"
+        yield bad("engine", where, f"{engine.instance} does not answer: {error}", remedy=remedy)
+        return
+    names = [str(its.get("id")) for its in (served or {}).get("data", [])]
+    if engine.model in names:
+        yield good("engine_model", where, f"{engine.instance} serves {engine.model}")
+        return
+    message = f"{engine.instance} serves {', '.join(names)}, and is announced with {engine.model}"
+    yield bad("engine_model", where, message, remedy=f"write model: {names[0] if names else 'its --served-model-name'}")
+
+
+def answers(url: str, *, timeout_seconds: float) -> bool:
+    """Whether a component's health page is there."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_seconds):
+            return True
+    except urllib.error.HTTPError as error:
+        error.close()
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,71 @@
+"""A machine on which all is well, to plant misconfigurations in: the kernel's files, a secret, an agent's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.free_ports import free_address
+from tests.integration.console.terminal import Ran, run
+from tests.integration.manager.deployment import SECRET
+from tools.certificates import DAY, Authority, Issued
+
+SYSCTLS = {
+    "net/ipv4/tcp_available_congestion_control": "reno cubic bbr",
+    "net/ipv4/tcp_allowed_congestion_control": "reno cubic bbr",
+    "net/ipv4/tcp_rmem": "4096\t131072\t67108864",
+    "net/ipv4/tcp_slow_start_after_idle": "0",
+    "net/ipv4/tcp_window_scaling": "1",
+    "net/ipv4/tcp_sack": "1",
+    "net/ipv4/tcp_timestamps": "1",
+    "net/core/wmem_max": "16777216",
+}
+
+
+class Patient:
+    """Files below `directory`; change them, then `examine`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.secret = directory / "secret"
+        self.secret.touch(mode=0o600)
+        self.secret.write_bytes(SECRET)
+        self.agent: dict[str, Any] = {
+            "name": "west-0",
+            "listen": free_address(),
+            "status_listen": free_address(),
+            "secret_file": str(self.secret),
+            "socket": str(directory / "agent.sock"),
+            "pool_bytes": "64MiB",
+        }
+        self.manager: dict[str, Any] = {}
+        self.router: dict[str, Any] = {}
+        self.set_kernel(**SYSCTLS)
+        (directory / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+
+    def set_kernel(self, **sysctls: str) -> None:
+        """Write kernel settings, by their path below /proc/sys."""
+        for name, text in sysctls.items():
+            path = self.directory / "proc/sys" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+
+    def certify(self, name: str = "west-0", authority: Authority | None = None, **issue: Any) -> Issued:
+        """Give the agent a certificate."""
+        issued = (authority or Authority(self.directory)).issue(name, **{"valid_for": 90 * DAY} | issue)
+        issued.key.chmod(0o600)
+        files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}
+        self.agent |= {f"tls_{kind}": str(path) for kind, path in files.items()}
+        return issued
+
+    def examine(self, *flags: str, pages: str = "") -> Ran:
+        """What `prfaas doctor` says."""
+        arguments = [f"--proc={self.directory / 'proc'}", f"--pages={pages}", *flags]
+        for component, settings in (("agent", self.agent), ("manager", self.manager), ("router", self.router)):
+            if settings:
+                path = self.directory / f"{component}.yaml"
+                path.write_text(yaml.safe_dump(settings))
+                arguments.append(f"--{component}={path}")
+        return run("doctor", *arguments)

@@ -1,0 +1,232 @@
+"""`prfaas doctor` finds what is planted, and says the remedy; where all is well it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.free_ports import free_address
+from tests.integration.console.patient import Patient
+from tests.integration.console.terminal import Ran
+from tests.integration.manager.deployment import Deployment
+from tools.certificates import DAY, Authority
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Patient:
+    return Patient(tmp_path)
+
+
+def faults(ran: Ran) -> dict[str, str]:
+    """Remedies by subject, of what is not good."""
+    assert ran.status in (0, 1), ran.error
+    return {its["subject"]: its["remedy"] for its in ran.document if its["outcome"] != "good"}
+
+
+def test_where_all_is_well_everything_is_good(patient: Patient) -> None:
+    patient.certify()
+    ran = patient.examine()
+    assert (faults(ran), ran.status) == ({}, 0)
+    looked_at = {its["subject"] for its in ran.document}
+    assert looked_at >= {"configuration", "secret", "port", "memory", "certificate_name", "congestion_control"}
+
+
+def _unknown_key(patient: Patient) -> None:
+    patient.agent["pool_byte"] = "4GiB"
+
+
+def _secret_open_to_everybody(patient: Patient) -> None:
+    patient.secret.chmod(0o644)
+
+
+def _short_secret(patient: Patient) -> None:
+    patient.secret.write_bytes(b"hush")
+
+
+def _address_of_another_machine(patient: Patient) -> None:
+    patient.agent["listen"] = "192.0.2.1:7400"  # a documentation address (RFC 5737)
+
+
+def _no_bbr(patient: Patient) -> None:
+    patient.set_kernel(**{"net/ipv4/tcp_available_congestion_control": "reno cubic"})
+
+
+def _bbr_for_root_alone(patient: Patient) -> None:
+    patient.set_kernel(**{"net/ipv4/tcp_allowed_congestion_control": "reno cubic"})
+
+
+def _small_send_buffer(patient: Patient) -> None:
+    patient.set_kernel(**{"net/core/wmem_max": "212992"})
+
+
+def _small_receive_buffer(patient: Patient) -> None:
+    patient.set_kernel(**{"net/ipv4/tcp_rmem": "4096 131072 6291456"})
+
+
+def _slow_start_after_idle(patient: Patient) -> None:
+    patient.set_kernel(**{"net/ipv4/tcp_slow_start_after_idle": "1"})
+
+
+def _no_window_scaling(patient: Patient) -> None:
+    patient.set_kernel(**{"net/ipv4/tcp_window_scaling": "0"})
+
+
+def _pool_beyond_memory(patient: Patient) -> None:
+    patient.agent["pool_bytes"] = "64GiB"
+
+
+def _no_directory_for_the_socket(patient: Patient) -> None:
+    patient.agent["socket"] = str(patient.directory / "nowhere/agent.sock")
+
+
+def _advertises_all_addresses(patient: Patient) -> None:
+    patient.agent |= {"listen": "0.0.0.0:0", "managers": ["127.0.0.1:9"], "cluster": "west"}
+
+
+def _expired_certificate(patient: Patient) -> None:
+    patient.certify(valid_for=-DAY)
+
+
+def _certificate_about_to_expire(patient: Patient) -> None:
+    patient.certify(valid_for=datetime.timedelta(hours=1))
+
+
+def _key_of_another_certificate(patient: Patient) -> None:
+    authority = Authority(patient.directory)
+    other = authority.issue("other")
+    other.key.chmod(0o600)
+    patient.certify(authority=authority)
+    patient.agent["tls_key"] = str(other.key)
+
+
+def _another_authority(patient: Patient) -> None:
+    patient.certify()
+    patient.agent["tls_authority"] = str(Authority(patient.directory, "stranger").path)
+
+
+def _certificate_of_another_name(patient: Patient) -> None:
+    patient.certify("east-0")
+
+
+def _revoked_certificate(patient: Patient) -> None:
+    authority = Authority(patient.directory)
+    issued = patient.certify(authority=authority)
+    authority.revoke(issued.serial)
+    patient.agent["tls_revocations"] = str(issued.revocations)
+
+
+def _key_that_others_may_read(patient: Patient) -> None:
+    patient.certify().key.chmod(0o644)
+
+
+def _engine_that_is_not_there(patient: Patient) -> None:
+    engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
+    patient.agent["engines"] = [engine]
+
+
+def _manager_beyond_loopback_in_plain_text(patient: Patient) -> None:
+    patient.manager = {"listen": "0.0.0.0:0", "http_listen": free_address(), "secret_file": str(patient.secret)}
+
+
+def _expiry_within_a_heartbeat(patient: Patient) -> None:
+    addresses = {"listen": free_address(), "http_listen": free_address()}
+    patient.manager = {**addresses, "secret_file": str(patient.secret), "expiry_seconds": "5s"}
+
+
+PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
+    (_unknown_key, "configuration", "prfaas config check"),
+    (_secret_open_to_everybody, "secret", "chmod 600"),
+    (_short_secret, "secret", "copy the deployment's own"),
+    (_address_of_another_machine, "address", "ip -brief address"),
+    (_no_bbr, "congestion_control", "modprobe tcp_bbr"),
+    (_bbr_for_root_alone, "congestion_control", 'tcp_allowed_congestion_control="reno cubic bbr"'),
+    (_small_send_buffer, "send_buffer", "sysctl -w net.core.wmem_max=4194304"),
+    (_small_receive_buffer, "receive_buffer", 'sysctl -w net.ipv4.tcp_rmem="4096 131072 33554432"'),
+    (_slow_start_after_idle, "slow_start_after_idle", "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"),
+    (_no_window_scaling, "tcp_options", "sysctl -w net.ipv4.tcp_window_scaling=1"),
+    (_pool_beyond_memory, "memory", "pool_bytes: 3276MiB"),
+    (_no_directory_for_the_socket, "socket_directory", "install -d"),
+    (_advertises_all_addresses, "advertised_address", "write advertise"),
+    (_expired_certificate, "certificate_time", "issue it anew"),
+    (_certificate_about_to_expire, "certificate_time", "before it ends"),
+    (_key_of_another_certificate, "certificate_key", "openssl pkey"),
+    (_another_authority, "certificate_authority", "tls_authority"),
+    (_certificate_of_another_name, "certificate_name", "common name west-0"),
+    (_revoked_certificate, "certificate_revoked", "another, with a new key"),
+    (_key_that_others_may_read, "key_mode", "chmod 600"),
+    (_engine_that_is_not_there, "engine", "curl http://127.0.0.1"),
+    (_manager_beyond_loopback_in_plain_text, "plaintext", "set tls_authority"),
+    (_expiry_within_a_heartbeat, "heartbeat", "expiry_seconds: 30s"),
+]
+
+
+@pytest.mark.parametrize(("plant", "subject", "remedy"), PLANTED, ids=lambda its: getattr(its, "__name__", ""))
+def test_what_is_planted_is_found_with_its_remedy(
+    patient: Patient, plant: Callable[[Patient], None], subject: str, remedy: str
+) -> None:
+    plant(patient)
+    ran = patient.examine("--timeout=2")
+    assert remedy in faults(ran)[subject]
+    assert ran.status == 1
+
+
+def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        patient.agent["listen"] = f"127.0.0.1:{port}"
+        assert f"ss -ltnp 'sport = :{port}'" in faults(patient.examine())["port"]
+
+
+class _ClockOfYesterday(BaseHTTPRequestHandler):
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return "Mon, 01 Jan 2024 00:00:00 GMT"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def page_of_yesterday() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _ClockOfYesterday) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_clock_that_differs_from_a_manager_s_is_found(patient: Patient, page_of_yesterday: str) -> None:
+    assert re.search("chrony", faults(patient.examine(pages=page_of_yesterday))["clock"])
+
+
+async def test_a_manager_that_takes_the_secret_is_well(deployment: Deployment, patient: Patient) -> None:
+    manager = await deployment.start_manager()
+    patient.agent |= {"managers": [manager.address], "cluster": "west"}
+    ran = await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}")
+    assert (faults(ran), ran.status) == ({}, 0)
+    assert {"clock", "manager"} <= {its["subject"] for its in ran.document}
+
+
+async def test_another_secret_than_the_manager_s_is_found(deployment: Deployment, patient: Patient) -> None:
+    manager = await deployment.start_manager()
+    patient.agent |= {"managers": [manager.address], "cluster": "west"}
+    patient.secret.write_bytes(bytes(32))
+    assert "secret_file" in faults(await asyncio.to_thread(patient.examine))["manager_secret"]
+
+
+def test_a_manager_that_does_not_answer_is_found(patient: Patient) -> None:
+    address = free_address()
+    patient.agent |= {"managers": [address], "cluster": "west"}
+    assert f"nc -vz {address.replace(':', ' ')}" in faults(patient.examine("--timeout=2"))["manager"]
