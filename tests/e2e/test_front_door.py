@@ -30,8 +30,8 @@ ALONE: dict[str, Any] = {**GREEDY, "extra_body": {"ignore_eos": True, "cache_sal
 async def door(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
     """An OpenAI client of a router before the pair."""
     clusters = (
-        _cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
-        _cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
+        cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
+        cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
     )
     config = RouterConfig(
         listen="127.0.0.1:0", secret_file="-", clusters=clusters, threshold_tokens=T, probe_interval=0.2
@@ -42,7 +42,7 @@ async def door(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-def _cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str, wire: str) -> ClusterConfig:
+def cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str, wire: str) -> ClusterConfig:
     instance = InstanceConfig(name=f"{name}/0", url=url, role=role, agent=name, wire=wire)
     return ClusterConfig(name=name, kind=kind, instances=(instance,))
 

@@ -23,7 +23,7 @@ from tests.free_ports import free_address
 from tests.integration.router.door import SECRET, Door, router_config
 from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import until
-from tools.processes import Children
+from tools.processes import Child, Children
 
 EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
@@ -56,11 +56,7 @@ async def make_gateway(
         config = router_config(clusters=clusters, ext_proc_listen=picker, **settings)
         router = await stack.enter_async_context(open_door(config, SECRET, picker=open_picker))
         children = stack.enter_context(Children(directory))
-        written = directory / "envoy.json"
-        written.write_text(json.dumps(_envoy(front, picker, body_mode)))
-        envoy = str(Path(sys.executable).parent / "envoy")
-        flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
-        started = children.start("envoy", [envoy, "-c", str(written), *flags])
+        started = start_envoy(children, directory, front=front, picker=picker, body_mode=body_mode)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         gateway = Gateway(f"http://{front}", [east], [west], session, f"http://{router}", picker)
         await until(lambda: west.num_probes > 0, what="the router's probe")
@@ -69,6 +65,17 @@ async def make_gateway(
                 assert started.alive(), started.tail()
                 await asyncio.sleep(0.02)
         yield gateway
+
+
+def start_envoy(
+    children: Children, directory: Path, *, front: str, picker: str, body_mode: str = "FULL_DUPLEX_STREAMED"
+) -> Child:
+    """Envoy at `front`, which asks the endpoint picker at `picker`."""
+    written = directory / "envoy.json"
+    written.write_text(json.dumps(_envoy(front, picker, body_mode)))
+    envoy = str(Path(sys.executable).parent / "envoy")
+    flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
+    return children.start("envoy", [envoy, "-c", str(written), *flags])
 
 
 def _cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str) -> ClusterConfig:

@@ -1,0 +1,98 @@
+"""Envoy, our endpoint picker and our sidecar before two real engines: equal answers, also when prefill is killed midway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.router.config import RouterConfig
+from prfaas.router.ext_proc.server import open_picker
+from prfaas.router.server import open_door
+from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.router.sidecar.server import open_sidecar
+from tests.e2e.pair import CHUNK_TOKENS, NUM_OUTPUT_TOKENS, Pair, random_prompt
+from tests.e2e.test_front_door import cluster
+from tests.integration.router.gateway import start_envoy
+from tests.waiting import until
+from tools.demo.client import Answer, answers, complete, transfers
+from tools.processes import Children, free_address
+from tools.stack import START_SECONDS, EngineProcess
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(400),
+    pytest.mark.parametrize("pair", ["llama"], indirect=True),
+]
+LONG_TOKENS, SHORT_TOKENS = 4000, 100
+
+
+@contextlib.asynccontextmanager
+async def _gateway(pair: Pair, directory: Path) -> AsyncIterator[str]:
+    """Envoy's URL, once it answers."""
+    picker, front = free_address(), free_address()
+    beside = SidecarConfig(listen="127.0.0.1:0", engine_url=pair.decode.url, protocol="prfaas")
+    async with contextlib.AsyncExitStack() as stack:
+        sidecar = await stack.enter_async_context(open_sidecar(beside))
+        config = RouterConfig(
+            listen="127.0.0.1:0",
+            ext_proc_listen=picker,
+            secret_file="-",
+            threshold_tokens=CHUNK_TOKENS,
+            probe_interval=0.2,
+            clusters=(
+                cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
+                cluster("west", "pd", "both", f"http://{sidecar}", pair.west.wire),
+            ),
+        )
+        secret = (pair.east.socket.parent / "secret").read_bytes()
+        await stack.enter_async_context(open_door(config, secret, picker=open_picker))
+        start_envoy(stack.enter_context(Children(directory)), directory, front=front, picker=picker)
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(answers, f"http://{front}/v1/models"):  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.05)
+        yield f"http://{front}"
+
+
+async def _ask(pair: Pair, url: str, prompt: list[int]) -> Answer:
+    body = {"model": pair.family, "prompt": prompt, "temperature": 0, "ignore_eos": True}
+    return await asyncio.to_thread(complete, url, body | {"max_tokens": NUM_OUTPUT_TOKENS})
+
+
+def _ended(pair: Pair) -> bool:
+    """Whether no transfer is under way on either side."""
+    records = [record for its in (pair.east, pair.west) for record in transfers(its.status_url).values()]
+    return all(record["outcome"] for record in records)
+
+
+async def test_answers_through_envoy_are_those_of_one_engine(pair: Pair, tmp_path: Path) -> None:
+    async with _gateway(pair, tmp_path) as url:
+        for num_tokens, route in ((SHORT_TOKENS, "local"), (LONG_TOKENS, "remote")):
+            prompt = random_prompt(num_tokens, seed=7000 + num_tokens)
+            answer = await _ask(pair, url, prompt)
+            assert answer.token_ids == await asyncio.to_thread(pair.alone, prompt)
+            assert answer.headers["x-prfaas-route"] == route
+        arrived = transfers(pair.west.status_url)
+        assert list(arrived.values())[-1]["outcome"] == "completed"
+
+
+async def test_a_prefill_engine_that_is_killed_midway_strands_nothing(pair: Pair, tmp_path: Path) -> None:
+    async with _gateway(pair, tmp_path) as url:
+        prompt = random_prompt(LONG_TOKENS, seed=8000)
+        wanted = await asyncio.to_thread(pair.alone, prompt)
+        known = transfers(pair.east.status_url).keys()
+        asking = asyncio.create_task(_ask(pair, url, prompt))
+        await until(lambda: transfers(pair.east.status_url).keys() - known, seconds=30, what="the transfer's begin")
+        child, prefill_url = pair.children.kill_and_restart(pair.prefill.child), pair.prefill.url
+        answer = await asking
+        assert answer.token_ids == wanted
+        await until(lambda: _ended(pair), seconds=60, what="the end of all transfers")
+        await asyncio.to_thread(
+            pair.children.wait_until, child, lambda: answers(f"{prefill_url}/health"), seconds=START_SECONDS
+        )
+        pair.prefill = EngineProcess(child, prefill_url)
+        again = await _ask(pair, url, random_prompt(LONG_TOKENS, seed=8001))
+        assert again.headers["x-prfaas-route"] == "remote"
