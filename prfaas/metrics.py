@@ -71,6 +71,15 @@ POOL_SLOTS = _gauge(
     "Slots of the pool; kind is prefix (reusable blocks), transfer (blocks of one transfer), quarantined or free.",
     ("kind",),
 )
+SSD_SLOTS = _gauge("prfaas_agent_ssd_slots", "Slots of the SSD tier, by the kinds of the pool.", ("kind",))
+SSD_BYTES = _counter(
+    "prfaas_agent_ssd_bytes", "Payload that the SSD tier has moved; direction is read or write.", ("direction",)
+)
+SSD_FAILURES = _counter(
+    "prfaas_agent_ssd_failures",
+    "Blocks that the SSD tier lost: reason read (not what was written, or no answer from the disk) or write.",
+    ("reason",),
+)
 GRANTS_REFUSED = _counter("prfaas_agent_grants_refused", "Transfers without a valid grant.", ("reason",))
 WIRE_REFUSALS = _counter(
     "prfaas_agent_wire_refusals",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cachepool import operations, replay, trace
+from benchmarks.cachepool import operations, replay, ssd, trace
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "cachepool.json"
 SEED = 1
@@ -20,6 +20,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "milliseconds_per_2000_blocks": operations.measure(),
+        "ssd": ssd.measure(RESULTS.parent),
         "trace": {
             "source": sys.argv[1] if len(sys.argv) > 1 else f"generated, seed {SEED}",
             "num_requests": len(requests),

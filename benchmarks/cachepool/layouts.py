@@ -9,8 +9,9 @@ ATTENTION, STATE = 0, 1
 SLOT_BYTES = 64
 
 
-def dense(block_tokens: int) -> Layout:
-    return Layout("dense", "", Shard(), (KVGroup("full_attention", block_tokens, (_layer("attention"),)),))
+def dense(block_tokens: int, *, slot_bytes: int = SLOT_BYTES) -> Layout:
+    group = KVGroup("full_attention", block_tokens, (_layer("attention", slot_bytes),))
+    return Layout("dense", "", Shard(), (group,))
 
 
 def hybrid(block_tokens: int) -> Layout:
@@ -18,5 +19,5 @@ def hybrid(block_tokens: int) -> Layout:
     return Layout("hybrid", "", Shard(), (attention, KVGroup("linear_state", block_tokens, (_layer("state"),))))
 
 
-def _layer(name: str) -> LayerSlice:
-    return LayerSlice(name, 0, SLOT_BYTES, "bfloat16", "head,token,kv_dim")
+def _layer(name: str, slot_bytes: int = SLOT_BYTES) -> LayerSlice:
+    return LayerSlice(name, 0, slot_bytes, "bfloat16", "head,token,kv_dim")

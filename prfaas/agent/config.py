@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cachepool.eviction import policy_of
+from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import check_together, records, setting
 from prfaas.transport.tls import CertificateFiles, Certificates
 
@@ -40,6 +41,20 @@ class AgentConfig:
     pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool that transfers in flight may take.")
     eviction: str = setting("text", default="lru", doc="Which prefix blocks leave first: lru, lfu or cost.")
+    ssd_directory: Path | None = setting(
+        "path", default=None, doc="Directory on a local SSD for prefix blocks below the pool; none: memory alone."
+    )
+    ssd_bytes: int = setting("bytes", default=64 << 30, doc="Room in `ssd_directory`, over all layouts.")
+    ssd_threads: int = setting(
+        "count", default=8, doc="Blocks that are written, and read, at the same time.", minimum=1
+    )
+    ssd_write_rate: float = setting(
+        "rate", default=0.0, doc="What is written to the SSD at most; 0: what it allows. Bounds its wear, too."
+    )
+    ssd_read_rate: float = setting("rate", default=0.0, doc="What is read from the SSD at most; 0: what it allows.")
+    ssd_wait_seconds: float = setting(
+        "seconds", default=5.0, doc="How long an engine waits for blocks from the SSD before it computes them."
+    )
     num_connections: int = setting(
         "count", default=0, doc="TCP connections per peer agent; 0: as many as the round trip asks for."
     )
@@ -101,6 +116,18 @@ class AgentConfig:
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
+
+    def ssd(self) -> SsdSettings | None:
+        """The SSD tier, if there is one."""
+        if self.ssd_directory is None:
+            return None
+        return SsdSettings(
+            self.ssd_directory,
+            self.ssd_bytes,
+            num_threads=self.ssd_threads,
+            write_bytes_per_second=self.ssd_write_rate,
+            read_bytes_per_second=self.ssd_read_rate,
+        )
 
     def wire_certificates(self) -> Certificates | None:
         """What encrypts the wire between agents, if it is.

@@ -2,6 +2,7 @@
 
     taken ──grant, layout, blocks──▶ travelling ──all acknowledged, failure──▶ ended, reported
                                                      └─ the memory is free ──▶ its blocks may be evicted again
+    taken ──blocks on the SSD alone──▶ promoting ──read into the pool──▶ travelling
     taken ──no grant, no layout, a block is gone──▶ ended, reported
 An ended copy is remembered, so that a command that comes again is answered and not carried out again.
 """
@@ -14,12 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prfaas import grants, metrics
+from prfaas.agent.holdings import Holdings
 from prfaas.agent.placement import Placement, place_held
-from prfaas.agent.plan import OpenBody, make_plan
+from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
+from prfaas.agent.promoting import promote
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import is_well_formed, prefix_groups
+from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
@@ -57,6 +61,7 @@ class Copying:
         name: AgentName,
         grant_key: bytes,
         pool: Pool,
+        ssd: Ssd | None,
         link_to: Callable[[str, AgentName], Link],
         transfer_log: TransferLog,
         report: Callable[[CopyEnd], None],
@@ -65,27 +70,29 @@ class Copying:
         self._name = name
         self._grant_key = grant_key
         self._pool = pool
+        self._ssd = ssd
         self._link_to = link_to
         self._log = transfer_log
         self._report = report
         self._copies: dict[TransferId, _Copy] = {}
+        self._promoting: set[TransferId] = set()  # their blocks are being read from the SSD
         self._ended: OrderedDict[TransferId, CopyEnd] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self._copies) + len(self._promoting)
 
     def take(self, command: CopyCommand) -> None:
         """Carry out a command, unless it is under way; one that has ended is reported again."""
         ended = self._ended.get(command.transfer_id)
         if ended is not None:
             self._report(ended)
-        elif command.transfer_id not in self._copies:
+        elif command.transfer_id not in self._copies and command.transfer_id not in self._promoting:
             self._start(command)
 
     def _start(self, command: CopyCommand) -> None:
         try:
             grant = self._check(command)
-            self._send(command, grant, self._place(command, grant))
+            self._place(command, grant)
         except GrantError as error:
             metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
             self._end(CopyEnd(command.transfer_id, "grant_refused", str(error)))
@@ -105,8 +112,8 @@ class Copying:
             raise RemoteProtocolError("prefix", f"{len(prefix.units)} bytes of hashes for {prefix.num_tokens} tokens")
         return grant
 
-    def _place(self, command: CopyCommand, grant: Grant) -> Placement:
-        """The prefix's blocks, all of them, on all ranks of one engine's shape.
+    def _place(self, command: CopyCommand, grant: Grant) -> None:
+        """Send the prefix's blocks, all of them, on all ranks of one engine's shape, from the SSD where need be.
 
         Raises:
             GrantError: they are more bytes than the grant allows.
@@ -115,24 +122,47 @@ class Copying:
         families = list(_families(self._pool.arenas, command.prefix.model))
         if not families:
             raise _Refusal("no_layout", f"no engine beside {self._name} has a layout of {command.prefix.model!r}")
-        for arenas in families:
-            groups = self._groups(arenas[0], command.prefix)
-            plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
+        plans = [self._plan(arenas, command.prefix, grant) for arenas in families]
+        for arenas, plan in zip(families, plans, strict=True):
             placement = place_held(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}")
-            if placement is None:
-                continue
-            if plan.total_bytes <= grant.max_bytes:
-                return placement
-            placement.release()
+            if placement is not None:
+                self._send(command, grant, placement)
+                return
+        if not any(self._promote(command, grant, its) for its in zip(plans, families, strict=True)):
+            raise _Refusal("evicted", "a block of this prefix is not here")
+
+    def _plan(self, arenas: tuple[Arena, ...], prefix: Prefix, grant: Grant) -> TransferPlan:
+        plan = make_plan(tuple(arena.layout for arena in arenas), self._groups(arenas[0], prefix), grant.num_tokens)
+        if plan.total_bytes > grant.max_bytes:
             raise GrantError("too_large", f"{plan.total_bytes} bytes; the grant allows {grant.max_bytes}")
-        raise _Refusal("evicted", "a block of this prefix is not here")
+        return plan
+
+    def _promote(self, command: CopyCommand, grant: Grant, its: tuple[TransferPlan, tuple[Arena, ...]]) -> bool:
+        """Have the blocks read from the SSD and sent then; False when they are not there."""
+        (plan, arenas), held = its, [Holdings(self._pool, self._ssd, arena) for arena in its[1]]
+        if self._ssd is None or not all(all(node.have(b.group, b.hashes)) for node in held for b in plan.groups):
+            return False
+
+        def done(placement: Placement | None) -> None:
+            self._promoting.discard(command.transfer_id)
+            if placement is None:
+                self._end(CopyEnd(command.transfer_id, "evicted", "a block of this prefix could not be read"))
+            else:
+                self._send(command, grant, placement)
+
+        promotion = promote(self._pool, self._ssd, plan, arenas, done=done)
+        if promotion is not None:
+            self._promoting.add(command.transfer_id)
+            promotion.begin()
+        return promotion is not None
 
     def _groups(self, arena: Arena, prefix: Prefix) -> tuple[GroupBlocks, ...]:
         """The prefix's blocks; what the first one hangs on (model and tenant) is as this pool has it."""
         groups = prefix_groups(arena.layout, prefix)
         first = [(blocks.group, blocks.hashes[0]) for blocks in groups if blocks.parent == NO_HASH and blocks.hashes]
-        slots = [slot for group, its in first if (slot := self._pool.find(arena, group, its)) is not None]
-        return prefix_groups(arena.layout, prefix, root=self._pool.parent(arena, slots[0])) if slots else groups
+        node = Holdings(self._pool, self._ssd, arena)
+        parents = [parent for group, its in first if (parent := node.parent(group, its)) is not None]
+        return prefix_groups(arena.layout, prefix, root=parents[0]) if parents else groups
 
     def _send(self, command: CopyCommand, grant: Grant, placement: Placement) -> None:
         plan, link = placement.plan, self._link_to(grant.destination_address, grant.destination)

@@ -38,6 +38,7 @@ from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference
 from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
 from prfaas.events import PoolChange
 from prfaas.transport.link_state import LinkState
@@ -79,12 +80,16 @@ class Agent:
             eviction=eviction.policy_of(config.eviction),
             on_change=self._on_pool_change,
         )
+        settings = config.ssd()
+        self._ssd = (
+            None if settings is None else Ssd(settings, self._pool, post=self._hand_over, on_change=self._announce)
+        )
         self._links: dict[tuple[str, AgentName], Link] = {}
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()
         grant_key = grants.derive_key(secret, "grant")
         handles = itertools.count(1)
-        self._keeping = Keeping(self._pool, handles)
+        self._keeping = Keeping(self._pool, handles, ssd=self._ssd, ssd_wait_seconds=config.ssd_wait_seconds)
         self._sending = Sending(
             name=self._name,
             grant_key=grant_key,
@@ -97,6 +102,7 @@ class Agent:
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
+            ssd=self._ssd,
             link_to=self._link_to,
             transfer_log=self._transfer_log,
             report=self._report_copy,
@@ -105,7 +111,7 @@ class Agent:
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
-            arena_of=self._arena_of,
+            arena_of=self._pool.arena_of,
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
         )
@@ -152,6 +158,8 @@ class Agent:
                 link.close()
             self._receiver.close()
             status.close()
+            if self._ssd is not None:
+                self._ssd.close()
             self._pool.close()
             _log.info("agent.stopped", name=self._name)
 
@@ -167,6 +175,8 @@ class Agent:
                     on_copy=self._copying.take,
                 )
                 tasks.create_task(self._reporting.run())
+            if self._ssd is not None:
+                self._ssd.restore(self._add_layout)
             tasks.create_task(self._tick_forever())
 
     async def _serve_and_drain(self, serving: asyncio.Future[None]) -> None:
@@ -185,12 +195,17 @@ class Agent:
         while True:
             now = time.monotonic()
             self._receiving.expire(now)
+            self._keeping.expire(now)
+            if self._ssd is not None:
+                self._ssd.pump()
             self._measure()
             await asyncio.sleep(TICK_SECONDS)
 
     def _measure(self) -> None:
         for kind, count in self._pool.stats().slots_by_kind.items():
             metrics.POOL_SLOTS.labels(kind=kind).set(count)
+        for kind, count in (self._ssd.slots_by_kind() if self._ssd else {}).items():
+            metrics.SSD_SLOTS.labels(kind=kind).set(count)
         metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._link_states()))
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
 
@@ -198,6 +213,11 @@ class Agent:
         return [link.snapshot() for link in self._links.values()]
 
     def _on_pool_change(self, change: PoolChange) -> None:
+        if self._ssd is not None:
+            self._ssd.offer(change)
+        self._announce(change)
+
+    def _announce(self, change: PoolChange) -> None:
         if self._reporting is not None:
             self._reporting.on_change(change)
 
@@ -214,9 +234,12 @@ class Agent:
         await self._check_against_peers(layout)
         arena = self._pool.arena(layout)
         arena.pinned |= attach.pins_arena
+        self._add_layout(layout)
+        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
+
+    def _add_layout(self, layout: Layout) -> None:
         if self._reporting is not None:
             self._reporting.add_layout(layout)
-        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 
     def _check_against_engines(self, attach: Attach, layout: Layout) -> None:
         """Raise LayoutError when a living engine has the same model and rank with another layout."""
@@ -290,9 +313,6 @@ class Agent:
         for owner in (self._sending, self._receiving, self._keeping):
             owner.engine_lost(instance, entirely=entirely)
 
-    def _arena_of(self, fingerprint: bytes) -> Arena | None:
-        return next((arena for arena in self._pool.arenas if arena.layout.fingerprint == fingerprint), None)
-
     # The wire: its threads hand everything over to the loop
 
     def _link_to(self, address: str, peer: AgentName) -> Link:
@@ -355,6 +375,7 @@ class Agent:
             "keeping": len(self._keeping),
             "pool": pool.slots_by_kind,
             "leases": pool.num_leases,
+            "ssd": self._ssd.slots_by_kind() if self._ssd else None,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "links": [link.snapshot().to_dict() for link in list(self._links.values())],
             "reporting": self._reporting.status() if self._reporting else None,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prfaas import logs
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.filling import Filling
+from prfaas.agent.holdings import Holdings
 from prfaas.agent.placement import Placement, place, place_held
-from prfaas.agent.plan import make_plan
+from prfaas.agent.plan import TransferPlan, make_plan
+from prfaas.agent.promoting import Promotion, promote
 from prfaas.agent.protocol import HELD, Hold, LookedUp, Lookup, ReceiveReady, SendOpened, Store, TransferFailed
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.usable import GroupShape, Held, usable_prefix
@@ -34,6 +38,15 @@ class Stored:
 
 
 @dataclass(eq=False)
+class Waiting:
+    """An engine waits for blocks that are read from the SSD."""
+
+    engine: EngineConnection
+    promotion: Promotion
+    until: float  # monotonic seconds
+
+
+@dataclass(eq=False)
 class Reading:
     """Prefix blocks that an engine is loading."""
 
@@ -44,16 +57,19 @@ class Reading:
 class Keeping:
     """Stores and lookups of this node's engines. Runs on the agent's loop."""
 
-    def __init__(self, pool: Pool, handles: Iterator[int]) -> None:
+    def __init__(self, pool: Pool, handles: Iterator[int], *, ssd: Ssd | None, ssd_wait_seconds: float) -> None:
         """`handles` number what the rings speak of, together with the transfers that leave."""
         self._pool = pool
+        self._ssd = ssd
+        self._ssd_wait_seconds = ssd_wait_seconds
+        self._waiting: dict[TransferId, Waiting] = {}
         self._handles = handles
         self._stored: dict[TransferId, Stored] = {}
         self._by_handle: dict[int, TransferId] = {}
         self._reading: dict[TransferId, Reading] = {}
 
     def __len__(self) -> int:
-        return len(self._stored) + len(self._reading)
+        return len(self._stored) + len(self._reading) + len(self._waiting)
 
     # Storing
 
@@ -97,68 +113,71 @@ class Keeping:
         lengths: list[list[object]] = []
         if workers and len(request.units) % HASH_BYTES == 0:
             path = [request.root, *_split(request.units)]
-            per_rank = [dict(self._lengths(arena, path, request.limit_tokens)) for arena in _arenas(workers)]
+            nodes = [Holdings(self._pool, self._ssd, arena) for arena in _arenas(workers)]
+            per_rank = [dict(_lengths(held, path, request.limit_tokens)) for held in nodes]
             common = set.intersection(*(set(found.items()) for found in per_rank))
             lengths = [[length, block_hash] for length, block_hash in sorted(common, reverse=True)][:MAX_CANDIDATES]
         engine.post(LookedUp(request.transfer_id, lengths))
 
-    def _lengths(self, arena: Arena, path: list[BlockHash], limit_tokens: int) -> Iterator[tuple[int, BlockHash]]:
-        """Lengths that one rank's arena can serve; `path[i]` is the hash of the first 16·i tokens."""
-        layout = arena.layout
-        shapes = [GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in layout.groups]
-        blocks = tuple(self._bitmap(arena, index, path) for index in range(len(shapes)))
-        linear = [index for index, shape in enumerate(shapes) if shape.kind == "linear_state"]
-        if not linear:
-            held = Held(blocks, tuple(frozenset() for _ in shapes))
-            length = usable_prefix(shapes, held, limit_tokens).usable_tokens
-            if length:
-                yield length, path[length // HASH_UNIT_TOKENS]
-            return
-        for length, block_hash in self._states(arena, linear, path, limit_tokens):
-            exact = tuple(
-                frozenset([length]) if i in linear or self._pool.find(arena, i, block_hash) is not None else frozenset()
-                for i in range(len(shapes))
-            )
-            if usable_prefix(shapes, Held(blocks, exact), length).usable_tokens == length:
-                yield length, block_hash
-
-    def _bitmap(self, arena: Arena, group: int, path: list[BlockHash]) -> int:
-        """Bit j is set when block j of the prompt is held."""
-        if arena.layout.groups[group].kind == "linear_state":
-            return 0
-        step = arena.layout.groups[group].block_tokens // HASH_UNIT_TOKENS
-        ends = path[step::step]
-        return sum(1 << j for j, block_hash in enumerate(ends) if self._pool.find(arena, group, block_hash) is not None)
-
-    def _states(
-        self, arena: Arena, linear: list[int], path: list[BlockHash], limit_tokens: int
-    ) -> Iterator[tuple[int, BlockHash]]:
-        """States on the prompt's path that every linear group holds, longest first."""
-        for unit in reversed(path):
-            found = self._pool.states_after(arena, linear[0], unit)
-            for block_hash, length in sorted(found.items(), key=lambda item: -item[1]):
-                everywhere = all(self._pool.find(arena, group, block_hash) is not None for group in linear)
-                if everywhere and length <= limit_tokens:
-                    yield length, block_hash
-
     def hold(self, engine: EngineConnection, workers: list[EngineConnection], request: Hold) -> None:
         """Pin the blocks of one length; the engine hears ReceiveReady or TransferFailed."""
-        placement = None
+        placement, plan = None, self._plan_of(workers, request)
+        if plan is not None:
+            placement = place_held(self._pool, plan, _arenas(workers), owner=engine.owner)
+        if placement is not None:
+            self._hand_out(engine, request.transfer_id, placement)
+        elif (
+            plan is None or self._ssd is None or not self._promote(engine, request.transfer_id, plan, _arenas(workers))
+        ):
+            engine.post(TransferFailed(request.transfer_id, "evicted", "a block of this prefix is gone"))
+
+    def _plan_of(self, workers: list[EngineConnection], request: Hold) -> TransferPlan | None:
+        known = request.transfer_id in self._reading or request.transfer_id in self._waiting
         try:
-            if workers and request.transfer_id not in self._reading:
-                plan = make_plan(_layouts(workers), request.groups, request.num_tokens)
-                placement = place_held(self._pool, plan, _arenas(workers), owner=engine.owner)
+            return None if known or not workers else make_plan(_layouts(workers), request.groups, request.num_tokens)
         except RemoteProtocolError as error:
             _log.warning("hold.refused", message=str(error))
-        if placement is None:
-            engine.post(TransferFailed(request.transfer_id, "evicted", "a block of this prefix is gone"))
-            return
-        self._reading[request.transfer_id] = Reading(engine, placement)
+            return None
+
+    def _hand_out(self, engine: EngineConnection, transfer_id: TransferId, placement: Placement) -> None:
+        self._reading[transfer_id] = Reading(engine, placement)
         slots, generations = (
             placement.plan.nested(list(placement.slots)),
             placement.plan.nested(placement.generations()),
         )
-        engine.post(ReceiveReady(request.transfer_id, slots, generations))
+        engine.post(ReceiveReady(transfer_id, slots, generations))
+
+    # From the SSD
+
+    def _promote(
+        self, engine: EngineConnection, transfer_id: TransferId, plan: TransferPlan, arenas: tuple[Arena, ...]
+    ) -> bool:
+        """Have the blocks read from the SSD; False when there is no memory for them."""
+        assert self._ssd is not None
+
+        def done(placement: Placement | None) -> None:
+            self._waiting.pop(transfer_id, None)
+            if placement is not None:
+                self._hand_out(engine, transfer_id, placement)
+            else:
+                engine.post(TransferFailed(transfer_id, "evicted", "a block of this prefix is gone"))
+
+        promotion = promote(self._pool, self._ssd, plan, arenas, done=done)
+        if promotion is not None:
+            until = time.monotonic() + self._ssd_wait_seconds
+            self._waiting[transfer_id] = Waiting(engine, promotion, until)
+            promotion.begin()
+        return promotion is not None
+
+    def expire(self, now: float) -> None:
+        """Engines wait for the SSD no longer than they may."""
+        late = [transfer_id for transfer_id, its in self._waiting.items() if now > its.until]
+        for transfer_id in late:
+            its = self._waiting.pop(transfer_id)
+            its.promotion.cancel()
+            its.engine.post(
+                TransferFailed(transfer_id, "evicted", "the SSD is slow: blocks of this prefix are not here")
+            )
 
     # Ending
 
@@ -171,15 +190,20 @@ class Keeping:
         reading = self._reading.pop(transfer_id, None)
         if reading is not None:
             reading.placement.release()
+        waiting = self._waiting.pop(transfer_id, None)
+        if waiting is not None:
+            waiting.promotion.cancel()
 
     def engine_lost(self, instance: str, *, entirely: bool) -> None:
         """A process of an engine died; once it is `entirely` gone nobody touches its slots."""
         if entirely:
-            engines = [(i, s.engine) for i, s in self._stored.items()] + [
-                (i, r.engine) for i, r in self._reading.items()
+            uses: list[tuple[TransferId, Stored | Reading | Waiting]] = [
+                *self._stored.items(),
+                *self._reading.items(),
+                *self._waiting.items(),
             ]
-            for transfer_id, engine in engines:
-                if engine.attach.instance == instance:
+            for transfer_id, use in uses:
+                if use.engine.attach.instance == instance:
                     self.end(transfer_id)
 
 
@@ -193,3 +217,43 @@ def _arenas(workers: list[EngineConnection]) -> tuple[Arena, ...]:
 
 def _split(units: bytes) -> list[BlockHash]:
     return [BlockHash(units[start : start + HASH_BYTES]) for start in range(0, len(units), HASH_BYTES)]
+
+
+def _lengths(node: Holdings, path: list[BlockHash], limit_tokens: int) -> Iterator[tuple[int, BlockHash]]:
+    """Lengths that one rank's arena can serve; `path[i]` is the hash of the first 16·i tokens."""
+    layout = node.arena.layout
+    shapes = [GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in layout.groups]
+    blocks = tuple(_bitmap(node, index, path) for index in range(len(shapes)))
+    linear = [index for index, shape in enumerate(shapes) if shape.kind == "linear_state"]
+    if not linear:
+        held = Held(blocks, tuple(frozenset() for _ in shapes))
+        length = usable_prefix(shapes, held, limit_tokens).usable_tokens
+        if length:
+            yield length, path[length // HASH_UNIT_TOKENS]
+        return
+    for length, block_hash in _states(node, linear, path, limit_tokens):
+        exact = tuple(
+            frozenset([length]) if i in linear or node.has(i, block_hash) else frozenset() for i in range(len(shapes))
+        )
+        if usable_prefix(shapes, Held(blocks, exact), length).usable_tokens == length:
+            yield length, block_hash
+
+
+def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:
+    """Bit j is set when block j of the prompt is held."""
+    if node.arena.layout.groups[group].kind == "linear_state":
+        return 0
+    step = node.arena.layout.groups[group].block_tokens // HASH_UNIT_TOKENS
+    return sum(1 << j for j, is_held in enumerate(node.have(group, path[step::step])) if is_held)
+
+
+def _states(
+    node: Holdings, linear: list[int], path: list[BlockHash], limit_tokens: int
+) -> Iterator[tuple[int, BlockHash]]:
+    """States on the prompt's path that every linear group holds, longest first."""
+    for unit in reversed(path):
+        found = node.states_after(linear[0], unit)
+        for block_hash, length in sorted(found.items(), key=lambda item: -item[1]):
+            everywhere = all(node.has(group, block_hash) for group in linear)
+            if everywhere and length <= limit_tokens:
+                yield length, block_hash

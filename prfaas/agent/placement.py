@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from prfaas.agent.plan import BlockIdentity, Run, TransferPlan, is_prefix_block
+from prfaas.agent.plan import Run, TransferPlan, is_prefix_block
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.run import BlockIdentity
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,17 @@ class Placement:
         """The run that object `index` belongs to."""
         return self._filled_runs[bisect_right(self._first_objects, index) - 1]
 
+    def identity(self, index: int) -> BlockIdentity:
+        """What object `index` is."""
+        return self._identities[index]
+
     def memory(self, index: int) -> memoryview:
         """The bytes of object `index`, without the slot's padding; valid until `release`."""
-        run = self.run_of(index)
-        return self.arenas[run.rank].slot_view(self.slots[index])[: run.group.block_bytes]
+        return self.whole_slot(index)[: self.run_of(index).group.block_bytes]
+
+    def whole_slot(self, index: int) -> memoryview:
+        """The slot of object `index`, padding included; valid until `release`."""
+        return self.arenas[self.run_of(index).rank].slot_view(self.slots[index])
 
     def generations(self) -> list[int]:
         return [self.arenas[self.run_of(index).rank].generation(slot) for index, slot in enumerate(self.slots)]

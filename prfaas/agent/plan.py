@@ -14,6 +14,7 @@ import msgpack
 
 from prfaas.agent.protocol import pack_groups, unpack_groups
 from prfaas.cachepool.layout import KVGroup, Layout
+from prfaas.cachepool.run import BlockIdentity
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import NO_HASH
 from prfaas.types import BlockHash, GroupBlocks
@@ -28,17 +29,6 @@ class Run:
     first_object: int
     group: KVGroup
     blocks: GroupBlocks
-
-
-@dataclass(frozen=True)
-class BlockIdentity:
-    """What `BlockStored` says of one block, and the hash one block earlier."""
-
-    group: int
-    block_hash: BlockHash
-    parent: BlockHash
-    num_tokens: int
-    before: BlockHash
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from prfaas.cachepool.layout import Layout
 
 PAGE_BYTES = mmap.PAGESIZE
 SLOT_ALIGNMENT_BYTES = 64  # a cache line
+WIDE_SLOT_BYTES = 1 << 18  # from here on a page is less than 2 % of a slot
 _GENERATION_BYTES = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -19,8 +21,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def stride_of(layout: Layout) -> int:
-    """Distance between two slots of this layout's arena."""
-    return -(-layout.slot_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+    """Distance between two slots of this layout's arena; whole pages, as direct I/O wants them, where they cost little."""
+    alignment = PAGE_BYTES if layout.slot_bytes >= WIDE_SLOT_BYTES else SLOT_ALIGNMENT_BYTES
+    return -(-layout.slot_bytes // alignment) * alignment
+
+
+class SlotMemory(Protocol):
+    """What a pool keeps its slots in: an `Arena`, or a file of an SSD."""
+
+    layout: Layout
+    pinned: bool
+    num_slots: int
+    stride_bytes: int
+
+    def bump(self, slots: Iterable[int]) -> None: ...
+
+    def give_back(self, slots: Iterable[int]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Arena:
@@ -68,11 +86,11 @@ class Arena:
             OSError: the system refuses.
         """
         assert not self.pinned, "a device would go on writing to the pages that leave"
-        for first, end in _runs(slots):
+        for first, end in neighbours(slots):
             start = -(-(self.header_bytes + first * self.stride_bytes) // PAGE_BYTES) * PAGE_BYTES
             stop = (self.header_bytes + end * self.stride_bytes) // PAGE_BYTES * PAGE_BYTES
             if start < stop:
-                _punch_hole(self.fd, start, stop - start)
+                punch_hole(self.fd, start, stop - start)
 
     def close(self) -> None:
         """Give the memory back once no engine maps it; views of slots keep their mapping alive until they go."""
@@ -88,7 +106,7 @@ class Arena:
         return f"<Arena {self.layout.model} rank={self.layout.shard.rank} slots={self.num_slots}x{self.stride_bytes}>"
 
 
-def _runs(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
+def neighbours(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Neighbouring slots together, as (first, end)."""
     first = end = -1
     for slot in sorted(slots):
@@ -101,7 +119,12 @@ def _runs(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, end
 
 
-def _punch_hole(fd: int, offset: int, length: int) -> None:
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Return the memory or disk behind whole pages of a file to the system; they read as zeros afterwards.
+
+    Raises:
+        OSError: the system refuses.
+    """
     if _libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(length)):
         code = ctypes.get_errno()
-        raise OSError(code, f"giving memory of an arena back: {os.strerror(code)}")
+        raise OSError(code, f"giving slots of an arena back: {os.strerror(code)}")

@@ -9,19 +9,20 @@ that chains are evicted from the tail. Runs on one thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
 
-from prfaas.cachepool.arena import Arena, stride_of
+from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
 from prfaas.cachepool.eviction import POLICIES, BlockFacts, Candidates, EvictionPolicy
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.leases import LeaseId, Leases
-from prfaas.cachepool.run import Run
+from prfaas.cachepool.run import BlockIdentity, Run
 from prfaas.cachepool.slots import Slots
-from prfaas.events import BlocksRemoved, BlocksStored, PoolChange
+from prfaas.events import BlocksRemoved, BlocksStored, PoolChange, Tier
 from prfaas.types import BlockHash
 
-__all__ = ["LeaseId", "Pool", "PoolStats"]
+__all__ = ["LeaseId", "Pool", "PoolStats", "SlotPool"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,11 @@ class PoolStats:
     num_evicted: int
 
 
-class Pool:
-    """All arenas of a node under one byte budget."""
+Memory = TypeVar("Memory", bound=SlotMemory)
+
+
+class SlotPool(Generic[Memory]):
+    """All arenas of one tier of a node under one byte budget."""
 
     def __init__(
         self,
@@ -45,12 +49,17 @@ class Pool:
         transfer_ratio: float = 0.5,
         eviction: EvictionPolicy = "lru",
         on_change: Callable[[PoolChange], None] | None = None,
+        tier: Tier = "memory",
+        make_arena: Callable[[Layout, int], Memory] = Arena,  # type: ignore[assignment]  # of `Pool`, below
     ) -> None:
         self._transfer_budget = int(budget_bytes * transfer_ratio)
         self._prefix_budget = budget_bytes - self._transfer_budget
         self._budget_bytes = budget_bytes
         self._sort_key = POLICIES[eviction]
         self._on_change = on_change
+        self._tier: Tier = tier
+        self._make_arena = make_arena
+        self._arenas: dict[bytes, Memory] = {}
         self._slots: dict[bytes, Slots] = {}
         self._numbered: list[Slots] = []
         self._leases = Leases()
@@ -62,19 +71,24 @@ class Pool:
         self._num_evicted = 0
 
     @property
-    def arenas(self) -> list[Arena]:
-        return [slots.arena for slots in self._numbered]
+    def arenas(self) -> list[Memory]:
+        return list(self._arenas.values())
 
-    def arena(self, layout: Layout) -> Arena:
+    def arena(self, layout: Layout) -> Memory:
         """The arena of a layout, made at its first use; it may grow to the whole budget but touches nothing yet."""
-        slots = self._slots.get(layout.fingerprint)
-        if slots is None:
-            arena = Arena(layout, max(1, self._budget_bytes // stride_of(layout)))
+        arena = self._arenas.get(layout.fingerprint)
+        if arena is None:
+            arena = self._make_arena(layout, max(1, self._budget_bytes // stride_of(layout)))
+            self._arenas[layout.fingerprint] = arena
             slots = self._slots[layout.fingerprint] = Slots(len(self._numbered), arena)
             self._numbered.append(slots)
-        return slots.arena
+        return arena
 
-    def _of(self, arena: Arena) -> Slots:
+    def arena_of(self, fingerprint: bytes) -> Memory | None:
+        """The arena of the layout with this fingerprint, if that has been used."""
+        return self._arenas.get(fingerprint)
+
+    def _of(self, arena: SlotMemory) -> Slots:
         return self._slots[arena.layout.fingerprint]
 
     # Leases
@@ -111,7 +125,7 @@ class Pool:
 
     # Transfer blocks
 
-    def allocate(self, arena: Arena, num_slots: int, lease: LeaseId) -> list[int] | None:
+    def allocate(self, arena: SlotMemory, num_slots: int, lease: LeaseId) -> list[int] | None:
         """Transfer blocks under `lease`, or None when the transfer budget does not hold that many."""
         slots, num_bytes = self._of(arena), num_slots * arena.stride_bytes
         if self._transfer_bytes + num_bytes > self._transfer_budget:
@@ -138,37 +152,38 @@ class Pool:
 
     # Prefix blocks
 
-    def find(self, arena: Arena, group: int, block_hash: BlockHash) -> int | None:
+    def find(self, arena: SlotMemory, group: int, block_hash: BlockHash) -> int | None:
         """The slot of a prefix block."""
         return self._of(arena).by_hash[group].get(block_hash)
 
-    def find_all(self, arena: Arena, group: int, hashes: Iterable[BlockHash]) -> list[int | None]:
+    def find_all(self, arena: SlotMemory, group: int, hashes: Iterable[BlockHash]) -> list[int | None]:
         """The slots of prefix blocks, in the order of their hashes."""
         return list(map(self._of(arena).by_hash[group].get, hashes))
 
-    def parent(self, arena: Arena, slot: int) -> BlockHash:
-        """The parent of a prefix block, as `BlocksStored` has it. Raises KeyError when the slot holds none."""
+    def identity(self, arena: SlotMemory, slot: int) -> BlockIdentity:
+        """What a prefix block is. Raises KeyError when the slot holds none."""
         run = self._of(arena).run_of[slot]
         if run is None:
             raise KeyError(slot)
-        return run.parent_at(run.slots.index(slot))
+        return run.identity(run.slots.index(slot))
 
-    def states_after(self, arena: Arena, group: int, unit: BlockHash) -> dict[BlockHash, int]:
+    def states_after(self, arena: SlotMemory, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Linear states, with their lengths, that end within the 16 tokens after `unit` (the root, or a full unit's hash)."""
         return self._of(arena).states[group].get(unit, {})
 
-    def pin(self, arena: Arena, pinned: Iterable[int], lease: LeaseId) -> None:
-        """Use prefix blocks under `lease`; they are not evicted meanwhile."""
+    def pin(self, arena: SlotMemory, pinned: Iterable[int], lease: LeaseId, *, is_use: bool = True) -> None:
+        """Use prefix blocks under `lease`; they are not evicted meanwhile. What is no use makes them no more valuable."""
         slots, used, read = self._of(arena), list(pinned), self._leases[lease].read
         self._tick += 1
+        when = self._tick if is_use else None
         for run, position, start, end in slots.stretches(used):
             assert run is not None, "only prefix blocks can be pinned"
             last = position + end - start
-            run.read(last, self._tick)
+            run.read(last, when)
             read.append((run, last))
             self._keep(run)
 
-    def soft_pin(self, arena: Arena, pinned: Iterable[int], *, keep: bool) -> None:
+    def soft_pin(self, arena: SlotMemory, pinned: Iterable[int], *, keep: bool) -> None:
         """Prefix blocks that leave only when no other block can (or, with keep=False, like any other again)."""
         slots = self._of(arena)
         for slot in pinned:
@@ -183,7 +198,7 @@ class Pool:
 
     def publish(
         self,
-        arena: Arena,
+        arena: SlotMemory,
         slot: int,
         *,
         group: int,
@@ -207,7 +222,7 @@ class Pool:
 
     def publish_run(
         self,
-        arena: Arena,
+        arena: SlotMemory,
         run: Sequence[int],
         *,
         group: int,
@@ -250,8 +265,22 @@ class Pool:
         self._prefix_bytes += num_bytes
         if self._on_change is not None:
             layout, block_tokens = slots.arena.layout, slots.arena.layout.groups[group].block_tokens
-            self._on_change(BlocksStored(layout.fingerprint, group, tuple(hashes), parent, num_tokens, block_tokens))
+            self._on_change(
+                BlocksStored(layout.fingerprint, group, tuple(hashes), parent, num_tokens, block_tokens, self._tier)
+            )
         return True
+
+    def restore(self, arena: SlotMemory, blocks: Mapping[int, BlockIdentity]) -> None:
+        """Take up prefix blocks that slots of an arena nobody has used yet hold since an earlier life of the pool."""
+        slots = self._of(arena)
+        assert not slots.never_used, "only an unused arena is restored"
+        lease = self.open_lease("restore")
+        slots.reserve(blocks)
+        self._leases[lease].written.append((slots, list(blocks)))
+        self._transfer_bytes += len(blocks) * arena.stride_bytes
+        for slot, block in sorted(blocks.items(), key=lambda item: item[1].num_tokens):
+            self.publish(arena, slot, **asdict(block))
+        self.end_lease(lease)
 
     # Eviction
 
@@ -297,7 +326,7 @@ class Pool:
         self._num_evicted += num_blocks
         self._settle(run if len(run) else slots.unhang(run.above))
         if self._on_change is not None:
-            self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes)))
+            self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
 
     # Facts
 
@@ -342,3 +371,6 @@ class Pool:
     def close(self) -> None:
         for slots in self._numbered:
             slots.arena.close()
+
+
+Pool = SlotPool[Arena]

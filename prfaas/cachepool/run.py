@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prfaas.types import BlockHash
 
@@ -10,6 +11,17 @@ ChainKey = tuple[int, BlockHash]  # group and hash: a prefix block within one ar
 
 # Longer chains are several runs, each hung on the one before it. Positions are searched for linearly, 10 ns a block.
 MAX_RUN_BLOCKS = 256
+
+
+@dataclass(frozen=True)
+class BlockIdentity:
+    """What `BlocksStored` says of one block, and the hash one block earlier."""
+
+    group: int
+    block_hash: BlockHash
+    parent: BlockHash
+    num_tokens: int
+    before: BlockHash
 
 
 class Run:
@@ -71,6 +83,13 @@ class Run:
         """Where a block of this run stands in it; the last one is found at once."""
         return len(self.hashes) - 1 if self.hashes[-1] == block_hash else self.hashes.index(block_hash)
 
+    def identity(self, position: int) -> BlockIdentity:
+        """What it takes to publish a block elsewhere."""
+        parent, above = self.parent_at(position), self.above
+        own = above[1] if above is not None and above[0] == self.group else parent
+        before = parent if position else own
+        return BlockIdentity(self.group, self.hashes[position], parent, self.tokens_at(position), before)
+
     def num_equal(self, position: int, slots: Sequence[int], start: int) -> int:
         """How many slots from `slots[start]` on are those of this run from `position` on."""
         own = self.slots[position : position + len(slots) - start]
@@ -87,11 +106,12 @@ class Run:
         self.num_written += len(slots)
         self._touch(len(self.slots), when)
 
-    def read(self, end: int, when: int) -> None:
-        """A lease uses blocks, the last of them the one before `end`."""
+    def read(self, end: int, when: int | None) -> None:
+        """A lease uses blocks, the last of them the one before `end`; without `when` nobody asked for them."""
         self._read_to[end] = self._read_to.get(end, 0) + 1
-        self._num_uses[end] = self._num_uses.get(end, 0) + 1
-        self._touch(end, when)
+        if when is not None:
+            self._num_uses[end] = self._num_uses.get(end, 0) + 1
+            self._touch(end, when)
 
     def unread(self, end: int) -> None:
         """Such a lease has ended."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.arena import SlotMemory
 from prfaas.cachepool.run import MAX_RUN_BLOCKS, ChainKey, Run
 from prfaas.types import BlockHash
 
@@ -12,7 +12,7 @@ from prfaas.types import BlockHash
 class Slots:
     """Bookkeeping of one arena's slots; keeps no budget and decides nothing."""
 
-    def __init__(self, number: int, arena: Arena) -> None:
+    def __init__(self, number: int, arena: SlotMemory) -> None:
         groups = arena.layout.groups
         self.number = number
         self.arena = arena
@@ -54,6 +54,11 @@ class Slots:
         start, self.never_used = self.never_used, self.never_used + num_slots
         self.run_of += [None] * num_slots
         return list(range(start, self.never_used))
+
+    def reserve(self, taken: Collection[int]) -> None:
+        """Take these slots of an arena that was never used."""
+        self._first_time(max(taken, default=-1) + 1)
+        self.free += sorted(set(range(self.never_used)).difference(taken), reverse=True)
 
     def give_back(self, num_slots: int) -> None:
         """Return the pages of that many free slots to the system."""

@@ -34,7 +34,7 @@ from tests.waiting import wait_until
 __all__ = ["agents"]
 
 
-def _exact_blocks(chain: HashChain) -> tuple[GroupBlocks, ...]:
+def exact_blocks(chain: HashChain) -> tuple[GroupBlocks, ...]:
     """As `blocks`, with the partial last block named by the exact length it ends at."""
     full = chain.blocks(32, first_block=0, num_tokens=chain.num_tokens)
     tail = (*full[:-1], chain.at(chain.num_tokens)) if chain.num_tokens % 32 else full
@@ -42,25 +42,25 @@ def _exact_blocks(chain: HashChain) -> tuple[GroupBlocks, ...]:
     return GroupBlocks(0, 0, tail, ROOT), GroupBlocks(1, 0, (chain.at(chain.num_tokens),), chain.at(unit))
 
 
-def _store(engine: Engine, chain: HashChain) -> None:
+def store(engine: Engine, chain: HashChain, *, seed: int = 0) -> None:
     transfer_id = TransferId(os.urandom(16))
-    engine.scheduler.post(Store(transfer_id, chain.num_tokens, _exact_blocks(chain)))
+    engine.scheduler.post(Store(transfer_id, chain.num_tokens, exact_blocks(chain)))
     opened = engine.wait(SendOpened)
     assert isinstance(opened, SendOpened)
-    engine.write_all(opened)
+    engine.write_all(opened, seed=seed)
     assert engine.worker.ring is not None
     engine.worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
 
 
-def _lookup(engine: Engine, chain: HashChain) -> list[list[object]]:
+def lookup(engine: Engine, chain: HashChain) -> list[list[object]]:
     engine.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"".join(chain.units), chain.num_tokens - 1))
     found = engine.wait(LookedUp)
     assert isinstance(found, LookedUp)
     return found.lengths
 
 
-def _hold(engine: Engine, chain: HashChain) -> ReceiveReady | TransferFailed:
-    engine.scheduler.post(Hold(TransferId(os.urandom(16)), chain.num_tokens, _exact_blocks(chain)))
+def hold(engine: Engine, chain: HashChain) -> ReceiveReady | TransferFailed:
+    engine.scheduler.post(Hold(TransferId(os.urandom(16)), chain.num_tokens, exact_blocks(chain)))
     answer = engine.wait((ReceiveReady, TransferFailed))
     assert isinstance(answer, ReceiveReady | TransferFailed)
     return answer
@@ -69,11 +69,11 @@ def _hold(engine: Engine, chain: HashChain) -> ReceiveReady | TransferFailed:
 def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
-    _store(engine, _chain())
+    store(engine, _chain())
     wait_until(lambda: west.pool()["transfer"] == 0)
     longer = _chain(length=NUM_TOKENS + 100)
-    assert _lookup(engine, longer) == [[NUM_TOKENS, _chain().at(NUM_TOKENS)]]
-    ready = _hold(engine, _chain())
+    assert lookup(engine, longer) == [[NUM_TOKENS, _chain().at(NUM_TOKENS)]]
+    ready = hold(engine, _chain())
     assert isinstance(ready, ReceiveReady)
     engine.assert_content(ready)
     engine.scheduler.post(Release(ready.transfer_id))
@@ -82,9 +82,9 @@ def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agent
 def test_another_prompt_of_the_same_beginning_does_not_match_at_the_odd_length(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
-    _store(engine, _chain())
+    store(engine, _chain())
     other = HashChain(ROOT, [*range(NUM_TOKENS - 3), *range(5000, 5100)])
-    candidates = _lookup(engine, other)
+    candidates = lookup(engine, other)
     assert all(other.at(int(str(length))) != block_hash for length, block_hash in candidates)
 
 
@@ -93,15 +93,15 @@ def test_a_prompt_whose_attention_block_was_never_filled_is_not_offered(agents: 
     engine = agents.engine(west, "w")
     chain = _chain()
     transfer_id = TransferId(os.urandom(16))
-    engine.scheduler.post(Store(transfer_id, chain.num_tokens, _exact_blocks(chain)))
+    engine.scheduler.post(Store(transfer_id, chain.num_tokens, exact_blocks(chain)))
     opened = engine.wait(SendOpened)
     assert isinstance(opened, SendOpened)
     engine.write_layer(opened, 0, 0, blocks=range(7))  # one of two layers
     engine.write_layer(opened, 1, 0, blocks=range(1))
     engine.scheduler.post(Cancel(transfer_id))
     wait_until(lambda: west.pool()["transfer"] == 0)
-    assert _lookup(engine, _chain(length=NUM_TOKENS + 10)) == []
-    answer = _hold(engine, chain)
+    assert lookup(engine, _chain(length=NUM_TOKENS + 10)) == []
+    answer = hold(engine, chain)
     assert isinstance(answer, TransferFailed) and answer.reason == "evicted"
 
 
@@ -109,17 +109,17 @@ def test_an_engine_that_dies_while_it_stores_leaves_no_block_taken(agents: Agent
     west = agents.start("west")
     engine, witness = agents.engine(west, "w"), agents.engine(west, "v")
     chain = _chain()
-    engine.scheduler.post(Store(TransferId(os.urandom(16)), chain.num_tokens, _exact_blocks(chain)))
+    engine.scheduler.post(Store(TransferId(os.urandom(16)), chain.num_tokens, exact_blocks(chain)))
     engine.wait(SendOpened)
     assert west.pool()["transfer"] > 0
     engine.close()
     wait_until(lambda: west.pool()["transfer"] == 0)
-    assert _lookup(witness, _chain(length=NUM_TOKENS + 10)) == []
+    assert lookup(witness, _chain(length=NUM_TOKENS + 10)) == []
 
 
 @pytest.mark.parametrize("num_units", [0, 1, 12])
 def test_a_lookup_of_an_unknown_prompt_finds_nothing(agents: Agents, num_units: int) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
-    assert _lookup(engine, HashChain(ROOT, range(16 * num_units + 1))) == []
+    assert lookup(engine, HashChain(ROOT, range(16 * num_units + 1))) == []
     assert layout().groups[1].kind == "linear_state"

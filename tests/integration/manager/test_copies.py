@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from prfaas.types import Prefix
 from tests.integration.agent.prefixes import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.integration.manager.site import Site
 from tests.waiting import until
+from tools.demo.client import get_json
 from tools.link import Relay
 
 CHAIN = chain_of(400)
@@ -119,3 +121,24 @@ async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(site: Si
     with pytest.raises(IndexRefusal) as alien:
         await site.copy(bad, "east", "west")
     assert alien.value.reason == "alien_hash"
+
+
+async def test_what_only_a_restarted_nodes_ssd_holds_is_in_the_index_and_can_be_copied(
+    site: Site, tmp_path: Path
+) -> None:
+    directory = {"ssd-directory": str(tmp_path / "ssd")}
+    east, west = await site.node("east", **directory), await site.node("west")
+    await asyncio.to_thread(east.leave, PREFIX)
+    await until(lambda: _num_on_ssd(site.agents["east"].status) == 11 + 3 + 1, what="the blocks on the SSD")
+    site.agents["east"].process.kill()
+    await asyncio.to_thread(site.agents["east"].process.wait)
+    await site.node("north", **directory)
+    await _until_usable(site, {"north": 327})
+    assert site.agents["north"].pool()["prefix"] == 0
+    end = await site.copy(PREFIX, "north", "west")
+    assert (end.outcome, end.moved_bytes) == ("completed", WHOLE_BYTES)
+    assert await asyncio.to_thread(west.holds, PREFIX)
+
+
+def _num_on_ssd(status: str) -> int:
+    return int(get_json(f"http://{status}/status")["ssd"]["prefix"])

@@ -1,0 +1,220 @@
+"""The file arena: equal slots of a file on an SSD, each with a record that says what it holds and how to check it.
+
+Three files of one name: `.layout`, the layout; `.records`, 128 bytes for each slot, mapped; `.blocks`, the slots. A slot is
+emptied by zeros in its record before anything is written to it, and gets its record once its bytes are in the file, so that
+whatever ends this process leaves whole blocks or none. The record carries a checksum of the bytes, which is compared at
+every read: it also finds what a loss of power or the disk has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgpack
+import xxhash
+
+from prfaas.cachepool.arena import PAGE_BYTES, neighbours, punch_hole
+from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.run import BlockIdentity
+from prfaas.errors import LayoutError
+from prfaas.types import BlockHash
+
+RECORD_BYTES = 128  # a divisor of a page, so that a record never lies on two
+_MAGIC = b"prfaas1\n"
+# magic, group, tokens, payload bytes, hash, parent, before, checksum of the payload
+_RECORD = struct.Struct("<8sIQQ16s16s16s16s")
+_CHECK = struct.Struct("<Q")
+
+
+class Buffer:
+    """A page-aligned piece of memory, for direct I/O of slots that are not; one per thread."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._map = mmap.mmap(-1, num_bytes)
+        self.view = memoryview(self._map)
+        self._address = _address(self.view)
+
+    def fill(self, payload: memoryview) -> None:
+        """Copy the payload to the start, without the interpreter lock."""
+        ctypes.memmove(self._address, _address(payload), payload.nbytes)
+
+    def empty(self, into: memoryview) -> None:
+        """Copy the start over `into`, without the interpreter lock."""
+        ctypes.memmove(_address(into), self._address, into.nbytes)
+
+
+class FileArena:
+    """Slots in a file. `write` and `read` may run on any thread, no two at once on one slot; the rest on one thread."""
+
+    def __init__(self, layout: Layout, num_slots: int, *, directory: Path) -> None:
+        """Open the layout's files in `directory`, or make them.
+
+        Raises:
+            OSError: the files cannot be made.
+        """
+        self.layout = layout
+        self.pinned = False
+        self.num_slots = num_slots
+        self.stride_bytes = _whole_pages(layout.slot_bytes)
+        self._failed: set[int] = set()
+        path = directory / layout.fingerprint.hex()
+        _write_whole(path.with_suffix(".layout"), msgpack.packb(layout.to_dict()))
+        self._blocks_fd, self.is_direct = _open(path.with_suffix(".blocks"))
+        os.ftruncate(self._blocks_fd, num_slots * self.stride_bytes)
+        self._records = _map_file(path.with_suffix(".records"), num_slots * RECORD_BYTES)
+
+    def bump(self, slots: Iterable[int]) -> None:
+        """These slots hold nothing from here on."""
+        for slot in slots:
+            self._records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = bytes(RECORD_BYTES)
+            self._failed.discard(slot)
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Return the disk space of free slots to the file system.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        for first, end in neighbours(slots):
+            punch_hole(self._blocks_fd, first * self.stride_bytes, (end - first) * self.stride_bytes)
+
+    def write(self, slot: int, memory: memoryview, block: BlockIdentity, buffer: Buffer) -> None:
+        """Write the block that `memory` begins with to a slot that `bump` has emptied; returns when it is in the file.
+
+        Raises:
+            OSError: the disk refuses; the slot stays empty.
+        """
+        num_bytes = self.layout.groups[block.group].block_bytes
+        pages = self._pages(memory, num_bytes)
+        if pages is None:
+            buffer.fill(memory[:num_bytes])
+            pages = buffer.view[: _whole_pages(num_bytes)]
+        num_written = os.pwrite(self._blocks_fd, pages, slot * self.stride_bytes)
+        if num_written != pages.nbytes:
+            raise OSError(f"{num_written} of {pages.nbytes} bytes were written")
+        where = slot * RECORD_BYTES
+        checksum = xxhash.xxh3_128_digest(pages[:num_bytes])
+        self._records[where : where + RECORD_BYTES] = _pack(block, num_bytes, checksum)
+
+    def read(self, slot: int, into: memoryview, buffer: Buffer) -> bool:
+        """Read a block over the start of `into`; False, with `into` in any state, when its bytes are not those written.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        found = self._record(slot)
+        if found is None or found[1] > into.nbytes:
+            return False
+        _, num_bytes, checksum = found
+        direct = self._pages(into, num_bytes)
+        pages = buffer.view[: _whole_pages(num_bytes)] if direct is None else direct
+        num_read = os.preadv(self._blocks_fd, [pages], slot * self.stride_bytes)
+        if num_read != pages.nbytes or xxhash.xxh3_128_digest(pages[:num_bytes]) != checksum:
+            return False
+        if direct is None:
+            buffer.empty(into[:num_bytes])
+        return True
+
+    def _pages(self, memory: memoryview, num_bytes: int) -> memoryview | None:
+        """The pages that a block of so many bytes lies in, where it begins with a page and has the last to itself."""
+        is_aligned = _address(memory) % PAGE_BYTES == 0 and memory.nbytes >= _whole_pages(num_bytes)
+        return memory[: _whole_pages(num_bytes)] if is_aligned else None
+
+    def mark_failed(self, slot: int) -> None:
+        """What the slot holds cannot be read: nobody is to be told of it any more, now or after a restart."""
+        self.bump([slot])
+        self._failed.add(slot)
+
+    def is_readable(self, slot: int) -> bool:
+        """Whether no read of what the slot holds has failed."""
+        return slot not in self._failed
+
+    def blocks(self) -> dict[int, BlockIdentity]:
+        """The slots with a valid record, and the blocks they hold; of several with one hash the first."""
+        found: dict[tuple[int, BlockHash], int] = {}
+        blocks: dict[int, BlockIdentity] = {}
+        empty = bytes(RECORD_BYTES)
+        for slot in range(self.num_slots):
+            where = slot * RECORD_BYTES
+            record = None if self._records[where : where + RECORD_BYTES] == empty else self._record(slot)
+            if record is not None and found.setdefault((record[0].group, record[0].block_hash), slot) == slot:
+                blocks[slot] = record[0]
+        return blocks
+
+    def _record(self, slot: int) -> tuple[BlockIdentity, int, bytes] | None:
+        """The block in a slot, its payload's length and checksum; None when the record is empty or torn."""
+        record = self._records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
+        fields = _RECORD.unpack_from(record)
+        if fields[0] != _MAGIC or _CHECK.unpack_from(record, _RECORD.size)[0] != _digest(record[: _RECORD.size]):
+            return None
+        _, group, num_tokens, num_bytes, block_hash, parent, before, checksum = fields
+        if group >= len(self.layout.groups) or num_bytes != self.layout.groups[group].block_bytes:
+            return None
+        identity = BlockIdentity(group, BlockHash(block_hash), BlockHash(parent), num_tokens, BlockHash(before))
+        return identity, num_bytes, checksum
+
+    def close(self) -> None:
+        """Close the files, which stay; no thread reads or writes any more."""
+        os.close(self._blocks_fd)
+        self._records.close()
+
+
+def saved_layouts(directory: Path) -> list[Layout]:
+    """The layouts whose files lie in a directory; files that are none of ours are passed over."""
+    layouts = []
+    for path in sorted(directory.glob("*.layout")):
+        with contextlib.suppress(OSError, ValueError, LayoutError, msgpack.UnpackException):
+            layout = Layout.from_dict(msgpack.unpackb(path.read_bytes()))
+            if layout.fingerprint.hex() == path.stem:
+                layouts.append(layout)
+    return layouts
+
+
+def _pack(block: BlockIdentity, num_bytes: int, checksum: bytes) -> bytes:
+    hashes = (block.block_hash, block.parent, block.before)
+    record = _RECORD.pack(_MAGIC, block.group, block.num_tokens, num_bytes, *hashes, checksum)
+    return (record + _CHECK.pack(_digest(record))).ljust(RECORD_BYTES, b"\0")
+
+
+def _digest(record: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(record)
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """A file for reading and writing past the page cache, where its file system can; and whether it can."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
+    except OSError:  # a file system in memory
+        return os.open(path, flags, 0o600), False
+
+
+def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    finally:
+        os.close(fd)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that nobody ever sees a part of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)

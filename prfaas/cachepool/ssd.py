@@ -1,0 +1,272 @@
+"""The SSD below the memory pool: what is stored there is written behind, and read back when somebody waits for it.
+
+A second pool over file arenas, with the same chains, leases and eviction. All bookkeeping is on the agent's loop; threads
+move bytes, each way within a budget of bytes per second, and nothing that a transfer does ever waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prfaas import logs, metrics
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.bandwidth import Bandwidth
+from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
+from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.pool import LeaseId, Pool, SlotPool
+from prfaas.cachepool.run import BlockIdentity
+from prfaas.events import BlocksRemoved, BlocksStored, PoolChange
+from prfaas.types import BlockHash
+
+MAX_WAITING = 1 << 20  # blocks that wait to be written; the oldest are given up first, they are the next to be evicted
+_IN_FLIGHT_RATIO = 0.05  # of the budget: slots that are being written
+_log = logs.get("cachepool.ssd")
+
+Post = Callable[..., None]  # (function, *arguments): have it run on the loop
+Key = tuple[bytes, int, BlockHash]  # layout, group, hash
+
+
+@dataclass(frozen=True)
+class SsdSettings:
+    """Rates are in bytes per second, 0 for what the disk allows."""
+
+    directory: Path
+    budget_bytes: int
+    num_threads: int = 8
+    write_bytes_per_second: float = 0.0
+    read_bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Writing:
+    arena: FileArena
+    slot: int
+    block: BlockIdentity
+    source: LeaseId  # of the memory pool
+    target: LeaseId
+
+
+@dataclass(frozen=True)
+class _Reading:
+    arena: FileArena
+    slot: int
+    block: BlockIdentity
+    into: memoryview
+    lease: LeaseId
+    done: Callable[[bool], None]
+
+
+class Ssd:
+    """One directory of file arenas. `pump` is called now and then, and continues by itself while there is work."""
+
+    def __init__(
+        self, settings: SsdSettings, memory: Pool, *, post: Post, on_change: Callable[[PoolChange], None]
+    ) -> None:
+        """Raises:
+        OSError: the directory cannot be made.
+        """
+        settings.directory.mkdir(parents=True, exist_ok=True)
+        self._settings = settings
+        self._memory = memory
+        self._post = post
+        self._on_change = on_change
+        self._pool: SlotPool[FileArena] = SlotPool(
+            settings.budget_bytes,
+            transfer_ratio=_IN_FLIGHT_RATIO,
+            on_change=on_change,
+            tier="ssd",
+            make_arena=lambda layout, num_slots: FileArena(layout, num_slots, directory=settings.directory),
+        )
+        self._threads = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="prfaas-ssd")
+        self._buffers = threading.local()
+        self._write_budget = Bandwidth(settings.write_bytes_per_second)
+        self._read_budget = Bandwidth(settings.read_bytes_per_second)
+        self._to_write: deque[Key] = deque(maxlen=MAX_WAITING)
+        self._to_read: deque[_Reading] = deque()
+        self._num_writing = 0
+        self._num_reading = 0
+        self._is_closed = False
+
+    def restore(self, on_layout: Callable[[Layout], None]) -> None:
+        """Take up what an earlier life left, and announce it; `on_layout` hears of each layout first."""
+        for layout in saved_layouts(self._settings.directory):
+            on_layout(layout)
+            arena = self._pool.arena(layout)
+            self._pool.restore(arena, arena.blocks())
+        _log.info("ssd.restored", **self._pool.stats().slots_by_kind)
+
+    # What is there
+
+    def holds(self, layout: Layout, group: int, hashes: Iterable[BlockHash]) -> list[bool]:
+        """Of each block whether it can be read."""
+        arena = self._arena(layout)
+        if arena is None:
+            return [False for _ in hashes]
+        found = self._pool.find_all(arena, group, hashes)
+        return [slot is not None and arena.is_readable(slot) for slot in found]
+
+    def identity(self, layout: Layout, group: int, block_hash: BlockHash) -> BlockIdentity | None:
+        """What a block is, when it is here."""
+        arena = self._arena(layout)
+        slot = None if arena is None else self._pool.find(arena, group, block_hash)
+        return None if arena is None or slot is None else self._pool.identity(arena, slot)
+
+    def states_after(self, layout: Layout, group: int, unit: BlockHash) -> dict[BlockHash, int]:
+        """As `Pool.states_after`."""
+        arena = self._arena(layout)
+        return {} if arena is None else self._pool.states_after(arena, group, unit)
+
+    def _arena(self, layout: Layout) -> FileArena | None:
+        return self._pool.arena_of(layout.fingerprint)
+
+    def slots_by_kind(self) -> dict[str, int]:
+        return self._pool.stats().slots_by_kind
+
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written or read."""
+        return not (self._to_write or self._to_read or self._num_writing or self._num_reading)
+
+    # Writing behind
+
+    def offer(self, change: PoolChange) -> None:
+        """The memory pool has changed: what it stored is to be written when there is time."""
+        if isinstance(change, BlocksStored):
+            self._to_write.extend((change.layout, change.group, block_hash) for block_hash in change.hashes)
+
+    def pump(self) -> None:
+        """Begin as many reads, then writes, as the budgets and the threads allow."""
+        now = time.monotonic()
+        while self._to_read and self._num_reading < self._settings.num_threads and self._read_budget.has_room(now):
+            self._begin_read(self._to_read.popleft())
+        while self._to_write and self._num_writing < self._settings.num_threads and self._write_budget.has_room(now):
+            if not self._begin_write(self._to_write[0]):
+                return
+            self._to_write.popleft()
+
+    def _begin_write(self, key: Key) -> bool:
+        """Begin to write a block, if it needs to be; False when there is no room for it now."""
+        fingerprint, group, block_hash = key
+        source = self._memory.arena_of(fingerprint)
+        slot = None if source is None else self._memory.find(source, group, block_hash)
+        if source is None or slot is None:
+            return True
+        arena = self._pool.arena(source.layout)
+        if self._pool.find(arena, group, block_hash) is None:
+            return self._write_from(source, slot, arena)
+        return True
+
+    def _write_from(self, source: Arena, source_slot: int, arena: FileArena) -> bool:
+        lease = self._pool.open_lease("writer")
+        taken = self._pool.allocate(arena, 1, lease)
+        if taken is None:
+            self._pool.end_lease(lease)
+            return False
+        block, reader = self._memory.identity(source, source_slot), self._memory.open_lease("ssd")
+        self._memory.pin(source, [source_slot], reader, is_use=False)
+        self._write_budget.spend(_num_bytes(arena, block))
+        self._num_writing += 1
+        memory = source.slot_view(source_slot)
+        self._threads.submit(self._write, _Writing(arena, taken[0], block, reader, lease), memory)
+        return True
+
+    def _write(self, its: _Writing, memory: memoryview) -> None:
+        """On a thread."""
+        error = ""
+        try:
+            its.arena.write(its.slot, memory, its.block, self._buffer(its.arena))
+            metrics.SSD_BYTES.labels(direction="write").inc(_num_bytes(its.arena, its.block))
+        except OSError as failure:
+            error = str(failure)
+        self._post(self._written, its, error)
+
+    def _written(self, its: _Writing, error: str) -> None:
+        if self._is_closed:
+            return
+        self._num_writing -= 1
+        if error:
+            metrics.SSD_FAILURES.labels(reason="write").inc()
+            _log.warning("ssd.write_failed", error=error)
+        else:
+            self._pool.publish(its.arena, its.slot, **asdict(its.block))
+        self._pool.end_lease(its.target)
+        self._memory.end_lease(its.source)
+        self.pump()
+
+    # Reading back
+
+    def read(self, layout: Layout, block: BlockIdentity, into: memoryview, done: Callable[[bool], None]) -> bool:
+        """Read a block over the start of a slot, which stays taken until `done` hears whether it is whole; False when it is
+        not here."""
+        arena = self._arena(layout)
+        slot = None if arena is None else self._pool.find(arena, block.group, block.block_hash)
+        if arena is None or slot is None or not arena.is_readable(slot):
+            return False
+        lease = self._pool.open_lease("reader")
+        self._pool.pin(arena, [slot], lease)
+        self._to_read.append(_Reading(arena, slot, block, into, lease, done))
+        return True
+
+    def give_up(self, done: Callable[[bool], None]) -> None:
+        """Nobody needs the blocks any more that `done` waits for: those that are not being read yet are not read."""
+        unread = [its for its in self._to_read if its.done == done]
+        self._to_read = deque(its for its in self._to_read if its.done != done)
+        for its in unread:
+            self._pool.end_lease(its.lease)
+            done(False)
+
+    def _begin_read(self, its: _Reading) -> None:
+        self._read_budget.spend(_num_bytes(its.arena, its.block))
+        self._num_reading += 1
+        self._threads.submit(self._read, its)
+
+    def _read(self, its: _Reading) -> None:
+        """On a thread."""
+        try:
+            is_whole = its.arena.read(its.slot, its.into, self._buffer(its.arena))
+        except OSError:
+            is_whole = False
+        self._post(self._was_read, its, is_whole)
+
+    def _was_read(self, its: _Reading, is_whole: bool) -> None:
+        if self._is_closed:
+            return
+        self._num_reading -= 1
+        if is_whole:
+            metrics.SSD_BYTES.labels(direction="read").inc(_num_bytes(its.arena, its.block))
+        elif its.arena.is_readable(its.slot):
+            metrics.SSD_FAILURES.labels(reason="read").inc()
+            its.arena.mark_failed(its.slot)
+            self._on_change(
+                BlocksRemoved(its.arena.layout.fingerprint, its.block.group, (its.block.block_hash,), "ssd")
+            )
+        self._pool.end_lease(its.lease)
+        its.done(is_whole)
+        self.pump()
+
+    def _buffer(self, arena: FileArena) -> Buffer:
+        buffers: dict[int, Buffer] = self._buffers.__dict__.setdefault("by_size", {})
+        if arena.stride_bytes not in buffers:
+            buffers[arena.stride_bytes] = Buffer(arena.stride_bytes)
+        return buffers[arena.stride_bytes]
+
+    # The end
+
+    def check_integrity(self) -> None:
+        """As `Pool.check_integrity`."""
+        self._pool.check_integrity()
+
+    def close(self) -> None:
+        """Wait for the threads; what was not yet written is not kept."""
+        self._is_closed = True
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
+
+
+def _num_bytes(arena: FileArena, block: BlockIdentity) -> int:
+    return arena.layout.groups[block.group].block_bytes

@@ -1,0 +1,114 @@
+"""An agent with an SSD: what memory gave away, or a dead agent left, an engine takes up again; nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from prfaas.agent.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
+from prfaas.hashing import HashChain
+from prfaas.types import TransferId
+from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
+from tests.integration.agent.test_two_agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, agents, layout
+from tests.waiting import wait_until
+from tools.demo.client import get_json
+
+__all__ = ["agents"]
+
+BLOCKS_PER_CHAIN = 8  # six full blocks, a tail, a state
+NUM_CHAINS = 8  # three more than memory holds
+
+
+def _chain(number: int, *, more: int = 0) -> HashChain:
+    return HashChain(ROOT, range(1000 * number, 1000 * number + NUM_TOKENS + more))
+
+
+def _num_on_ssd(agent: RunningAgent) -> int:
+    return int(get_json(f"http://{agent.status}/status")["ssd"]["prefix"])
+
+
+def _bytes_read(agent: RunningAgent) -> float:
+    with urllib.request.urlopen(f"http://{agent.status}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith('prfaas_agent_ssd_bytes_total{direction="read"')
+    )
+
+
+def _start(agents: Agents, name: str, directory: Path, **settings: str) -> tuple[RunningAgent, Engine]:
+    agent = agents.start(name, **{"pool-bytes": "4MiB", "ssd-directory": str(directory), **settings})
+    return agent, agents.engine(agent, "w")
+
+
+def _fill(agent: RunningAgent, engine: Engine, num_chains: int = NUM_CHAINS) -> None:
+    """Leave chains, by default more than memory holds, each on the SSD before the next one comes."""
+    for number in range(num_chains):
+        store(engine, _chain(number), seed=number)
+        wait_until(lambda number=number: _num_on_ssd(agent) == BLOCKS_PER_CHAIN * (number + 1))  # type: ignore[misc]
+
+
+def _take_up(engine: Engine, number: int) -> None:
+    chain = _chain(number)
+    assert [NUM_TOKENS, chain.at(NUM_TOKENS)] in lookup(engine, _chain(number, more=50))
+    ready = hold(engine, chain)
+    assert isinstance(ready, ReceiveReady)
+    engine.assert_content(ready, seed=number)
+    engine.scheduler.post(Release(ready.transfer_id))
+
+
+def test_blocks_that_memory_gave_away_come_back_from_the_ssd(agents: Agents, tmp_path: Path) -> None:
+    agent, engine = _start(agents, "west", tmp_path / "ssd")
+    _fill(agent, engine)
+    assert agent.pool()["prefix"] < NUM_CHAINS * BLOCKS_PER_CHAIN
+    for number in range(NUM_CHAINS):
+        _take_up(engine, number)
+    assert _bytes_read(agent) > 0
+    wait_until(lambda: agent.pool()["transfer"] == 0)
+
+
+def test_an_agent_that_was_killed_comes_back_with_what_its_ssd_holds(agents: Agents, tmp_path: Path) -> None:
+    first, engine = _start(agents, "west", tmp_path / "ssd")
+    _fill(first, engine)
+    first.process.kill()
+    first.process.wait()
+    second, engine = _start(agents, "east", tmp_path / "ssd")
+    assert _num_on_ssd(second) == NUM_CHAINS * BLOCKS_PER_CHAIN
+    for number in range(NUM_CHAINS):
+        _take_up(engine, number)
+
+
+def test_a_prefix_with_a_rotten_block_is_refused_and_not_offered_again(agents: Agents, tmp_path: Path) -> None:
+    first, engine = _start(agents, "west", tmp_path / "ssd")
+    _fill(first, engine, 1)
+    first.process.kill()
+    first.process.wait()
+    os.truncate(tmp_path / "ssd" / f"{layout().fingerprint.hex()}.blocks", 0)
+    second, engine = _start(agents, "east", tmp_path / "ssd")
+    answer = hold(engine, _chain(0))
+    assert isinstance(answer, TransferFailed) and answer.reason == "evicted"
+    wait_until(lambda: lookup(engine, _chain(0, more=50)) == [])
+    wait_until(lambda: second.pool()["transfer"] == 0)
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_who_waits_for_a_slow_ssd_hears_so_and_who_gives_up_leaves_nothing(
+    agents: Agents, tmp_path: Path, is_patient: bool
+) -> None:
+    first, engine = _start(agents, "west", tmp_path / "ssd")
+    _fill(first, engine, 1)
+    first.process.kill()
+    first.process.wait()
+    slow = {"ssd-read-rate": "1KB/s", "ssd-wait-seconds": "0.5s" if is_patient else "1h"}
+    second, engine = _start(agents, "east", tmp_path / "ssd", **slow)
+    chain, transfer_id = _chain(0), TransferId(os.urandom(16))
+    engine.scheduler.post(Hold(transfer_id, chain.num_tokens, exact_blocks(chain)))
+    wait_until(lambda: second.pool()["transfer"] > 0)
+    if is_patient:
+        failed = engine.wait(TransferFailed)
+        assert isinstance(failed, TransferFailed) and failed.reason == "evicted"
+    else:
+        engine.scheduler.post(Cancel(transfer_id))
+    wait_until(lambda: second.pool()["transfer"] == 0)

@@ -1,0 +1,132 @@
+"""What memory stores is written behind, survives its eviction and a restart, and comes back whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.events import BlockRemoved, BlockStored
+from prfaas.types import BlockHash
+from tests.integration.cachepool.tier import LAYOUT, SLOT_BYTES, Tier, content_of
+from tests.unit.cachepool.layouts import ROOT, name
+
+STATE = 1
+MANY_BYTES = 1 << 20
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    tier = Tier(tmp_path)
+    yield tier
+    tier.close()
+
+
+def _names(first: int, end: int) -> list[BlockHash]:
+    return [name(number) for number in range(first, end)]
+
+
+def test_what_memory_evicts_is_still_on_the_ssd_and_comes_back_whole(tier: Tier) -> None:
+    tier.keep(_names(0, 16))
+    tier.settle()
+    tier.keep(_names(100, 116))
+    assert tier.memory.find(tier.arena, 0, name(0)) is None
+    assert [tier.read(its) for its in _names(0, 16)] == [content_of(its) for its in _names(0, 16)]
+
+
+def test_every_block_is_announced_once_with_the_parent_that_memory_gave_it(tier: Tier) -> None:
+    tier.keep(_names(0, 3))
+    tier.keep([name(2)], group=STATE, parent=name(2), num_tokens=96)
+    tier.settle()
+    told = {(e.group, e.block_hash, e.parent, e.num_tokens) for e in tier.events if isinstance(e, BlockStored)}
+    assert told == {
+        (0, name(0), ROOT, 32),
+        (0, name(1), name(0), 64),
+        (0, name(2), name(1), 96),
+        (STATE, name(2), name(2), 96),
+    }
+    assert len(tier.events) == 4
+    assert {event.tier for event in tier.events} == {"ssd"}
+
+
+def test_after_a_restart_everything_is_announced_again_and_readable(tmp_path: Path) -> None:
+    first = Tier(tmp_path)
+    first.keep(_names(0, 10))
+    first.keep([name(9)], group=STATE, parent=name(9), num_tokens=320)
+    first.settle()
+    first.close()
+    second = Tier(tmp_path)
+    told = [event for event in second.events if isinstance(event, BlockStored)]
+    assert {(event.group, event.block_hash) for event in told} == {(0, its) for its in _names(0, 10)} | {
+        (STATE, name(9))
+    }
+    assert second.ssd.states_after(LAYOUT, STATE, name(9)) == {name(9): 320}
+    assert second.read(name(7)) == content_of(name(7))
+    second.close()
+
+
+def test_a_full_ssd_evicts_from_the_tails_of_chains_and_says_so(tmp_path: Path) -> None:
+    tier = Tier(tmp_path, ssd_slots=24)
+    for first in range(0, 300, 10):
+        tier.keep(_names(first, first + 10))
+        tier.settle()
+    removed = [event.block_hash for event in tier.events if isinstance(event, BlockRemoved)]
+    assert removed[:3] == [name(9), name(8), name(7)]
+    assert tier.read(name(299)) == content_of(name(299))
+    assert not tier.has(name(9))
+    tier.close()
+
+
+def test_a_block_that_rotted_is_not_served_is_taken_back_and_stays_away_after_a_restart(tmp_path: Path) -> None:
+    tier = Tier(tmp_path)
+    tier.keep(_names(0, 4))
+    tier.settle()
+    blocks = tmp_path / f"{LAYOUT.fingerprint.hex()}.blocks"
+    with blocks.open("r+b") as file:
+        where = file.read(MANY_BYTES).find(content_of(name(2)))
+        file.seek(where + SLOT_BYTES // 2)
+        file.write(b"rotten")
+    assert tier.read(name(2)) is None
+    assert not tier.has(name(2))
+    assert tier.events[-1] == BlockRemoved(LAYOUT.fingerprint, 0, name(2), "ssd")
+    assert tier.read(name(3)) == content_of(name(3))
+    tier.close()
+    again = Tier(tmp_path)
+    assert [again.has(its) for its in _names(0, 4)] == [True, True, False, True]
+    again.close()
+
+
+def test_what_memory_gave_away_before_its_turn_is_not_written(tmp_path: Path) -> None:
+    tier = Tier(tmp_path, memory_slots=8)
+    tier.keep(_names(0, 8))
+    tier.keep(_names(100, 108))
+    tier.settle()
+    assert [tier.has(its) for its in _names(0, 8)] == [False] * 8
+    assert tier.read(name(107)) == content_of(name(107))
+    tier.close()
+
+
+def test_to_be_written_makes_a_block_no_more_valuable_than_it_was(tmp_path: Path) -> None:
+    tier = Tier(tmp_path, memory_slots=8)
+    tier.keep(_names(0, 4))
+    tier.keep(_names(10, 14))
+    lease = tier.memory.open_lease("reader")
+    asked = [slot for slot in tier.memory.find_all(tier.arena, 0, _names(0, 4)) if slot is not None]
+    tier.memory.pin(tier.arena, asked, lease)
+    tier.memory.end_lease(lease)
+    tier.settle()
+    tier.keep(_names(20, 24))
+    held = [n for n in (*range(4), *range(10, 14)) if tier.memory.find(tier.arena, 0, name(n)) is not None]
+    assert held == [0, 1, 2, 3]
+    tier.close()
+
+
+def test_a_spent_budget_holds_the_next_block_back_until_there_is_room_again(tmp_path: Path) -> None:
+    tier = Tier(tmp_path, write_bytes_per_second=1.0)
+    tier.keep(_names(0, 4))
+    tier.turn(lambda: tier.has(name(0)))
+    tier.ssd.pump()
+    assert [tier.has(its) for its in _names(0, 4)] == [True, False, False, False]
+    assert not tier.ssd.is_idle()
+    tier.close()
