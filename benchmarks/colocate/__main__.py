@@ -19,12 +19,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.colocate.workload import Figures, Workload
-from prfaas.colocate import device, profile
+from prfaas.colocate import device
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.lockstep import Lockstep
 from prfaas.colocate.messages import NO_STOP_TOKEN, Request
 from prfaas.colocate.shape import SHAPES, prefill_flops
 from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
+from prfaas.model.colocation import Colocation
+from prfaas.solve.profile_file import read_colocation
 from tests.waiting import until
 
 
@@ -68,9 +70,7 @@ GPU = Setting(
 )
 
 
-async def colocated(
-    setting: Setting, table: profile.ColocationProfile | None, itl_slo_seconds: float
-) -> dict[str, object]:
+async def colocated(setting: Setting, table: Colocation | None, itl_slo_seconds: float) -> dict[str, object]:
     """The executor under the workload, then one long prompt into a full batch."""
     settings = ExecutorSettings(
         shape=setting.shape,
@@ -239,7 +239,7 @@ def main() -> int:
         "overallocated": asyncio.run(colocated(setting, None, arguments.itl_slo_seconds)),
     }
     if arguments.profile:
-        table = profile.read(arguments.profile)
+        table = read_colocation(arguments.profile)
         results["adaptive"] = asyncio.run(colocated(setting, table, arguments.itl_slo_seconds))
     baseline = Baseline(setting)
     for chunk_tokens in setting.chunks:

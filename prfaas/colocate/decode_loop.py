@@ -15,14 +15,15 @@ from prfaas.colocate.decode_book import DecodeBook, Sequence
 from prfaas.colocate.messages import Kind, push_request, read_request
 from prfaas.colocate.ring import RingReader, RingWriter
 from prfaas.colocate.runner import KEEP_TOKEN, Row, Runner, Step
-from prfaas.scheduler.colocation import DecodeProfile, Load, Policy, Sharing, next_sharing, target
+from prfaas.model.colocation import ShareTable
+from prfaas.scheduler.colocation import Load, Policy, Sharing, next_sharing, target
 
 
 @dataclass(frozen=True)
 class Adaptation:
     """What the adaptive resource manager needs; without it both sides always use everything."""
 
-    profile: DecodeProfile
+    profile: ShareTable
     policy: Policy
 
 

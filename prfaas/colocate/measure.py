@@ -25,10 +25,10 @@ from prfaas.colocate import device, profile
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.prefill_load import PrefillLoad
-from prfaas.colocate.profile import ColocationProfile, Interference, PrefillTime
+from prfaas.colocate.profile import Measured, PrefillTime, StepTime
 from prfaas.colocate.runner import Row, Runner
 from prfaas.errors import ConfigError
-from prfaas.scheduler.colocation import DecodeProfile
+from prfaas.model.colocation import Colocation, Interference, SharedPrefill, ShareTable
 
 log = logs.get("colocate.measure")
 
@@ -48,6 +48,12 @@ class Plan:
     num_prefill_tokens: int = 2048
     append_tokens: int = 128
     steps: int = 20
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Lengths that are prefilled with nothing beside them: three make a curve."""
+        whole = self.num_prefill_tokens
+        return whole // 4, whole // 2, whole
 
 
 class DecodeBench:
@@ -101,37 +107,41 @@ def prefill_beside(load: PrefillLoad) -> Iterator[list[float]]:
             seconds += [float(line) for line in process.stdout]
 
 
-def measure(config: ColocateConfig, plan: Plan) -> ColocationProfile:
+def measure(config: ColocateConfig, plan: Plan) -> Measured:
     """The whole profile; minutes on a CPU."""
     bench = DecodeBench(config, plan)
     alone = {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
-    prefill = [PrefillTime(plan.num_prefill_tokens, 1.0, _prefill_alone(config, plan))]
-    columns = []
-    for share in plan.shares:
-        with prefill_beside(_load(config, plan, share=1 - share)) as seconds:
-            columns.append([bench.step_seconds(batch, share=share) for batch in plan.batches])
-        prefill.append(PrefillTime(plan.num_prefill_tokens, round(1 - share, 6), statistics.median(seconds)))
-        log.info("share.measured", decode_share=share, seconds=columns[-1])
+    prefill, columns = _shares(config, plan, bench)
     full, append = _load(config, plan, share=1.0), _load(config, plan, share=1.0, append=True)
     beside_full, beside_append = (_overallocated(bench, plan, load) for load in (full, append))
-    interference = [
+    interference = tuple(
         Interference(batch, load.num_new_tokens, load.num_cached_tokens, seconds[batch] / alone[batch])
         for load, seconds in ((full, beside_full), (append, beside_append))
         for batch in plan.batches
-    ]
-    rows = tuple(zip(*columns, strict=True))
-    table = DecodeProfile(plan.shares, plan.batches, rows, tuple(beside_full.values()))
-    return ColocationProfile(
-        device=_device_name(config.device),
-        model=config.shape,
-        dtype=config.dtype,
-        date=time.strftime("%Y-%m-%d", time.gmtime()),
-        method=f"medians of {plan.steps} steps beside a prefill process; partition {config.partition}",
-        context_tokens=plan.context_tokens,
-        decode=table,
-        prefill=tuple(prefill),
-        interference=tuple(interference),
     )
+    table = ShareTable(plan.shares, plan.batches, tuple(zip(*columns, strict=True)), tuple(beside_full.values()))
+    return Measured(
+        hardware=_device_name(config.device),
+        model=f"{config.shape} in {config.dtype}",
+        source=f"prfaas-colocate profile, {_today()}: medians of {plan.steps} steps beside a prefill process",
+        prefill=tuple(_alone(config, plan, tokens) for tokens in plan.prompts),
+        decode=tuple(StepTime(batch, plan.context_tokens, seconds) for batch, seconds in alone.items()),
+        colocation=Colocation(config.partition, plan.context_tokens, table, prefill, interference),
+    )
+
+
+def _shares(
+    config: ColocateConfig, plan: Plan, bench: DecodeBench
+) -> tuple[tuple[SharedPrefill, ...], list[list[float]]]:
+    """Prefill on the rest of each share, and a column of decode steps for each share."""
+    prefill, columns = [], []
+    for share in plan.shares:
+        with prefill_beside(_load(config, plan, share=1 - share)) as seconds:
+            columns.append([bench.step_seconds(batch, share=share) for batch in plan.batches])
+        rest = round(1 - share, 6)
+        prefill.append(SharedPrefill(plan.num_prefill_tokens, rest, statistics.median(seconds)))
+        log.info("share.measured", decode_share=share, seconds=columns[-1])
+    return tuple(prefill), columns
 
 
 def write_profile(config: ColocateConfig, path: Path) -> None:
@@ -154,10 +164,12 @@ def _overallocated(bench: DecodeBench, plan: Plan, load: PrefillLoad) -> dict[in
         return {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
 
 
-def _prefill_alone(config: ColocateConfig, plan: Plan) -> float:
-    with prefill_beside(_load(config, plan, share=1.0)) as seconds:
+def _alone(config: ColocateConfig, plan: Plan, num_tokens: int) -> PrefillTime:
+    """A prompt with nothing beside it."""
+    load = dataclasses.replace(_load(config, plan, share=1.0), num_new_tokens=num_tokens)
+    with prefill_beside(load) as seconds:
         pass
-    return statistics.median(seconds)
+    return PrefillTime(num_tokens, statistics.median(seconds))
 
 
 def _load(config: ColocateConfig, plan: Plan, *, share: float, append: bool = False) -> PrefillLoad:
@@ -177,6 +189,10 @@ def _load(config: ColocateConfig, plan: Plan, *, share: float, append: bool = Fa
 def core_shares(cores: int) -> tuple[float, ...]:
     """On a CPU a share is a number of cores: every split of them that leaves each side one, eight at most."""
     return tuple(round(i / cores, 4) for i in range(1, cores, -(-cores // 8)))
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def _device_name(name: str) -> str:

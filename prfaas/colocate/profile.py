@@ -1,83 +1,100 @@
-"""Profiles: times against the share of compute and interference, measured once per device and model, kept as YAML.
-
-The decode table is what the adaptive resource manager reads; solver and twin read all of it.
-"""
+"""A measured profile as the file that solver, twin and executor read (`prfaas/solve/profile_file.py`)."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from prfaas.errors import ConfigError
-from prfaas.scheduler.colocation import DecodeProfile
+from prfaas.model.colocation import Colocation
 
 
 @dataclass(frozen=True)
 class PrefillTime:
-    """Seconds of a whole prompt on a share of compute, with decode idle."""
+    """Seconds of a prompt of `num_tokens` behind `num_cached_tokens`, with the whole device and nothing beside it."""
 
     num_tokens: int
-    share: float
+    seconds: float
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a decode step with the whole device and nothing beside it."""
+
+    batch: int
+    context_tokens: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Interference:
-    """What a prefill that competes for everything does to a decode step, as step seconds with it over those without.
+class Measured:
+    """Everything that one measurement yields."""
 
-    `num_cached_tokens` of 0 is a full prefill, else an append-prefill.
-    """
-
-    decode_batch: int
-    num_new_tokens: int
-    num_cached_tokens: int
-    ratio: float
-
-
-@dataclass(frozen=True)
-class ColocationProfile:
-    """`context_tokens` is the context of each decoding request in the decode table."""
-
-    device: str
+    hardware: str
     model: str
-    dtype: str
-    date: str
-    method: str
-    context_tokens: int
-    decode: DecodeProfile
+    source: str
     prefill: tuple[PrefillTime, ...]
-    interference: tuple[Interference, ...]
+    decode: tuple[StepTime, ...]
+    colocation: Colocation
 
 
-def write(profile: ColocationProfile, path: Path) -> None:
-    path.write_text(yaml.safe_dump(_plain(dataclasses.asdict(profile)), sort_keys=False, width=120))
+def write(measured: Measured, path: Path) -> None:
+    """Write the file; its name is the profile's."""
+    text = yaml.safe_dump(_plain(measured, name=path.stem), sort_keys=False, width=120)
+    path.write_text(text, encoding="utf-8")
 
 
-def read(path: Path) -> ColocationProfile:
-    """The profile in a file.
+def _plain(measured: Measured, *, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "hardware": measured.hardware,
+        "model": measured.model,
+        "source": measured.source,
+        "prefill": {
+            "fit": "quadratic",
+            "points": [
+                {"tokens": its.num_tokens, "cached": its.num_cached_tokens, "seconds": _seconds(its.seconds)}
+                for its in measured.prefill
+            ],
+        },
+        "decode": {
+            "points": [
+                {"batch": its.batch, "context": its.context_tokens, "step": _seconds(its.seconds)}
+                for its in measured.decode
+            ]
+        },
+        "colocation": _colocation(measured.colocation),
+    }
 
-    Raises:
-        ConfigError: it cannot be read, misses a field or holds one that we do not know.
-    """
-    try:
-        plain = yaml.safe_load(path.read_text())
-        decode = plain.pop("decode")
-        seconds = tuple(tuple(map(float, row)) for row in decode.pop("seconds"))
-        table = DecodeProfile(seconds=seconds, **{name: tuple(values) for name, values in decode.items()})
-        prefill = tuple(PrefillTime(**row) for row in plain.pop("prefill"))
-        interference = tuple(Interference(**row) for row in plain.pop("interference"))
-        return ColocationProfile(decode=table, prefill=prefill, interference=interference, **plain)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path}: not a colocation profile: {error}") from error
+
+def _colocation(its: Colocation) -> dict[str, Any]:
+    table = its.decode
+    decode = [
+        {"batch": batch, "share": share, "step": _seconds(step)}
+        for batch, row, together in zip(table.batches, table.seconds, table.overallocated_seconds, strict=True)
+        for share, step in (*zip(table.shares, row, strict=True), (1.0, together))
+    ]
+    return {
+        "partition": its.partition,
+        "context": its.context_tokens,
+        "decode": decode,
+        "prefill": [
+            {"tokens": one.num_tokens, "share": one.share, "seconds": _seconds(one.seconds)} for one in its.prefill
+        ],
+        "interference": [
+            {
+                "batch": one.decode_batch,
+                "tokens": one.num_new_tokens,
+                "cached": one.num_cached_tokens,
+                "ratio": round(one.ratio, 4),
+            }
+            for one in its.interference
+        ],
+    }
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return round(value, 7) if isinstance(value, float) else value
+def _seconds(value: float) -> float:
+    return round(value, 7)

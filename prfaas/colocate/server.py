@@ -17,13 +17,13 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas import logs, metrics
-from prfaas.colocate import profile
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.memory import DTYPES
 from prfaas.colocate.shape import SHAPES
 from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Supervisor
 from prfaas.errors import ConfigError
+from prfaas.solve.profile_file import read_colocation
 from prfaas.units import split_address
 
 log = logs.get("colocate.server")
@@ -55,7 +55,7 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
     on_cpu = config.device == "cpu"
     if config.partition != "none" and (config.partition == "affinity") != on_cpu:
         raise ConfigError(f"partition: {config.partition} does not go with device {config.device}")
-    table = profile.read(Path(config.profile)).decode if config.profile else None
+    table = read_colocation(Path(config.profile)).decode if config.profile else None
     return ExecutorSettings(
         shape=config.shape,
         cache=CacheShape(config.num_blocks, config.block_tokens, config.max_requests + 1),

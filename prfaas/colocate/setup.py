@@ -14,7 +14,7 @@ from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.front import PeerRings, SideRings
 from prfaas.colocate.sides import Side
 from prfaas.errors import RemoteProtocolError
-from prfaas.scheduler.colocation import DecodeProfile
+from prfaas.model.colocation import ShareTable
 
 MAX_PACKET_BYTES = 1 << 16
 MAX_FDS = 16
@@ -33,7 +33,7 @@ class SideSetup:
     max_tokens: int
     partition: str
     tensors: tuple[dict[str, Any], ...]
-    profile: DecodeProfile | None = None
+    profile: ShareTable | None = None
     itl_slo_seconds: float = 0.0
     dwell_steps: int = 16
     num_threads: int = 0
@@ -108,10 +108,8 @@ def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return plain, fds
 
 
-def _profile(plain: dict[str, Any] | None) -> DecodeProfile | None:
+def _profile(plain: dict[str, Any] | None) -> ShareTable | None:
     if plain is None:
         return None
     seconds = tuple(tuple(row) for row in plain["seconds"])
-    return DecodeProfile(
-        tuple(plain["shares"]), tuple(plain["batches"]), seconds, tuple(plain["overallocated_seconds"])
-    )
+    return ShareTable(tuple(plain["shares"]), tuple(plain["batches"]), seconds, tuple(plain["overallocated_seconds"]))

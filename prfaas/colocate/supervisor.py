@@ -25,7 +25,7 @@ from prfaas.colocate.setup import SideFds, SideSetup, send_peer_rings, send_setu
 from prfaas.colocate.shape import SHAPES
 from prfaas.colocate.sides import SIDES, Side
 from prfaas.errors import PrfaasError
-from prfaas.scheduler.colocation import DecodeProfile
+from prfaas.model.colocation import ShareTable
 
 log = logs.get("colocate")
 
@@ -48,7 +48,7 @@ class ExecutorSettings:
     dtype: str = "float32"
     partition: str = "none"
     mps_decode_share: float = 0.4
-    profile: DecodeProfile | None = None
+    profile: ShareTable | None = None
     itl_slo_seconds: float = 0.05
     dwell_steps: int = 16
     num_threads: int = 0

@@ -7,51 +7,14 @@ While the profile says that decode meets its ITL SLO although both sides compete
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
+
+from prfaas.model.colocation import ShareTable
 
 PartitionReason = Literal[
     "both_idle", "prefill_idle", "decode_idle", "overallocated", "least_share", "slo_unreachable", "held"
 ]
-
-
-@dataclass(frozen=True)
-class DecodeProfile:
-    """Decode step seconds, measured offline with a prefill running on the rest of the device.
-
-    `seconds[i][j]` is a step of `batches[i]` requests on `shares[j]` of the compute units; `overallocated_seconds[i]`
-    the same step when both sides may use all of them. `shares` (in (0, 1)) and `batches` ascend.
-
-    Raises:
-        ValueError: the table is empty, unsorted or of unequal width.
-    """
-
-    shares: tuple[float, ...]
-    batches: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    overallocated_seconds: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.shares or not self.batches:
-            raise ValueError("a decode profile needs at least one share and one batch")
-        if list(self.shares) != sorted(set(self.shares)) or not 0 < self.shares[0] <= self.shares[-1] < 1:
-            raise ValueError(f"shares must ascend within (0, 1), got {self.shares}")
-        if list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
-            raise ValueError(f"batches must ascend from 1, got {self.batches}")
-        if {len(row) for row in self.seconds} != {len(self.shares)} or len(self.seconds) != len(self.batches):
-            raise ValueError("seconds must hold one row per batch, one figure per share")
-        if len(self.overallocated_seconds) != len(self.batches):
-            raise ValueError("overallocated_seconds must hold one figure per batch")
-
-    def at(self, batch: int) -> tuple[tuple[float, ...], float]:
-        """Step seconds per share, and over-allocated, of the next larger measured batch.
-
-        Beyond the largest one they grow in proportion to the batch, which overstates a step that is bound by weights.
-        """
-        row = min(bisect_left(self.batches, batch), len(self.batches) - 1)
-        growth = max(1.0, batch / self.batches[row])
-        return tuple(value * growth for value in self.seconds[row]), self.overallocated_seconds[row] * growth
 
 
 @dataclass(frozen=True)
@@ -94,7 +57,7 @@ class Sharing:
     relaxed_steps: int = 0
 
 
-def target(load: Load, profile: DecodeProfile, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
+def target(load: Load, profile: ShareTable, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
     """The partition for a load that stays as it is; when no share meets the SLO, the fastest one."""
     if load.decode_batch == 0:
         return (Partition(0.0, 1.0), "decode_idle") if load.prefill_busy else (OVERALLOCATED, "both_idle")
@@ -110,7 +73,7 @@ def target(load: Load, profile: DecodeProfile, itl_slo_seconds: float) -> tuple[
     return Partition(fastest, 1 - fastest), "slo_unreachable"
 
 
-def next_sharing(sharing: Sharing, load: Load, profile: DecodeProfile, *, policy: Policy) -> Sharing:
+def next_sharing(sharing: Sharing, load: Load, profile: ShareTable, *, policy: Policy) -> Sharing:
     """The partition for the next step; called between steps and nowhere else."""
     wanted, reason = target(load, profile, policy.itl_slo_seconds)
     held = sharing.partition
@@ -126,6 +89,6 @@ def _relaxes(held: Partition, wanted: Partition) -> bool:
     return held.is_split and (wanted == OVERALLOCATED or (wanted.is_split and wanted.decode_share < held.decode_share))
 
 
-def _meets(held: Partition, load: Load, profile: DecodeProfile, itl_slo_seconds: float) -> bool:
+def _meets(held: Partition, load: Load, profile: ShareTable, itl_slo_seconds: float) -> bool:
     per_share, _ = profile.at(load.decode_batch)
     return held.decode_share in profile.shares and per_share[profile.shares.index(held.decode_share)] <= itl_slo_seconds

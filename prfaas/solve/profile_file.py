@@ -11,8 +11,10 @@ import numpy as np
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
+from prfaas.model.colocation import Colocation
 from prfaas.model.curve import Curve, fitted, polynomial, through
 from prfaas.model.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
+from prfaas.solve.colocation_part import ColocationPart, colocation
 from prfaas.solve.quantities import NUMBER
 from prfaas.units import choice
 
@@ -72,6 +74,7 @@ class ProfileFile:
     inferred: tuple[str, ...] = setting("text_list", default=(), doc="Parts that were not measured.")
     prefill: PrefillPart = setting(record(PrefillPart), doc="T_prefill.")
     decode: DecodePart = setting(record(DecodePart), doc="T_decode; needed on PD clusters.")
+    colocation: ColocationPart = setting(record(ColocationPart), doc="Prefill and decode at once on one device.")
 
 
 def read_profile(file: Path) -> Profile:
@@ -94,6 +97,19 @@ def read_profile(file: Path) -> Profile:
             inferred=tuple(f"{part} of {written.name}" for part in written.inferred),
             fit_error=error,
         )
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def read_colocation(file: Path) -> Colocation:
+    """What a profile's YAML file says of prefill and decode at once on one device.
+
+    Raises:
+        ConfigError: it cannot be read, says nothing of it, or its points are no grid.
+    """
+    written = config.load_file(ProfileFile, file)
+    try:
+        return colocation(written.colocation)
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
 

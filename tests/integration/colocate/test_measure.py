@@ -10,17 +10,18 @@ from prfaas.colocate import profile
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.measure import Plan, measure
 from prfaas.scheduler.colocation import Load, target
+from prfaas.solve.profile_file import read_colocation
 
 PLAN = Plan(batches=(1, 4), shares=(0.5,), context_tokens=40, num_prefill_tokens=256, append_tokens=32, steps=4)
 
 
 @pytest.mark.timeout(120)
 def test_a_measured_profile_names_every_share_and_both_kinds_of_prefill(tmp_path: Path) -> None:
-    config = ColocateConfig(shape="tiny", partition="affinity", num_threads=1)
-    measured = measure(config, PLAN)
-    assert measured.decode.shares == (0.5,) and measured.decode.batches == (1, 4)
-    assert [(time.share, time.num_tokens) for time in measured.prefill] == [(1.0, 256), (0.5, 256)]
-    assert {(its.num_new_tokens, its.num_cached_tokens) for its in measured.interference} == {(256, 0), (32, 256)}
-    assert target(Load(4, True), measured.decode, 1e9)[1] == "overallocated"
+    measured = measure(ColocateConfig(shape="tiny", partition="affinity", num_threads=1), PLAN)
     profile.write(measured, tmp_path / "tiny.yaml")
-    assert profile.read(tmp_path / "tiny.yaml").decode.batches == (1, 4)
+    its = read_colocation(tmp_path / "tiny.yaml")
+    assert its.decode.shares == (0.5,) and its.decode.batches == (1, 4)
+    assert [(time.share, time.num_tokens) for time in its.prefill] == [(0.5, 256)]
+    assert [time.num_tokens for time in measured.prefill] == [64, 128, 256]
+    assert {(one.num_new_tokens, one.num_cached_tokens) for one in its.interference} == {(256, 0), (32, 256)}
+    assert target(Load(4, True), its.decode, 1e9)[1] == "overallocated"

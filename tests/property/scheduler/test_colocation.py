@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.model.colocation import ShareTable
 from prfaas.scheduler.colocation import (
     OVERALLOCATED,
-    DecodeProfile,
     Load,
     Partition,
     Policy,
@@ -23,12 +23,12 @@ SECONDS = st.floats(0.001, 0.2)
 
 
 @st.composite
-def profiles(draw: st.DrawFn) -> DecodeProfile:
+def profiles(draw: st.DrawFn) -> ShareTable:
     shares = tuple(sorted(draw(st.sets(st.sampled_from([i / 10 for i in range(1, 10)]), min_size=1))))
     batches = tuple(sorted(draw(st.sets(st.integers(1, 128), min_size=1, max_size=5))))
     row = st.lists(SECONDS, min_size=len(shares), max_size=len(shares)).map(tuple)
     seconds = tuple(draw(row) for _ in batches)
-    return DecodeProfile(shares, batches, seconds, tuple(draw(SECONDS) for _ in batches))
+    return ShareTable(shares, batches, seconds, tuple(draw(SECONDS) for _ in batches))
 
 
 LOADS = st.builds(Load, st.integers(0, 200), st.booleans())
@@ -36,7 +36,7 @@ LOADS = st.builds(Load, st.integers(0, 200), st.booleans())
 
 @given(profiles(), LOADS)
 def test_it_overallocates_whenever_the_profile_allows_else_takes_the_least_share_that_meets_the_slo(
-    profile: DecodeProfile, load: Load
+    profile: ShareTable, load: Load
 ) -> None:
     partition, reason = target(load, profile, SLO)
     if load.decode_batch == 0 or not load.prefill_busy:
@@ -54,7 +54,7 @@ def test_it_overallocates_whenever_the_profile_allows_else_takes_the_least_share
 
 
 @given(profiles(), st.integers(1, 200))
-def test_an_idle_side_leaves_its_share_to_the_other(profile: DecodeProfile, batch: int) -> None:
+def test_an_idle_side_leaves_its_share_to_the_other(profile: ShareTable, batch: int) -> None:
     held = Sharing(Partition(profile.shares[0], 1 - profile.shares[0]), "least_share")
     policy = Policy(SLO)
     assert next_sharing(held, Load(batch, False), profile, policy=policy).partition == Partition(1.0, 0.0)
@@ -62,7 +62,7 @@ def test_an_idle_side_leaves_its_share_to_the_other(profile: DecodeProfile, batc
 
 
 @given(profiles(), st.lists(LOADS, max_size=80), st.integers(1, 10))
-def test_decode_never_waits_for_a_share_that_it_needs(profile: DecodeProfile, loads: list[Load], dwell: int) -> None:
+def test_decode_never_waits_for_a_share_that_it_needs(profile: ShareTable, loads: list[Load], dwell: int) -> None:
     sharing = Sharing()
     for load in loads:
         sharing = next_sharing(sharing, load, profile, policy=Policy(SLO, dwell))
@@ -74,7 +74,7 @@ def test_decode_never_waits_for_a_share_that_it_needs(profile: DecodeProfile, lo
 
 @given(profiles(), LOADS, st.lists(LOADS, max_size=20), st.integers(1, 10))
 def test_under_a_steady_load_the_target_is_reached_within_the_dwell_time_and_kept(
-    profile: DecodeProfile, load: Load, before: list[Load], dwell: int
+    profile: ShareTable, load: Load, before: list[Load], dwell: int
 ) -> None:
     policy, sharing = Policy(SLO, dwell), Sharing()
     for earlier in before:
@@ -85,13 +85,13 @@ def test_under_a_steady_load_the_target_is_reached_within_the_dwell_time_and_kep
 
 
 @given(profiles(), st.lists(st.integers(1, 200), max_size=200), st.integers(2, 10))
-def test_flips_are_bounded_by_the_dwell_time(profile: DecodeProfile, batches: list[int], dwell: int) -> None:
+def test_flips_are_bounded_by_the_dwell_time(profile: ShareTable, batches: list[int], dwell: int) -> None:
     """Decode's protection is relaxed at most once per dwell time, so turns of direction are at most twice that."""
     # More compute is never slower, a larger batch never faster.
     rows = [sorted(row, reverse=True) for row in profile.seconds]
     columns = [sorted(column) for column in zip(*rows, strict=True)]
     seconds = tuple(zip(*columns, strict=True))
-    worst = DecodeProfile(profile.shares, profile.batches, seconds, tuple(sorted(profile.overallocated_seconds)))
+    worst = ShareTable(profile.shares, profile.batches, seconds, tuple(sorted(profile.overallocated_seconds)))
     policy, sharing, levels = Policy(SLO, dwell), Sharing(), []
     for batch in batches:
         sharing = next_sharing(sharing, Load(batch, True), worst, policy=policy)

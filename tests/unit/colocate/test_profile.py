@@ -1,4 +1,4 @@
-"""Profiles survive the file."""
+"""What the executor measures is what solver and executor read."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from pathlib import Path
 import pytest
 
 from prfaas.colocate import profile
-from prfaas.colocate.profile import ColocationProfile, Interference, PrefillTime
-from prfaas.errors import ConfigError
-from prfaas.scheduler.colocation import DecodeProfile
+from prfaas.colocate.profile import Measured, PrefillTime, StepTime
+from prfaas.model.colocation import Colocation, Interference, SharedPrefill, ShareTable
+from prfaas.solve.profile_file import read_colocation, read_profile
 
-PROFILE = ColocationProfile(
-    device="a device",
+COLOCATION = Colocation(
+    "affinity",
+    100,
+    decode=ShareTable((0.25, 0.5), (1, 8), ((0.02, 0.01), (0.04, 0.00003)), (0.03, 0.05)),
+    prefill=(SharedPrefill(1024, 0.75, 0.5),),
+    interference=(Interference(8, 1024, 0, 1.57), Interference(8, 128, 2048, 1.09)),
+)
+MEASURED = Measured(
+    hardware="a device",
     model="tiny",
-    dtype="float32",
-    date="2026-01-02",
-    method="by hand",
-    context_tokens=100,
-    decode=DecodeProfile((0.25, 0.5), (1, 8), ((0.02, 0.01), (0.04, 0.03)), (0.03, 0.05)),
-    prefill=(PrefillTime(1024, 1.0, 0.5),),
-    interference=(Interference(8, 128, 2048, 1.09),),
+    source="by hand",
+    prefill=(PrefillTime(256, 0.1), PrefillTime(512, 0.22), PrefillTime(1024, 0.5)),
+    decode=(StepTime(1, 100, 0.01), StepTime(8, 100, 0.017)),
+    colocation=COLOCATION,
 )
 
 
 def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
-    profile.write(PROFILE, tmp_path / "p.yaml")
-    assert profile.read(tmp_path / "p.yaml") == PROFILE
+    profile.write(MEASURED, tmp_path / "p.yaml")
+    assert read_colocation(tmp_path / "p.yaml") == COLOCATION
 
 
-@pytest.mark.parametrize("text", ["", "decode: 3", "{", "device: x\nunknown: 1"])
-def test_a_file_that_is_no_profile_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "broken.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"broken\.yaml: not a colocation profile"):
-        profile.read(path)
+def test_the_solver_reads_the_same_file(tmp_path: Path) -> None:
+    profile.write(MEASURED, tmp_path / "p.yaml")
+    its = read_profile(tmp_path / "p.yaml")
+    assert (its.name, its.hardware) == ("p", "a device")
+    assert its.prefill.seconds(512) == pytest.approx(0.22, rel=0.01)
+    assert its.decode is not None and its.decode.step_seconds(8, 100) == pytest.approx(0.017)

@@ -25,7 +25,7 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
         ({"dtype": "int4"}, "dtype"),
         ({"partition": "green_contexts"}, "partition"),
         ({"partition": "affinity", "device": "cuda"}, "partition"),
-        ({"profile": "/nonexistent.yaml"}, "not a colocation profile"),
+        ({"profile": "/nonexistent.yaml"}, "nonexistent.yaml: cannot be read"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_named(changes: dict[str, Any], key: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.solve import catalog
-from prfaas.solve.profile_file import read_profile
+from prfaas.solve.profile_file import read_colocation, read_profile
 
 HEAD = "name: p\nhardware: X\nsource: test\n"
 
@@ -68,3 +68,26 @@ def test_points_with_a_prefix_make_an_append_profile(tmp_path: Path) -> None:
 def test_points_that_make_no_profile_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read(tmp_path, text)
+
+
+SHARED = "colocation:\n  decode: [{batch: 4, share: 0.5, step: 10ms}, {batch: 4, share: 1, step: 12ms}"
+
+
+def test_a_profile_may_say_how_prefill_and_decode_share_a_device(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(HEAD + SHARED + "]\n", encoding="utf-8")
+    assert read_colocation(path).decode.at(4) == ((0.01,), 0.012)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (SHARED + ", {batch: 8, share: 0.5, step: 10ms}]\n", "no point for a batch of 8 on a share of 1"),
+        ("", "at least one share"),
+    ],
+)
+def test_decode_points_that_are_no_grid_are_refused(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(HEAD + text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=named):
+        read_colocation(path)
