@@ -155,6 +155,11 @@ ROLE_CHANGES = _counter(
     "Instances that were to take a role; outcome is recommended, begun or done.",
     ("role", "outcome"),
 )
+ADMIN_ACTIONS = _counter(
+    "prfaas_manager_admin_actions",
+    "What operators asked for; outcome is done, failed, refused (no operator) or elsewhere (another manager does it).",
+    ("action", "outcome"),
+)
 PATH_MULTIPLIER = _gauge(
     "prfaas_manager_path_threshold_multiplier",
     "What t is multiplied by while the links between two clusters are congested; 1: calm.",

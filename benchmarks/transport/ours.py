@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.transport.hybrid_schedule import Ready
-from tools.certificates import Authority
+from prfaas.console.authority import Authority
 from tools.wan import FAR, Wan
 
 

@@ -82,6 +82,29 @@ def _drain(call: Call) -> Answer:
     return Answer(moved, [tables.Table("Drained", ("node", "prefixes moved", "bytes moved"), rows)])
 
 
+def _flip(call: Call) -> Answer:
+    changes = extras.load("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
+    asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
+    seconds = units.parse_seconds(call.arguments.within)
+    changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
+    rows = tuple((its["instance"], its["before"], its["after"], str(its["num_requests_left"])) for its in changed)
+    return Answer(changed, [tables.Table("Roles", ("instance", "before", "role", "requests that still ran"), rows)])
+
+
+def _certs(call: Call) -> Answer:
+    certs = extras.load("prfaas.console.certs", extra="console")
+    given = call.arguments
+    match given.work:
+        case "new":
+            found = certs.make(given.directory, given.names, hosts=given.host, days=given.days)
+        case "revoke":
+            found = certs.revoke(given.directory, given.names)
+        case _:
+            found = certs.entries(given.directory)
+    return Answer([asdict(its) for its in found], [certs.entries_table(found)])
+
+
 def _pool_ls(call: Call) -> Answer:
     holdings = call.page("/pool")
     return Answer(holdings, [tables.pool_table(holdings)])
@@ -146,6 +169,13 @@ def _parser() -> argparse.ArgumentParser:
     drain = _add(commands, "drain", _drain, "have a node get nothing new and give away what is only there")
     drain.add_argument("node", metavar="NODE", help="the agent's name")
     drain.add_argument("--within", default="60s", metavar="TIME", help="how long copies may take; by default 60s")
+    flip = _add(commands, "flip", _flip, "give a node's instances another role, once what runs on them has ended")
+    flip.add_argument("node", metavar="NODE", help="the agent's name")
+    flip.add_argument("role", choices=("prefill", "decode", "both", "announced"), help="announced: the configured one")
+    flip.add_argument(
+        "--within", default="120s", metavar="TIME", help="how long requests may take to end; by default 120s"
+    )
+    _add_certs(commands)
     pool = commands.add_parser("pool", help="what the pools hold").add_subparsers(metavar="COMMAND", required=True)
     _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
     _add_doctor(commands)
@@ -179,6 +209,21 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument(
         "--proc", type=Path, default=Path("/proc"), metavar="DIR", help="the kernel's files; by default /proc"
     )
+
+
+def _add_certs(commands: Any) -> None:
+    group = commands.add_parser("certs", help="certificates to try mutual TLS out with")
+    works = group.add_subparsers(metavar="COMMAND", required=True)
+    new = _add(works, "new", _certs, "certificates for these names; founds the authority where there is none")
+    revoke = _add(works, "revoke", _certs, "put the certificates of these names on the revocation list")
+    ls = _add(works, "ls", _certs, "the certificates of a directory, and which of them count")
+    for work, parser in (("new", new), ("revoke", revoke), ("ls", ls)):
+        parser.set_defaults(work=work)
+        parser.add_argument("directory", type=Path, metavar="DIR", help="where the authority and its files are")
+    for parser in (new, revoke):
+        parser.add_argument("names", nargs="+", metavar="NAME", help="an agent's name, `router`, `manager`, `operator`")
+    new.add_argument("--host", action="append", default=[], help="an address or name where they serve; repeatable")
+    new.add_argument("--days", type=int, default=90, metavar="N", help="how long they are valid; by default 90")
 
 
 def _add_config(commands: Any) -> None:

@@ -28,8 +28,29 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
     """
     client = client_of(config, secret)
     try:
-        response = await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds))
+        moved = _fields(await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds)))
     finally:
         await client.close()
-    moved = MessageToDict(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return {"node": node, "num_prefixes": moved["num_prefixes"], "moved_bytes": int(moved["moved_bytes"])}
+
+
+async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, seconds: float) -> list[dict[str, Any]]:
+    """Give a node's instances another role, drained for at most `seconds`; each one's change.
+
+    Raises:
+        ManagerUnreachable: no manager carries it out in time.
+        IndexRefusal: the node is unknown or silent, or the manager does not take this order.
+    """
+    client = client_of(config, secret)
+    try:
+        response = await client.set_role(pb.SetRoleRequest(node=node, role=role, timeout_seconds=seconds))
+    finally:
+        await client.close()
+    return [_fields(change) for change in response.changes]
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    found: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found

@@ -30,6 +30,11 @@ class ManagerConfig:
         doc="host:port at which agents of other machines reach `listen`; `listen` itself when empty.",
     )
     secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
+    operators: tuple[str, ...] = setting(
+        "text_list",
+        default=("operator",),
+        doc="Names that may change the deployment (prfaas drain, prfaas flip); with TLS those of their certificates.",
+    )
     redis_url: str = setting(
         "text",
         default="",

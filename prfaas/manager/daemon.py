@@ -22,6 +22,7 @@ from prfaas.manager.http_server import HttpServer, Views
 from prfaas.manager.paths import Paths
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
+from prfaas.manager.role_orders import RoleOrders
 from prfaas.manager.routing import Routing
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
@@ -82,6 +83,12 @@ class Manager:
             session_record=self._session_record,
             copies=self.copies,
             rebalancing=self._rebalancing,
+            role_orders=RoleOrders(
+                self.world,
+                replication=self._replication,
+                is_automatic=self._planning is not None and config.role_changes == "apply",
+                clock=time.monotonic,
+            ),
         )
         views = Views(
             refresh_metrics=self._refresh_metrics,

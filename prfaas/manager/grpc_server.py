@@ -17,8 +17,10 @@ from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies, CopyOrder
+from prfaas.manager.operators import Operators
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
+from prfaas.manager.role_orders import RoleOrders
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World, batch_record, node_record
@@ -26,7 +28,7 @@ from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
-from prfaas.rpc.translate import copy_end_from, copy_message, digests_from, node_from, prefix_from
+from prfaas.rpc.translate import copy_end_from, copy_message, digests_from, node_from, ordered_role_from, prefix_from
 from prfaas.types import AgentName, TransferId
 from prfaas.units import is_loopback, split_address
 
@@ -62,6 +64,7 @@ class GrpcServer:
         session_record: SessionRecord,
         copies: Copies,
         rebalancing: Rebalancing,
+        role_orders: RoleOrders,
     ) -> None:
         self._config = config
         self._secret = secret
@@ -71,6 +74,8 @@ class GrpcServer:
         self._session_record = session_record
         self._copies = copies
         self._rebalancing = rebalancing
+        self._role_orders = role_orders
+        self._operators = Operators(config.operators)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=(
@@ -136,6 +141,7 @@ class GrpcServer:
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
             "Drain": self._unary("Drain", self._drain),
+            "SetRole": self._unary("SetRole", self._set_role),
             "Copy": self._unary("Copy", self._copy),
             "WatchCommands": self._watch_commands,
             "ReportEvents": self._report_events,
@@ -261,13 +267,24 @@ class GrpcServer:
         )
 
     async def _drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
-        if who != request.node:
-            self._check_is_no_node(who)
+        if who == request.node:
+            return await self._drained(request)
+        with self._operators.act(who, "drain", target=request.node):
+            return await self._drained(request)
+
+    async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
         node = self._world.live_node(AgentName(request.node))
         await self._replication.writer_for(node.cluster)
         ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
         whole = [end for end in ends if end.outcome == "completed"]
         return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
+
+    async def _set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
+        with self._operators.act(who, "set_role", target=request.node, role=request.role):
+            role = ordered_role_from(request.role)
+            seconds = request.timeout_seconds
+            taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
 
     def _check_is_no_node(self, who: str) -> None:
         if AgentName(who) in self._world.membership:

@@ -15,9 +15,17 @@ from prfaas.index.membership import Member, Membership, Node
 from prfaas.index.segments import Announcement, Digest, Holding
 from prfaas.manager.threshold_plan import ThresholdPlan
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.translate import announcements_from, batch_message, figures_from, node_from, node_message
+from prfaas.rpc.translate import (
+    ANNOUNCED,
+    announcements_from,
+    batch_message,
+    figures_from,
+    node_from,
+    node_message,
+    ordered_role_from,
+)
 from prfaas.scheduler.roles import Role
-from prfaas.types import AgentName, ClusterName, InstanceId
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 BatchOutcome = Literal["applied", "known", "gap"]
 _ANNOUNCEMENTS_PER_RECORD = 512  # 300 KB of full segments
@@ -35,6 +43,8 @@ class World:
         self._sequences: dict[AgentName, int] = {}  # last batch known of each node's present epoch
         self._live: frozenset[AgentName] = frozenset()
         self._draining: dict[AgentName, int] = {}  # with the epoch that was told to
+        self._ordered_roles: dict[AgentName, InstanceRole] = {}  # by operators
+        self.turning: frozenset[InstanceId] = frozenset()  # about to take the role that an operator ordered
         self._settled_at = clock() + expiry_seconds
 
     @property
@@ -145,15 +155,26 @@ class World:
         self._live = live
 
     def live(self) -> list[Member]:
-        """The nodes that are alive, their engines in the roles that the plan in force gives them."""
+        """The nodes that are alive, their engines in the roles that an operator or the plan in force gives them."""
         members = self.membership.live(self._clock())
         roles = self.plan.roles if self.plan else {}
-        return [_in_roles(member, roles) for member in members] if roles else members
+        ordered = self._ordered_roles
+        if not roles and not ordered:
+            return members
+        return [_in_roles(member, roles, ordered.get(member.node.name)) for member in members]
+
+    def order_role(self, name: AgentName, role: InstanceRole | None) -> None:
+        """Give all instances of a node a role; None: the one that each announces."""
+        if role is None:
+            self._ordered_roles.pop(name, None)
+        else:
+            self._ordered_roles[name] = role
+        self.version += 1
 
     @property
     def draining(self) -> frozenset[InstanceId]:
         """Instances that are to take another role and get nothing new."""
-        return frozenset(self.plan.draining) if self.plan else frozenset()
+        return self.turning | frozenset(self.plan.draining if self.plan else ())
 
     def live_node(self, name: AgentName) -> Node:
         """Raises:
@@ -192,6 +213,7 @@ class World:
         self.membership.forget(name)
         self.index.forget(name)
         self._sequences.pop(name, None)
+        self._ordered_roles.pop(name, None)
         self.version += 1
 
     # -- from and to the record
@@ -212,12 +234,17 @@ class World:
             self._apply(AgentName(its.node), its.batch)
         elif kind == "forgotten":
             self.forget(AgentName(record.forgotten))
+        elif kind == "ordered_role":
+            order = record.ordered_role
+            self.order_role(AgentName(order.node), ordered_role_from(order.role))
 
     def records(self, cluster: ClusterName) -> Iterator[bytes]:
         """A cluster's present state as records; changes made while iterating may or may not be in it."""
         members = [member for member in self.membership if member.node.cluster == cluster]
         for member in members:
             yield node_record(member.node)
+            if member.node.name in self._ordered_roles:
+                yield role_record(member.node.name, self._ordered_roles[member.node.name])
         epochs = {member.node.name: member.node.epoch for member in members}
         gathered: dict[AgentName, list[Announcement]] = {}
         for name, announcement in self.index.announcements(epochs.__contains__):
@@ -266,10 +293,14 @@ class World:
                 self.plan = plan
 
 
-def _in_roles(member: Member, roles: Mapping[InstanceId, Role]) -> Member:
-    if not any(engine.instance in roles for engine in member.node.engines):
+def _in_roles(member: Member, roles: Mapping[InstanceId, Role], ordered: InstanceRole | None) -> Member:
+    announced = member.node.engines
+    assigned: Mapping[InstanceId, InstanceRole] = (
+        roles if ordered is None else {its.instance: ordered for its in announced}
+    )
+    if not any(its.instance in assigned for its in announced):
         return member
-    engines = tuple(replace(its, role=roles.get(its.instance, its.role)) for its in member.node.engines)
+    engines = tuple(replace(its, role=assigned.get(its.instance, its.role)) for its in announced)
     return replace(member, node=replace(member.node, engines=engines))
 
 
@@ -289,6 +320,11 @@ def node_record(node: Node) -> bytes:
 
 def batch_record(name: AgentName, epoch: int, batch: pb.Batch) -> bytes:
     return pb.Record(batch=pb.Record.NodeBatch(node=name, epoch=epoch, batch=batch)).SerializeToString()
+
+
+def role_record(name: AgentName, role: InstanceRole | None) -> bytes:
+    """None: the role that each instance announces."""
+    return pb.Record(ordered_role=pb.Record.OrderedRole(node=name, role=role or ANNOUNCED)).SerializeToString()
 
 
 def forgotten_record(name: AgentName) -> bytes:

@@ -50,6 +50,12 @@ class ManagerClient:
         response: pb.DrainResponse = await self._ask_writer("Drain", request, seconds)
         return response
 
+    async def set_role(self, request: pb.SetRoleRequest) -> pb.SetRoleResponse:
+        """Give a node's instances another role. Raises as `Channel.call`, but for Fenced."""
+        seconds = request.timeout_seconds + self._deadline_seconds
+        response: pb.SetRoleResponse = await self._ask_writer("SetRole", request, seconds)
+        return response
+
     async def _ask_writer(self, method: str, request: Any, timeout_seconds: float) -> Any:
         """Ask the preferred manager, and where it sends us."""
         try:

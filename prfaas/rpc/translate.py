@@ -78,11 +78,22 @@ def _layout(packed: bytes) -> Layout:
 
 
 _ROLES: dict[str, InstanceRole] = {"prefill": "prefill", "decode": "decode", "both": "both"}
+ANNOUNCED = "announced"
 _TIERS: dict[str, Tier] = {"gpu": "gpu", "memory": "memory", "ssd": "ssd"}
 
 
+def role_from(word: str) -> InstanceRole:
+    """Raises IndexRefusal when it is none."""
+    return _ROLES[_one_of(tuple(_ROLES), word, "role")]
+
+
+def ordered_role_from(word: str) -> InstanceRole | None:
+    """None: the one that each instance announces. Raises IndexRefusal when it is no role."""
+    return None if word == ANNOUNCED else role_from(word)
+
+
 def _engine(message: pb.Engine) -> Engine:
-    role = _ROLES[_one_of(tuple(_ROLES), message.role, "role")]
+    role = role_from(message.role)
     return Engine(InstanceId(message.instance), message.url, role, message.model)
 
 

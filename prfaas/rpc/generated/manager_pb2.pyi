@@ -529,8 +529,35 @@ class DrainResponse(_message.Message):
     moved_bytes: int
     def __init__(self, num_prefixes: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
 
+class SetRoleRequest(_message.Message):
+    __slots__ = ("node", "role", "timeout_seconds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    role: str
+    timeout_seconds: float
+    def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
+    __slots__ = ("changes",)
+    class Change(_message.Message):
+        __slots__ = ("instance", "before", "after", "num_requests_left")
+        INSTANCE_FIELD_NUMBER: _ClassVar[int]
+        BEFORE_FIELD_NUMBER: _ClassVar[int]
+        AFTER_FIELD_NUMBER: _ClassVar[int]
+        NUM_REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+        instance: str
+        before: str
+        after: str
+        num_requests_left: int
+        def __init__(self, instance: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ..., num_requests_left: _Optional[int] = ...) -> None: ...
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[SetRoleResponse.Change]
+    def __init__(self, changes: _Optional[_Iterable[_Union[SetRoleResponse.Change, _Mapping]]] = ...) -> None: ...
+
 class Record(_message.Message):
-    __slots__ = ("node", "batch", "forgotten")
+    __slots__ = ("node", "batch", "forgotten", "ordered_role")
     class NodeBatch(_message.Message):
         __slots__ = ("node", "epoch", "batch")
         NODE_FIELD_NUMBER: _ClassVar[int]
@@ -540,13 +567,22 @@ class Record(_message.Message):
         epoch: int
         batch: Batch
         def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ...) -> None: ...
+    class OrderedRole(_message.Message):
+        __slots__ = ("node", "role")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        ROLE_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        role: str
+        def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_ROLE_FIELD_NUMBER: _ClassVar[int]
     node: Node
     batch: Record.NodeBatch
     forgotten: str
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., batch: _Optional[_Union[Record.NodeBatch, _Mapping]] = ..., forgotten: _Optional[str] = ...) -> None: ...
+    ordered_role: Record.OrderedRole
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., batch: _Optional[_Union[Record.NodeBatch, _Mapping]] = ..., forgotten: _Optional[str] = ..., ordered_role: _Optional[_Union[Record.OrderedRole, _Mapping]] = ...) -> None: ...
 
 class ClusterFigures(_message.Message):
     __slots__ = ("nodes",)

@@ -31,12 +31,12 @@ from prfaas.agent.protocol import (
 )
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
 from tests.free_ports import free_address
 from tests.waiting import wait_until
-from tools.certificates import Authority
 from tools.demo.client import get_json
 from tools.link import Relay
 

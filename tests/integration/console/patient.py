@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
+from prfaas.console.authority import DAY, Authority, Issued
 from tests.free_ports import free_address
-from tests.integration.console.terminal import Ran, run
+from tests.integration.console.terminal import Ran, run_here
 from tests.integration.manager.deployment import SECRET
-from tools.certificates import DAY, Authority, Issued
 
 SYSCTLS = {
     "net/ipv4/tcp_available_congestion_control": "reno cubic bbr",
@@ -55,7 +55,6 @@ class Patient:
     def certify(self, name: str = "west-0", authority: Authority | None = None, **issue: Any) -> Issued:
         """Give the agent a certificate."""
         issued = (authority or Authority(self.directory)).issue(name, **{"valid_for": 90 * DAY} | issue)
-        issued.key.chmod(0o600)
         files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}
         self.agent |= {f"tls_{kind}": str(path) for kind, path in files.items()}
         return issued
@@ -68,4 +67,4 @@ class Patient:
                 path = self.directory / f"{component}.yaml"
                 path.write_text(yaml.safe_dump(settings))
                 arguments.append(f"--{component}={path}")
-        return run("doctor", *arguments)
+        return run_here("doctor", *arguments)

@@ -74,6 +74,27 @@ async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deplo
     assert unknown.status == 2 and "unknown or silent" in unknown.error
 
 
+async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: Site, deployment: Deployment) -> None:
+    engines = '[{instance: turning/0, url: "http://127.0.0.1:9", role: both, model: tiny}]'
+    await site.node("turning", "west", engines=engines)
+    await site.node("other", "west", engines=engines.replace("turning", "other"))
+
+    def roles() -> dict[str, str]:
+        return {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
+
+    ran = await prfaas(site, "flip", "turning", "prefill", "--within=0s", secret=deployment.secret_file)
+    change = {"instance": "turning/0", "before": "both", "after": "prefill", "num_requests_left": 0}
+    assert (ran.status, ran.document) == (0, [change]), ran.error
+    assert roles() == {"turning/0": "prefill", "other/0": "both"}
+    refused = await prfaas(site, "flip", "other", "prefill", "--within=0s", secret=deployment.secret_file)
+    assert refused.status == 2 and "nothing in west would decode" in refused.error
+    back = await prfaas(
+        site, "flip", "turning", "announced", "--within=0s", secret=deployment.secret_file, terminal=True
+    )
+    assert back.status == 0 and "turning/0" in back.output
+    assert roles() == {"turning/0": "both", "other/0": "both"}
+
+
 async def test_drain_is_refused_with_another_secret(site: Site, tmp_path: Path) -> None:
     await site.node("staying")
     secret = tmp_path / "another"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.console.authority import DAY, Authority
 from tests.free_ports import free_address
 from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran
 from tests.integration.manager.deployment import Deployment
-from tools.certificates import DAY, Authority
 
 
 @pytest.fixture
@@ -102,7 +102,6 @@ def _certificate_about_to_expire(patient: Patient) -> None:
 def _key_of_another_certificate(patient: Patient) -> None:
     authority = Authority(patient.directory)
     other = authority.issue("other")
-    other.key.chmod(0o600)
     patient.certify(authority=authority)
     patient.agent["tls_key"] = str(other.key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,7 @@ class Deployment:
         kind: ClusterKind = "pd",
         role: InstanceRole = "both",
         addresses: tuple[str, ...] = (),
-        figures: Figures | None = None,
+        figures: Figures | Callable[[], Figures] | None = None,
         epoch: int | None = None,
     ) -> Reporter:
         """A node with one engine that reports to these managers; runs until the test ends."""
@@ -144,7 +145,9 @@ class Deployment:
             (engine,),
         )
         targets = addresses or tuple(its.address for its in managers)
-        return Reporter(targets, node=node, secret=SECRET, figures=(lambda: figures) if figures else None)
+        return Reporter(
+            targets, node=node, secret=SECRET, figures=(lambda: figures) if isinstance(figures, Figures) else figures
+        )
 
     def run(self, reporter: Reporter) -> asyncio.Task[None]:
         task = asyncio.create_task(reporter.run())

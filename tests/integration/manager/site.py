@@ -49,12 +49,15 @@ class Site:
     def _has_layout(self, name: str) -> bool:
         return any(its.node.name == name and its.node.layouts for its in self.manager.world.live())
 
+    def client_named(self, name: str) -> ManagerClient:
+        return self._deployment.client(self.manager, name=name)
+
     async def copy(
         self, prefix: Prefix, source: str, destination: str, *, name: str = "router", seconds: float = 20.0
     ) -> pb.CopyResponse:
         request = pb.CopyRequest(prefix=prefix_message(prefix), source=source, destination=destination, priority=1)
         request.timeout_seconds = seconds
-        client = self.client if name == "router" else self._deployment.client(self.manager, name=name)
+        client = self.client if name == "router" else self.client_named(name)
         return await client.copy(request, timeout_seconds=30.0)
 
     async def usable(self, chain: HashChain, *stated: int) -> dict[str, int]:

@@ -160,15 +160,16 @@ async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_reque
     for chain in (HOT, RARE[1]):
         await site.client.match(match_request(chain))
     assert (await site.client.route(_route())).decode.node == "a"
-    drained = await site.client.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
+    operator = site.client_named("operator")
+    drained = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
     assert (drained.num_prefixes, drained.moved_bytes) == (1, PREFIX_BYTES)
     await _until_held_by(site, HOT, 2)
     assert _holders(site, RARE[0]) == {"a"}, "nobody asked for it"
     assert (await site.client.route(_route())).decode.node in _holders(site, HOT) - {"a"}
-    again = await site.client.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
+    again = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
     assert again.num_prefixes == 0
     with pytest.raises(IndexRefusal):
-        await site.client.drain(pb.DrainRequest(node="nobody"))
+        await operator.drain(pb.DrainRequest(node="nobody"))
 
 
 async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(site: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.reporting import Reporting
+from prfaas.console.authority import Authority
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_door
@@ -18,7 +19,6 @@ from prfaas.rpc.channel import Channel, Tls
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.waiting import until
-from tools.certificates import Authority
 
 
 def _tls(authority: Authority, name: str) -> Tls:

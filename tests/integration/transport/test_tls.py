@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.console.authority import DAY, Authority, Issued
 from prfaas.errors import ConfigError
 from prfaas.transport.receiver import ReceiverConfig
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.tls import CertificateFiles, Certificates
 from tests.integration.transport.ends import Far, Near, make_far, make_near, objects_of, send
 from tests.waiting import wait_until
-from tools.certificates import DAY, Authority, Issued
 from tools.link import Relay
 
 SIZES = (1 << 20, 3 << 20, 77, 1 << 16)

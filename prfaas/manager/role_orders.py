@@ -1,0 +1,101 @@
+"""An operator gives a node's instances another role: they get nothing new until they are idle, then it is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prfaas.errors import IndexRefusal
+from prfaas.index.membership import Engine, Member
+from prfaas.manager.replication import Replication
+from prfaas.manager.role_changes import SETTLE_SECONDS
+from prfaas.manager.world import World, role_record
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class TakenRole:
+    """One instance's change; `num_requests_left` ran when it took the role."""
+
+    instance: InstanceId
+    before: InstanceRole
+    after: InstanceRole
+    num_requests_left: int
+
+
+class RoleOrders:
+    """Carries orders out, one after the other. `clock`: seconds that only go forward."""
+
+    def __init__(
+        self, world: World, *, replication: Replication, is_automatic: bool, clock: Callable[[], float]
+    ) -> None:
+        """`is_automatic`: the plan in force changes roles, and would change them back."""
+        self._world, self._replication = world, replication
+        self._is_automatic, self._clock = is_automatic, clock
+        self._turn = asyncio.Lock()
+
+    async def carry_out(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> list[TakenRole]:
+        """What changed; a role of None is the announced one. What runs has `seconds` to end.
+
+        Raises:
+            Fenced: another manager writes the cluster.
+            IndexRefusal: the node is unknown or silent, or its cluster would be left without a stage.
+        """
+        writer = await self._replication.writer_for(self._world.live_node(name).cluster)
+        async with self._turn:
+            before = self._member(name)
+            after = self._check(before, role)
+            self._world.turning = frozenset(its.instance for its in before.node.engines)
+            self._world.version += 1
+            try:
+                await self._idle(name, seconds)
+            finally:
+                self._world.turning = frozenset()
+                self._world.version += 1
+            left = _under_way(self._member(name))
+            self._world.order_role(name, role)
+            await writer.append(role_record(name, role))
+        pairs = zip(before.node.engines, after, strict=True)
+        return [TakenRole(old.instance, old.role, new, left.get(old.instance, 0)) for old, new in pairs]
+
+    def _member(self, name: AgentName) -> Member:
+        """Raises IndexRefusal: the node is silent."""
+        for member in self._world.live():
+            if member.node.name == name:
+                return member
+        raise IndexRefusal("unknown_node", f"{name} is unknown or silent")
+
+    def _check(self, member: Member, role: InstanceRole | None) -> list[InstanceRole]:
+        """The roles afterwards. Raises IndexRefusal when they cannot be."""
+        node = member.node
+        if self._is_automatic:
+            raise IndexRefusal(
+                "malformed", "the plan changes roles here (role_changes: apply), and would change it back"
+            )
+        if node.cluster_kind == "prfaas" and role not in ("prefill", None):
+            raise IndexRefusal("malformed", f"{node.name} is in a PrfaaS cluster, where all instances prefill")
+        announced = self._world.live_node(node.name).engines
+        after = [role or its.role for its in announced]
+        others = [its.role for other in self._world.live() for its in _engines_beside(other, node.name, node.cluster)]
+        if node.cluster_kind == "pd" and not any(its in ("decode", "both") for its in [*others, *after]):
+            raise IndexRefusal("malformed", f"nothing in {node.cluster} would decode")
+        return after
+
+    async def _idle(self, name: AgentName, seconds: float) -> None:
+        """Return once nothing runs on the node, as far as its agent has reported since it gets nothing new."""
+        started = self._clock()
+        while (waited := self._clock() - started) < seconds:
+            if waited >= SETTLE_SECONDS and not any(_under_way(self._member(name)).values()):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _engines_beside(member: Member, name: AgentName, cluster: ClusterName) -> tuple[Engine, ...]:
+    return member.node.engines if member.node.cluster == cluster and member.node.name != name else ()
+
+
+def _under_way(member: Member) -> dict[InstanceId, int]:
+    return {its.instance: its.num_running + its.num_waiting for its in member.figures.engines}

@@ -1,0 +1,72 @@
+"""`prfaas certs`: what it makes is taken by a manager, what it takes back is on the list."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from prfaas.console.doctor.certificates import certificate_findings
+from prfaas.transport.tls import CertificateFiles
+from tests.integration.console.terminal import run, run_here, run_on_terminal
+from tests.integration.manager.deployment import Deployment
+
+
+def _files(directory: Path, name: str) -> CertificateFiles:
+    authority, revocations = directory / "authority.pem", directory / "authority.crl"
+    return CertificateFiles(authority, directory / f"{name}.pem", directory / f"{name}.key", revocations)
+
+
+def test_what_it_makes_is_well_and_what_it_revokes_is_not(tmp_path: Path) -> None:
+    directory = tmp_path / "tls"
+    made = run_here("certs", "new", str(directory), "west-0", "east-0", "--host=10.0.1.1", "--host=west.example")
+    assert made.status == 0, made.error
+    assert [(its["name"], its["state"]) for its in made.document] == [("east-0", "valid"), ("west-0", "valid")]
+    files = _files(directory, "west-0")
+    assert {its.outcome for its in certificate_findings(files, name="west-0", where="")} == {"good"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in directory.glob("*.key"))
+    shown = ssl._ssl._test_decode_cert(str(files.certificate))  # type: ignore[attr-defined]
+    assert {value for _, value in shown["subjectAltName"]} >= {"127.0.0.1", "localhost", "10.0.1.1", "west.example"}
+    revoked = run_here("certs", "revoke", str(directory), "west-0")
+    assert {its["name"]: its["state"] for its in revoked.document} == {"east-0": "valid", "west-0": "revoked"}
+    assert "certificate_revoked" in {its.subject for its in certificate_findings(files, name="west-0", where="")}
+    assert "revoked" in run_on_terminal("certs", "ls", str(directory)).output
+
+
+def test_it_goes_on_with_the_authority_that_is_there(tmp_path: Path) -> None:
+    run_here("certs", "new", str(tmp_path), "west-0")
+    authority = (tmp_path / "authority.pem").read_bytes()
+    run_here("certs", "revoke", str(tmp_path), "west-0")
+    again = run_here("certs", "new", str(tmp_path), "router", "--days=1")
+    assert (tmp_path / "authority.pem").read_bytes() == authority
+    assert {its["name"]: its["state"] for its in again.document} == {"router": "valid", "west-0": "revoked"}
+    (tmp_path / "authority.key").unlink()
+    lost = run_here("certs", "new", str(tmp_path), "another")
+    assert lost.status == 2 and "authority.key" in lost.error
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "prfaas certs new" in run_here("certs", "ls", str(tmp_path)).error
+    run_here("certs", "new", str(tmp_path), "west-0")
+    assert "no certificate for west-1; it has west-0" in run_here("certs", "revoke", str(tmp_path), "west-1").error
+    assert "can be a file's" in run_here("certs", "new", str(tmp_path), "west/0").error
+
+
+async def test_a_manager_takes_them_as_they_are(deployment: Deployment, tmp_path: Path) -> None:
+    directory = tmp_path / "tls"
+    await asyncio.to_thread(run, "certs", "new", str(directory), "manager", "operator", "router")
+    served = _files(directory, "manager")
+    manager = await deployment.start_manager(
+        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
+    )
+    flags = [f"--managers={manager.address}", f"--secret-file={deployment.secret_file}"]
+    as_operator = [*flags, *_flags(_files(directory, "operator"))]
+    ran = await asyncio.to_thread(run, "drain", "nobody", *as_operator)
+    assert ran.status == 2 and "unknown or silent" in ran.error
+    as_router = [*flags, *_flags(_files(directory, "router"))]
+    ran = await asyncio.to_thread(run, "drain", "nobody", *as_router)
+    assert ran.status == 2 and "do not fit" in ran.error
+
+
+def _flags(files: CertificateFiles) -> list[str]:
+    return [f"--tls-authority={files.authority}", f"--tls-certificate={files.certificate}", f"--tls-key={files.key}"]

@@ -1,0 +1,112 @@
+"""An operator's word on roles: what runs ends first, the word outlives managers, and what would break a cluster is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import REGISTRY
+
+from prfaas.errors import IndexRefusal
+from prfaas.index.membership import EngineLoad, Figures
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import ClusterKind, InstanceId, InstanceRole
+from tests.integration.manager.deployment import Deployment
+from tests.waiting import until
+
+
+def roles(manager: Manager) -> dict[str, str]:
+    return {engine.instance: engine.role for its in manager.world.live() for engine in its.node.engines}
+
+
+async def node(
+    deployment: Deployment, manager: Manager, name: str, role: InstanceRole, *, kind: ClusterKind = "pd"
+) -> None:
+    cluster = "east" if kind == "prfaas" else "west"
+    deployment.run(deployment.reporter(name, manager, cluster=cluster, kind=kind, role=role))
+    await until(lambda: f"{name}-engine" in roles(manager), what=name)
+
+
+async def order(
+    deployment: Deployment, manager: Manager, name: str, role: str, *, seconds: float = 0.0, who: str = "operator"
+) -> list[tuple[str, str, str, int]]:
+    request = pb.SetRoleRequest(node=name, role=role, timeout_seconds=seconds)
+    response = await deployment.client(manager, name=who).set_role(request)
+    return [(its.instance, its.before, its.after, its.num_requests_left) for its in response.changes]
+
+
+def num_actions(outcome: str) -> float:
+    labels = {"action": "set_role", "outcome": outcome}
+    return REGISTRY.get_sample_value("prfaas_manager_admin_actions_total", labels) or 0.0
+
+
+async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first = await deployment.start_manager()
+    await node(deployment, first, "n1", "decode")
+    await node(deployment, first, "n2", "decode")
+    assert await order(deployment, first, "n1", "prefill") == [("n1-engine", "decode", "prefill", 0)]
+    assert roles(first) == {"n1-engine": "prefill", "n2-engine": "decode"}
+    await deployment.stop_manager(first)
+    second = await deployment.start_manager(listen=first.address)
+    await until(
+        lambda: roles(second) == {"n1-engine": "prefill", "n2-engine": "decode"}, what="the order in the record"
+    )
+    assert await order(deployment, second, "n1", "announced") == [("n1-engine", "prefill", "decode", 0)]
+    assert roles(second) == {"n1-engine": "decode", "n2-engine": "decode"}
+
+
+async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    loads = {"running": 1}
+
+    def figures() -> Figures:
+        return Figures(engines=(EngineLoad(InstanceId("n1-engine"), loads["running"], 0, 0.0),))
+
+    deployment.run(deployment.reporter("n1", manager, cluster="west", role="decode", figures=figures))
+    await node(deployment, manager, "n2", "both")
+    await until(lambda: any(its.figures.engines for its in manager.world.live()), what="a reported load")
+    ordered = asyncio.create_task(order(deployment, manager, "n1", "prefill", seconds=30.0))
+    await until(lambda: manager.world.draining == {"n1-engine"}, what="the drain")
+    assert roles(manager)["n1-engine"] == "decode"
+    loads["running"] = 0
+    assert await ordered == [("n1-engine", "decode", "prefill", 0)]
+    assert not manager.world.draining
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "message"),
+    [
+        ("n1", "prefill", "nothing in west would decode"),
+        ("e1", "decode", "all instances prefill"),
+        ("n1", "leader", "role"),
+        ("nobody", "decode", "unknown or silent"),
+    ],
+)
+async def test_what_would_break_a_cluster_is_refused(
+    deployment: Deployment, name: str, role: str, message: str
+) -> None:
+    manager = await deployment.start_manager()
+    await node(deployment, manager, "n1", "both")
+    await node(deployment, manager, "e1", "prefill", kind="prfaas")
+    before = num_actions("failed")
+    with pytest.raises(IndexRefusal, match=message):
+        await order(deployment, manager, name, role)
+    assert num_actions("failed") == before + 1
+    assert roles(manager) == {"n1-engine": "both", "e1-engine": "prefill"}
+
+
+@pytest.mark.parametrize("who", ["router", "n2"])
+async def test_only_operators_may_and_the_attempt_is_recorded(
+    deployment: Deployment, who: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = await deployment.start_manager()
+    for name in ("n1", "n2"):
+        await node(deployment, manager, name, "both")
+    before = num_actions("refused")
+    with caplog.at_level("INFO"), pytest.raises(IndexRefusal, match="operators"):
+        await order(deployment, manager, "n1", "prefill", who=who)
+    assert num_actions("refused") == before + 1
+    assert f"admin.action who={who} action=set_role target=n1 outcome=refused role=prefill" in caplog.text
+    assert roles(manager)["n1-engine"] == "both"
