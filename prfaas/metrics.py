@@ -71,6 +71,12 @@ POOL_SLOTS = _gauge(
     "Slots of the pool; kind is prefix (reusable blocks), transfer (blocks of one transfer), quarantined or free.",
     ("kind",),
 )
+POOL_NEWCOMER_BYTES = _gauge(
+    "prfaas_agent_pool_newcomer_bytes", "Prefix blocks that nobody has asked for since they were stored."
+)
+POOL_TENANT_BYTES = _gauge(
+    "prfaas_agent_pool_tenant_bytes", "Prefix blocks of a tenant that the agent's `tenants` names.", ("tenant",)
+)
 SSD_SLOTS = _gauge("prfaas_agent_ssd_slots", "Slots of the SSD tier, by the kinds of the pool.", ("kind",))
 SSD_BYTES = _counter(
     "prfaas_agent_ssd_bytes", "Payload that the SSD tier has moved; direction is read or write.", ("direction",)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cachepool.eviction import policy_of
+from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import check_together, records, setting
 from prfaas.transport.tls import CertificateFiles, Certificates
@@ -28,6 +29,14 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class TenantConfig:
+    """One tenant whose share of the pool is its own."""
+
+    tenant: str = setting("text", required=True, doc="Its salt, as routers and connectors have it under `tenant`.")
+    ratio: float = setting("ratio", required=True, doc="Share of the prefix blocks' room that it may hold.")
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """One machine's agent."""
 
@@ -41,6 +50,19 @@ class AgentConfig:
     pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool that transfers in flight may take.")
     eviction: str = setting("text", default="lru", doc="Which prefix blocks leave first: lru, lfu or cost.")
+    newcomer_ratio: float = setting(
+        "ratio",
+        default=1.0,
+        doc="Share of the prefix blocks' room for those that nobody asks for again, once it is full; 1: no limit.",
+    )
+    tenant_ratio: float = setting(
+        "ratio", default=1.0, doc="Share of that room for each tenant that `tenants` does not name; 1: no limit."
+    )
+    tenants: tuple[TenantConfig, ...] = setting(
+        records(TenantConfig),
+        default=(),
+        doc="Shares of single tenants; where all add up to 1, each is sure of its own.",
+    )
     ssd_directory: Path | None = setting(
         "path", default=None, doc="Directory on a local SSD for prefix blocks below the pool; none: memory alone."
     )
@@ -109,6 +131,8 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         policy_of(self.eviction)
+        if len({its.tenant for its in self.tenants}) < len(self.tenants):
+            raise ValueError("tenants: one is named twice")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         if self.tls_revocations is not None and self.tls_authority is None:
             raise ValueError("tls_authority: missing; tls_revocations is its list")
@@ -116,6 +140,10 @@ class AgentConfig:
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
+
+    def shares(self) -> Shares:
+        """Who may hold how much of the room for prefix blocks."""
+        return Shares(self.newcomer_ratio, self.tenant_ratio, {its.tenant: its.ratio for its in self.tenants})
 
     def ssd(self) -> SsdSettings | None:
         """The SSD tier, if there is one."""

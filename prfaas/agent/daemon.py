@@ -78,6 +78,7 @@ class Agent:
             config.pool_bytes,
             transfer_ratio=config.transfer_ratio,
             eviction=eviction.policy_of(config.eviction),
+            shares=config.shares(),
             on_change=self._on_pool_change,
         )
         settings = config.ssd()
@@ -202,8 +203,12 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
 
     def _measure(self) -> None:
-        for kind, count in self._pool.stats().slots_by_kind.items():
+        pool = self._pool.stats()
+        for kind, count in pool.slots_by_kind.items():
             metrics.POOL_SLOTS.labels(kind=kind).set(count)
+        metrics.POOL_NEWCOMER_BYTES.set(pool.newcomer_bytes)
+        for tenant in self._config.tenants:
+            metrics.POOL_TENANT_BYTES.labels(tenant=tenant.tenant).set(pool.tenant_bytes.get(tenant.tenant, 0))
         for kind, count in (self._ssd.slots_by_kind() if self._ssd else {}).items():
             metrics.SSD_SLOTS.labels(kind=kind).set(count)
         metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._link_states()))
@@ -375,6 +380,9 @@ class Agent:
             "keeping": len(self._keeping),
             "pool": pool.slots_by_kind,
             "leases": pool.num_leases,
+            "prefix_bytes": pool.prefix_bytes,
+            "newcomer_bytes": pool.newcomer_bytes,
+            "tenant_bytes": pool.tenant_bytes,
             "ssd": self._ssd.slots_by_kind() if self._ssd else None,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "links": [link.snapshot().to_dict() for link in list(self._links.values())],

@@ -89,6 +89,7 @@ class Placement:
             hashes=[self._identities[index].block_hash for index in chain],
             parent=first.parent,
             num_tokens=first.num_tokens,
+            root=first.root,
         )
 
     def release(self) -> None:

@@ -74,10 +74,18 @@ class TransferPlan:
         for index, block_hash in enumerate(run.blocks.hashes):
             end = (run.blocks.first_block + index + 1) * run.group.block_tokens
             if run.group.kind == "linear_state" or end > self.num_tokens:
-                yield BlockIdentity(run.blocks.group, block_hash, self._last_unit or parent, self.num_tokens, parent)
+                unit = self._last_unit or parent
+                yield BlockIdentity(run.blocks.group, block_hash, unit, self.num_tokens, parent, self.root)
             else:
-                yield BlockIdentity(run.blocks.group, block_hash, parent, end, parent)
+                yield BlockIdentity(run.blocks.group, block_hash, parent, end, parent, self.root)
             parent = block_hash
+
+    @cached_property
+    def root(self) -> BlockHash:
+        """Hash of model and tenant, which an attention group states that begins with the prompt; else NO_HASH."""
+        kinds = self.layouts[0].groups
+        firsts = (blocks for blocks in self.groups if kinds[blocks.group].kind != "linear_state" and blocks.num_blocks)
+        return next((blocks.parent for blocks in firsts if not blocks.first_block), NO_HASH)
 
     @cached_property
     def _last_unit(self) -> BlockHash | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from prfaas.cachepool.run import Run
 from prfaas.types import GroupKind
 
 EvictionPolicy = Literal["lru", "lfu", "cost"]
+ALL = ""  # the view of every candidate
 
 # Length at which attention doubles the prefill cost of a token, order of magnitude over public hybrids. It only ranks blocks.
 _DOUBLE_COST_TOKENS = 32_768
@@ -66,12 +67,12 @@ def policy_of(text: str) -> EvictionPolicy:
 class Candidates:
     """Runs whose tail may leave, least valuable first; those with a soft-pinned tail after all others.
 
-    A heap with stale entries: to discard is to forget the entry's serial number, the heap drops it when it comes up.
-    Every operation costs O(log n).
+    Each run stands in the view of all and in those that it was added to. A view is a heap with stale entries: to discard
+    is to forget the entry's serial number, the heap drops it when it comes up. Every operation costs O(log n) a view.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[bool, float, int, Run]] = []  # soft, key, serial, run
+        self._heaps: dict[str, list[tuple[bool, float, int, Run]]] = {ALL: []}  # view → soft, key, serial, run
         self._live: dict[Run, int] = {}
         self._next_serial = 0
 
@@ -81,27 +82,39 @@ class Candidates:
     def __contains__(self, run: Run) -> bool:
         return run in self._live
 
-    def add(self, run: Run, key: float, *, soft: bool = False) -> None:
+    def add(self, run: Run, key: float, *, soft: bool = False, views: Iterable[str] = ()) -> None:
         """The run's tail may leave; a second time, with another key."""
         self._next_serial += 1
         self._live[run] = self._next_serial
-        heapq.heappush(self._heap, (soft, key, self._next_serial, run))
-        if len(self._heap) > 2 * len(self._live) + 64:
-            self._compact()
+        for view in (ALL, *views):
+            heap = self._heaps.setdefault(view, [])
+            heapq.heappush(heap, (soft, key, self._next_serial, run))
+            if len(heap) > 2 * len(self._live) + 64:
+                self._compact(view)
 
     def discard(self, run: Run) -> None:
         """The run's tail may not leave (for now)."""
         self._live.pop(run, None)
 
-    def pop(self) -> tuple[Run, float] | None:
-        """Take out the run whose tail is to leave, with its key; None when nothing may leave."""
-        while self._heap:
-            _, key, serial, run = heapq.heappop(self._heap)
+    def pop(self, view: str = ALL) -> tuple[Run, float] | None:
+        """Take out the run of a view whose tail is to leave, with its key; None when nothing may leave."""
+        heap = self._heaps.get(view, [])
+        while heap:
+            _, key, serial, run = heapq.heappop(heap)
             if self._live.get(run) == serial:
                 del self._live[run]
                 return run, key
         return None
 
-    def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if self._live.get(entry[3]) == entry[2]]
-        heapq.heapify(self._heap)
+    def num_entries(self) -> int:
+        """How many entries all views take, forgotten ones included."""
+        return sum(map(len, self._heaps.values()))
+
+    def drop_view(self, view: str) -> None:
+        """No live run stands in this view any more."""
+        self._heaps.pop(view, None)
+
+    def _compact(self, view: str) -> None:
+        heap = [entry for entry in self._heaps[view] if self._live.get(entry[3]) == entry[2]]
+        heapq.heapify(heap)
+        self._heaps[view] = heap

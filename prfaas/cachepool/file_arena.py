@@ -28,8 +28,8 @@ from prfaas.types import BlockHash
 
 RECORD_BYTES = 128  # a divisor of a page, so that a record never lies on two
 _MAGIC = b"prfaas1\n"
-# magic, group, tokens, payload bytes, hash, parent, before, checksum of the payload
-_RECORD = struct.Struct("<8sIQQ16s16s16s16s")
+# magic, group, tokens, payload bytes, hash, parent, before, root, checksum of the payload
+_RECORD = struct.Struct("<8sIQQ16s16s16s16s16s")
 _CHECK = struct.Struct("<Q")
 
 
@@ -154,10 +154,11 @@ class FileArena:
         fields = _RECORD.unpack_from(record)
         if fields[0] != _MAGIC or _CHECK.unpack_from(record, _RECORD.size)[0] != _digest(record[: _RECORD.size]):
             return None
-        _, group, num_tokens, num_bytes, block_hash, parent, before, checksum = fields
+        _, group, num_tokens, num_bytes, *hashes, checksum = fields
         if group >= len(self.layout.groups) or num_bytes != self.layout.groups[group].block_bytes:
             return None
-        identity = BlockIdentity(group, BlockHash(block_hash), BlockHash(parent), num_tokens, BlockHash(before))
+        block_hash, parent, before, root = map(BlockHash, hashes)
+        identity = BlockIdentity(group, block_hash, parent, num_tokens, before, root)
         return identity, num_bytes, checksum
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ def saved_layouts(directory: Path) -> list[Layout]:
 
 
 def _pack(block: BlockIdentity, num_bytes: int, checksum: bytes) -> bytes:
-    hashes = (block.block_hash, block.parent, block.before)
+    hashes = (block.block_hash, block.parent, block.before, block.root)
     record = _RECORD.pack(_MAGIC, block.group, block.num_tokens, num_bytes, *hashes, checksum)
     return (record + _CHECK.pack(_digest(record))).ljust(RECORD_BYTES, b"\0")
 

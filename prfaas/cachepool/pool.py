@@ -14,12 +14,14 @@ from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar
 
 from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
-from prfaas.cachepool.eviction import POLICIES, BlockFacts, Candidates, EvictionPolicy
+from prfaas.cachepool.eviction import ALL, POLICIES, EvictionPolicy
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.leases import LeaseId, Leases
+from prfaas.cachepool.room import NO_LIMITS, Account, Room, Shares
 from prfaas.cachepool.run import BlockIdentity, Run
 from prfaas.cachepool.slots import Slots
 from prfaas.events import BlocksRemoved, BlocksStored, PoolChange, Tier
+from prfaas.hashing import NO_HASH
 from prfaas.types import BlockHash
 
 __all__ = ["LeaseId", "Pool", "PoolStats", "SlotPool"]
@@ -34,6 +36,8 @@ class PoolStats:
     transfer_bytes: int
     num_leases: int
     num_evicted: int
+    newcomer_bytes: int  # of the prefix bytes: what nobody has asked for since it was stored
+    tenant_bytes: dict[str, int]  # of the prefix bytes: by tenant, for those with a limit
 
 
 Memory = TypeVar("Memory", bound=SlotMemory)
@@ -48,12 +52,13 @@ class SlotPool(Generic[Memory]):
         *,
         transfer_ratio: float = 0.5,
         eviction: EvictionPolicy = "lru",
+        shares: Shares = NO_LIMITS,
         on_change: Callable[[PoolChange], None] | None = None,
         tier: Tier = "memory",
         make_arena: Callable[[Layout, int], Memory] = Arena,  # type: ignore[assignment]  # of `Pool`, below
     ) -> None:
         self._transfer_budget = int(budget_bytes * transfer_ratio)
-        self._prefix_budget = budget_bytes - self._transfer_budget
+        self._room = Room(budget_bytes - self._transfer_budget, shares)
         self._budget_bytes = budget_bytes
         self._sort_key = POLICIES[eviction]
         self._on_change = on_change
@@ -63,11 +68,9 @@ class SlotPool(Generic[Memory]):
         self._slots: dict[bytes, Slots] = {}
         self._numbered: list[Slots] = []
         self._leases = Leases()
-        self._candidates = Candidates()
         self._floor = 0.0  # sort key of the last block that left: what the ageing policies count from
         self._tick = 0
         self._transfer_bytes = 0
-        self._prefix_bytes = 0
         self._num_evicted = 0
 
     @property
@@ -178,8 +181,9 @@ class SlotPool(Generic[Memory]):
         when = self._tick if is_use else None
         for run, position, start, end in slots.stretches(used):
             assert run is not None, "only prefix blocks can be pinned"
-            last = position + end - start
+            last, num_asked = position + end - start, run.num_asked
             run.read(last, when)
+            self._room.newcomer_bytes -= (run.num_asked - num_asked) * slots.arena.stride_bytes
             read.append((run, last))
             self._keep(run)
 
@@ -193,7 +197,7 @@ class SlotPool(Generic[Memory]):
             else:
                 slots.soft_pinned.discard(slot)
             if run is not None:
-                self._candidates.discard(run)
+                self._room.candidates.discard(run)
                 self._settle(run)
 
     def publish(
@@ -206,18 +210,20 @@ class SlotPool(Generic[Memory]):
         parent: BlockHash,
         num_tokens: int,
         before: BlockHash | None = None,
+        root: BlockHash = NO_HASH,
     ) -> bool:
         """A transfer block that is whole becomes a prefix block; whether it did.
 
-        `parent` is as `BlocksStored` has it; `before` is the hash one block earlier, where that is another one. A block of
-        the same hash that is there already stays instead. Where no room can be made the block stays a transfer block.
+        `parent` is as `BlocksStored` has it; `before` is the hash one block earlier, where that is another one; `root` says
+        whose it is. A block of the same hash that is there already stays instead. Where no room can be made the block stays
+        a transfer block.
         """
         slots = self._of(arena)
         if block_hash in slots.by_hash[group] or slots.run_of[slot] is not None:
             return False
         before = parent if before is None else before
         return self._publish(
-            slots, [slot], [block_hash], group=group, parent=parent, num_tokens=num_tokens, before=before
+            slots, [slot], [block_hash], group=group, parent=parent, num_tokens=num_tokens, before=before, root=root
         )
 
     def publish_run(
@@ -229,15 +235,18 @@ class SlotPool(Generic[Memory]):
         hashes: Sequence[BlockHash],
         parent: BlockHash,
         num_tokens: int,
+        root: BlockHash = NO_HASH,
     ) -> None:
         """`publish` for consecutive blocks of one chain, of which `num_tokens` and `parent` are the first one's."""
         slots = self._of(arena)
         if slots.is_new(run, group, hashes, parent) and self._publish(
-            slots, run, hashes, group=group, parent=parent, num_tokens=num_tokens, before=parent
+            slots, run, hashes, group=group, parent=parent, num_tokens=num_tokens, before=parent, root=root
         ):
             return
         for slot, block_hash in zip(run, hashes, strict=True):
-            self.publish(arena, slot, group=group, block_hash=block_hash, parent=parent, num_tokens=num_tokens)
+            self.publish(
+                arena, slot, group=group, block_hash=block_hash, parent=parent, num_tokens=num_tokens, root=root
+            )
             parent, num_tokens = block_hash, num_tokens + arena.layout.groups[group].block_tokens
 
     def _publish(
@@ -250,19 +259,23 @@ class SlotPool(Generic[Memory]):
         parent: BlockHash,
         num_tokens: int,
         before: BlockHash,
+        root: BlockHash,
     ) -> bool:
         num_bytes = len(taken) * slots.arena.stride_bytes
         above = slots.chain_parent(group, hashes[0], before)
+        account = self._room.account(slots.arena.layout.model, root)
         self._keep(slots.hang(above))  # what the blocks hang on must not be what makes room for them
-        has_room = self._make_room(num_bytes)
+        has_room = self._make_room(account, num_bytes)
         holder = slots.unhang(above)
         if not has_room:
             self._settle(holder)
             return False
         self._tick += 1
-        slots.store(taken, hashes, group=group, parent=parent, above=above, num_tokens=num_tokens, when=self._tick)
+        slots.store(
+            taken, hashes, group=group, parent=parent, above=above, num_tokens=num_tokens, root=root, when=self._tick
+        )
         self._transfer_bytes -= num_bytes
-        self._prefix_bytes += num_bytes
+        self._room.came(account, num_bytes)
         if self._on_change is not None:
             layout, block_tokens = slots.arena.layout, slots.arena.layout.groups[group].block_tokens
             self._on_change(
@@ -287,42 +300,42 @@ class SlotPool(Generic[Memory]):
     def _keep(self, run: Run | None) -> None:
         """Take a run out of the evictable ones once its last block may not leave."""
         if run is not None and run.num_kept() == len(run):
-            self._candidates.discard(run)
+            self._room.candidates.discard(run)
 
     def _settle(self, run: Run | None) -> None:
         """Put a run among the evictable ones when its last block may leave."""
-        if run is not None and run not in self._candidates and run.num_kept() < len(run):
-            soft = run.slots[-1] in self._numbered[run.arena_number].soft_pinned
-            self._candidates.add(run, self._sort_key(self._facts(run), self._floor), soft=soft)
+        if run is not None and run not in self._room.candidates and run.num_kept() < len(run):
+            slots = self._numbered[run.arena_number]
+            key, views = (
+                self._sort_key(slots.tail_facts(run), self._floor),
+                self._room.views(self._account_of(run), run),
+            )
+            self._room.candidates.add(run, key, soft=run.slots[-1] in slots.soft_pinned, views=views)
 
-    def _facts(self, run: Run) -> BlockFacts:
-        """Of the run's last block."""
-        arena = self._numbered[run.arena_number].arena
-        last_used, num_uses = run.tail_uses()
-        kind, num_tokens = arena.layout.groups[run.group].kind, run.tokens_at(len(run) - 1)
-        return BlockFacts(
-            kind, run.block_tokens, num_tokens, arena.stride_bytes, last_used=last_used, num_uses=num_uses
-        )
+    def _account_of(self, run: Run) -> Account:
+        return self._room.account(self._numbered[run.arena_number].arena.layout.model, run.root)
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Evict until that many bytes fit the prefix budget; False when too much is in use."""
-        while (lacking := self._prefix_bytes + num_bytes - self._prefix_budget) > 0:
-            victim = self._candidates.pop()
+    def _make_room(self, account: Account, num_bytes: int) -> bool:
+        """Evict until that many bytes of a tenant fit; False when what would have to leave is in use."""
+        while (shortage := self._room.shortage(account, num_bytes)) is not None:
+            victim = self._room.candidates.pop(shortage.view)
             if victim is None:
                 return False
-            run, self._floor = victim
-            self._shorten(run, lacking)
+            run, key = victim
+            self._floor = key if shortage.view == ALL else self._floor
+            self._shorten(run, shortage.num_bytes)
         return True
 
     def _shorten(self, run: Run, lacking_bytes: int) -> None:
         """Evict the last blocks of a run, no more than were used alike, as far as bytes are lacking."""
         slots = self._numbered[run.arena_number]
-        stride_bytes = slots.arena.stride_bytes
-        first = max(run.num_kept(), run.even_tail())
-        num_blocks = 1 if slots.soft_pinned else min(len(run) - first, -(-lacking_bytes // stride_bytes))
+        stride_bytes, num_asked = slots.arena.stride_bytes, run.num_asked
+        first = max(run.num_kept(), run.even_tail(), slots.evenly_pinned(run))
+        num_blocks = min(len(run) - first, -(-lacking_bytes // stride_bytes))
         gone, hashes = slots.cut(run, num_blocks)
         slots.free += gone
-        self._prefix_bytes -= num_blocks * stride_bytes
+        num_newcomers = num_blocks - (num_asked - run.num_asked)
+        self._room.left(self._account_of(run), num_blocks * stride_bytes, newcomer_bytes=num_newcomers * stride_bytes)
         self._num_evicted += num_blocks
         self._settle(run if len(run) else slots.unhang(run.above))
         if self._on_change is not None:
@@ -336,7 +349,15 @@ class SlotPool(Generic[Memory]):
         quarantined = self._num_quarantined()
         transfer = sum(slots.never_used for slots in self._numbered) - free - prefix - quarantined
         kinds = {"prefix": prefix, "transfer": transfer, "quarantined": quarantined, "free": free}
-        return PoolStats(kinds, self._prefix_bytes, self._transfer_bytes, len(self._leases), self._num_evicted)
+        return PoolStats(
+            kinds,
+            self._room.used_bytes,
+            self._transfer_bytes,
+            len(self._leases),
+            self._num_evicted,
+            self._room.newcomer_bytes,
+            self._room.tenant_bytes(),
+        )
 
     def _num_quarantined(self) -> int:
         written = [its for lease in self._leases.quarantined for its in self._leases[lease].written]
@@ -356,14 +377,17 @@ class SlotPool(Generic[Memory]):
             prefix_bytes += slots.num_blocks * slots.arena.stride_bytes
             transfer_bytes += sum(slots.run_of[slot] is None for slot in written) * slots.arena.stride_bytes
         self._check_uses([read for lease in leases for read in lease.read])
-        assert (prefix_bytes, transfer_bytes) == (self._prefix_bytes, self._transfer_bytes), "the byte counts are wrong"
-        assert prefix_bytes <= self._prefix_budget and transfer_bytes <= self._transfer_budget, "a budget is exceeded"
+        assert (prefix_bytes, transfer_bytes) == (self._room.used_bytes, self._transfer_bytes), "a byte count is wrong"
+        assert transfer_bytes <= self._transfer_budget, "the transfer budget is exceeded"
+        self._room.check_integrity(
+            (run, self._account_of(run), slots.arena.stride_bytes) for slots in self._numbered for run in slots.runs()
+        )
 
     def _check_uses(self, reads: list[tuple[Run, int]]) -> None:
         runs = [run for slots in self._numbered for run in slots.runs()]
         evictable = {run for run in runs if run.num_kept() < len(run)}
-        assert all(run in self._candidates for run in evictable), "an idle tail cannot be evicted"
-        assert len(evictable) == len(self._candidates), "a block is evictable though it is needed"
+        assert all(run in self._room.candidates for run in evictable), "an idle tail cannot be evicted"
+        assert len(evictable) == len(self._room.candidates), "a block is evictable though it is needed"
         counted = Counter(run for run, _ in reads)
         assert all(run.num_reads() == counted.pop(run, 0) for run in runs), "uses differ from the leases' uses"
         assert not counted, "a lease reads a run that is gone"

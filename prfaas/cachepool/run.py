@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prfaas.hashing import NO_HASH
 from prfaas.types import BlockHash
 
 ChainKey = tuple[int, BlockHash]  # group and hash: a prefix block within one arena
@@ -15,13 +16,14 @@ MAX_RUN_BLOCKS = 256
 
 @dataclass(frozen=True)
 class BlockIdentity:
-    """What `BlocksStored` says of one block, and the hash one block earlier."""
+    """What `BlocksStored` says of one block, the hash one block earlier, and that of model and tenant where it is known."""
 
     group: int
     block_hash: BlockHash
     parent: BlockHash
     num_tokens: int
     before: BlockHash
+    root: BlockHash = NO_HASH
 
 
 class Run:
@@ -37,9 +39,11 @@ class Run:
         "children",
         "group",
         "hashes",
+        "num_asked",
         "num_tokens",
         "num_written",
         "parent",
+        "root",
         "slots",
     )
 
@@ -52,10 +56,12 @@ class Run:
         parent: BlockHash,
         num_tokens: int,
         block_tokens: int,
+        root: BlockHash = NO_HASH,
     ) -> None:
         """`above` is the block that the first one hangs on; `parent` and `num_tokens` are the first one's."""
         self.arena_number = arena_number
         self.group = group
+        self.root = root
         self.above = above
         self.parent = parent
         self.num_tokens = num_tokens
@@ -63,6 +69,7 @@ class Run:
         self.slots: list[int] = []
         self.hashes: list[BlockHash] = []
         self.num_written = 0  # blocks whose writer's lease has not ended
+        self.num_asked = 0  # blocks, from the start, that somebody used after they were stored
         self.children: dict[int, int] = {}  # position → how many blocks of other runs hang on that block
         self._read_to: dict[int, int] = {}  # end → how many leases use blocks before it, and the last of those
         self._num_uses: dict[int, int] = {}  # end → how often that was so, ever
@@ -88,7 +95,7 @@ class Run:
         parent, above = self.parent_at(position), self.above
         own = above[1] if above is not None and above[0] == self.group else parent
         before = parent if position else own
-        return BlockIdentity(self.group, self.hashes[position], parent, self.tokens_at(position), before)
+        return BlockIdentity(self.group, self.hashes[position], parent, self.tokens_at(position), before, self.root)
 
     def num_equal(self, position: int, slots: Sequence[int], start: int) -> int:
         """How many slots from `slots[start]` on are those of this run from `position` on."""
@@ -111,6 +118,7 @@ class Run:
         self._read_to[end] = self._read_to.get(end, 0) + 1
         if when is not None:
             self._num_uses[end] = self._num_uses.get(end, 0) + 1
+            self.num_asked = max(self.num_asked, end)
             self._touch(end, when)
 
     def unread(self, end: int) -> None:
@@ -162,6 +170,7 @@ class Run:
         gone = self.slots[: left - 1 : -1] if left else self.slots[::-1]
         hashes = self.hashes[: left - 1 : -1] if left else self.hashes[::-1]
         del self.slots[left:], self.hashes[left:]
+        self.num_asked = min(self.num_asked, left)
         while len(self._last_used) > 1 and self._last_used[1][0] >= left:
             del self._last_used[0]
         self._last_used[0] = (left, self._last_used[0][1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from prfaas.cachepool.arena import SlotMemory
+from prfaas.cachepool.eviction import BlockFacts
 from prfaas.cachepool.run import MAX_RUN_BLOCKS, ChainKey, Run
 from prfaas.types import BlockHash
 
@@ -136,6 +137,7 @@ class Slots:
         parent: BlockHash,
         above: ChainKey | None,
         num_tokens: int,
+        root: BlockHash,
         when: int,
     ) -> None:
         """The slots hold these blocks of one chain from here on, the first of which hangs on `above`."""
@@ -148,7 +150,15 @@ class Slots:
             if run is None or len(run) >= MAX_RUN_BLOCKS:
                 tokens = num_tokens + start * block_tokens
                 self.hang(above)
-                run = Run(self.number, group, above=above, parent=parent, num_tokens=tokens, block_tokens=block_tokens)
+                run = Run(
+                    self.number,
+                    group,
+                    above=above,
+                    parent=parent,
+                    num_tokens=tokens,
+                    block_tokens=block_tokens,
+                    root=root,
+                )
             end = start + MAX_RUN_BLOCKS - len(run)
             self._append(run, taken[start:end], hashes[start:end], when)
             parent, above, start = run.hashes[-1], (group, run.hashes[-1]), end
@@ -190,6 +200,22 @@ class Slots:
             if not states:
                 del self.states[run.group][run.parent]
         return gone, hashes
+
+    def evenly_pinned(self, run: Run) -> int:
+        """Position from which on all blocks of a run are soft-pinned, or none is."""
+        pinned = self.soft_pinned
+        if not pinned:
+            return 0
+        is_soft = run.slots[-1] in pinned
+        others = (at for at in range(len(run) - 1, -1, -1) if (run.slots[at] in pinned) != is_soft)
+        return next(others, -1) + 1
+
+    def tail_facts(self, run: Run) -> BlockFacts:
+        """What an eviction policy may know of a run's last block."""
+        last_used, num_uses = run.tail_uses()
+        kind, num_tokens = self.arena.layout.groups[run.group].kind, run.tokens_at(len(run) - 1)
+        num_bytes = self.arena.stride_bytes
+        return BlockFacts(kind, run.block_tokens, num_tokens, num_bytes, last_used=last_used, num_uses=num_uses)
 
     # Our own bookkeeping, checked
 

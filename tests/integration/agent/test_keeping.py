@@ -18,9 +18,10 @@ from prfaas.agent.protocol import (
     TransferFailed,
 )
 from prfaas.agent.ring import EntryKind, RingEntry
-from prfaas.hashing import HashChain
+from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, TransferId
 from tests.integration.agent.test_two_agents import (
+    MODEL,
     NUM_TOKENS,
     ROOT,
     Agents,
@@ -30,6 +31,7 @@ from tests.integration.agent.test_two_agents import (
     layout,
 )
 from tests.waiting import wait_until
+from tools.demo.client import get_json
 
 __all__ = ["agents"]
 
@@ -39,7 +41,7 @@ def exact_blocks(chain: HashChain) -> tuple[GroupBlocks, ...]:
     full = chain.blocks(32, first_block=0, num_tokens=chain.num_tokens)
     tail = (*full[:-1], chain.at(chain.num_tokens)) if chain.num_tokens % 32 else full
     unit = chain.num_tokens // 16 * 16
-    return GroupBlocks(0, 0, tail, ROOT), GroupBlocks(1, 0, (chain.at(chain.num_tokens),), chain.at(unit))
+    return GroupBlocks(0, 0, tail, chain.root), GroupBlocks(1, 0, (chain.at(chain.num_tokens),), chain.at(unit))
 
 
 def store(engine: Engine, chain: HashChain, *, seed: int = 0) -> None:
@@ -53,7 +55,7 @@ def store(engine: Engine, chain: HashChain, *, seed: int = 0) -> None:
 
 
 def lookup(engine: Engine, chain: HashChain) -> list[list[object]]:
-    engine.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"".join(chain.units), chain.num_tokens - 1))
+    engine.scheduler.post(Lookup(TransferId(os.urandom(16)), chain.root, b"".join(chain.units), chain.num_tokens - 1))
     found = engine.wait(LookedUp)
     assert isinstance(found, LookedUp)
     return found.lengths
@@ -123,3 +125,18 @@ def test_a_lookup_of_an_unknown_prompt_finds_nothing(agents: Agents, num_units: 
     engine = agents.engine(west, "w")
     assert lookup(engine, HashChain(ROOT, range(16 * num_units + 1))) == []
     assert layout().groups[1].kind == "linear_state"
+
+
+def test_a_tenant_fills_no_more_than_its_share_and_what_others_left_stays(agents: Agents) -> None:
+    west = agents.start("west", **{"pool-bytes": "8MiB", "tenants": "[{tenant: acme, ratio: 0.25}]"})
+    engine = agents.engine(west, "w")
+    store(engine, _chain())
+    acme = [HashChain(root_hash(MODEL, b"acme"), range(1000 * n, 1000 * n + NUM_TOKENS)) for n in range(6)]
+    for chain in acme:
+        store(engine, chain)
+        wait_until(lambda: west.pool()["transfer"] == 0)
+    held = get_json(f"http://{west.status}/status")["tenant_bytes"]["acme"]
+    assert 0 < held <= (4 << 20) * 0.25
+    assert isinstance(hold(engine, _chain()), ReceiveReady)
+    assert isinstance(hold(engine, acme[0]), TransferFailed)
+    assert isinstance(hold(engine, acme[-1]), ReceiveReady)

@@ -12,12 +12,21 @@ from hypothesis import strategies as st
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
 from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.room import NO_LIMITS, Shares
 from prfaas.events import BlockStored, PoolChange, PoolEvent
+from prfaas.hashing import root_hash
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
 NUM_TRANSFER, NUM_PREFIX = 12, 16
 ATTENTION, STATE = 0, 1
+TENANTS = ("one", "two", "three")
+SHARES = (
+    NO_LIMITS,
+    Shares(newcomers=0.3),
+    Shares(each_tenant=0.6, of_tenants={"one": 0.2}),
+    Shares(newcomers=0.5, each_tenant=0.4),
+)
 Key = tuple[bytes, int, BlockHash]  # layout, group, hash
 Where = tuple[bytes, int]  # layout, slot
 
@@ -36,12 +45,13 @@ class Lease:
 class History:
     """One random history of a pool beside a model that is slow and plain."""
 
-    def __init__(self, eviction: EvictionPolicy, rng: random.Random) -> None:
+    def __init__(self, eviction: EvictionPolicy, rng: random.Random, shares: Shares = NO_LIMITS) -> None:
         self.rng = rng
         self.pool = Pool(
             (NUM_TRANSFER + NUM_PREFIX) * SLOT_BYTES,
             transfer_ratio=NUM_TRANSFER / (NUM_TRANSFER + NUM_PREFIX),
             eviction=eviction,
+            shares=shares,
             on_change=self._on_change,
         )
         self.arenas = [self.pool.arena(hybrid("one")), self.pool.arena(hybrid("two"))]
@@ -120,7 +130,15 @@ class History:
         key = (layout, group, block)
         occupied = key in self.stored or (layout, slot) in {(its[0], where) for its, where in self._live_slots()}
         self.publishing = (arena, slot, group, block, parent)
-        stored = self.pool.publish(arena, slot, group=group, block_hash=block, parent=parent, num_tokens=32 * number)
+        stored = self.pool.publish(
+            arena,
+            slot,
+            group=group,
+            block_hash=block,
+            parent=parent,
+            num_tokens=32 * number,
+            root=_tenant_of(number, arena.layout.model),
+        )
         self.publishing = None
         assert not (stored and occupied), "a duplicate replaced an older block"
         if stored:
@@ -190,12 +208,19 @@ class History:
         assert self._num_transfer() == 0
 
 
+def _tenant_of(number: int, model: str) -> BlockHash:
+    """Three tenants, one for each of the trees that the first three numbers are the roots of."""
+    while number >= 4:
+        number //= 2
+    return root_hash(model, TENANTS[number - 1].encode())
+
+
 @pytest.mark.parametrize("eviction", sorted(POLICIES))
-@given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150))
+@given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150), shares=st.sampled_from(SHARES))
 def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
-    eviction: EvictionPolicy, seed: int, num_steps: int
+    eviction: EvictionPolicy, seed: int, num_steps: int, shares: Shares
 ) -> None:
-    history = History(eviction, random.Random(seed))
+    history = History(eviction, random.Random(seed), shares)
     try:
         for _ in range(num_steps):
             history.step()
@@ -207,7 +232,7 @@ def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_ten_million_operations_with_random_deaths_of_owners_leak_nothing() -> None:
-    histories = [History(eviction, random.Random(7)) for eviction in sorted(POLICIES)]
+    histories = [History(eviction, random.Random(7), shares) for eviction in sorted(POLICIES) for shares in SHARES]
     for number in range(10_000_000):
         history = histories[number % len(histories)]
         history.act() if number % 1_000 else history.step()

@@ -1,0 +1,142 @@
+"""The room for prefix blocks: how much of it whose blocks take, and whose must leave when more is needed (pure).
+
+Three limits, in this order: what one tenant may hold, what blocks may hold that nobody has asked for again, what there is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prfaas.cachepool.eviction import ALL, Candidates
+from prfaas.cachepool.run import Run
+from prfaas.hashing import NO_HASH, root_hash
+from prfaas.types import BlockHash
+
+MAX_ACCOUNTS = 1024  # beyond so many, tenants that hold nothing are forgotten when another one comes
+NEWCOMERS = "newcomers"  # the view of runs whose tail nobody has asked for since it was stored
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the room, from 0 to 1. `of_tenants` is by the tenant's salt, `each_tenant` for every other one."""
+
+    newcomers: float = 1.0
+    each_tenant: float = 1.0
+    of_tenants: Mapping[str, float] = field(default_factory=dict)
+
+
+NO_LIMITS = Shares()
+
+
+@dataclass(eq=False)
+class Account:
+    """What one tenant's prefix blocks take. `view` is its candidates'; without a limit it has none."""
+
+    name: str
+    limit_bytes: int | None
+    used_bytes: int = 0
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return () if self.limit_bytes is None else (self.view,)
+
+    @property
+    def view(self) -> str:
+        return f"tenant {self.name}"
+
+
+class Shortage(NamedTuple):
+    """So many bytes must leave, of runs in this view."""
+
+    num_bytes: int
+    view: str
+
+
+class Room:
+    """Counts bytes; whoever stores and removes blocks says so."""
+
+    def __init__(self, budget_bytes: int, shares: Shares) -> None:
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.newcomer_bytes = 0
+        self.candidates = Candidates()
+        self._shares = shares
+        self._newcomer_limit = None if shares.newcomers >= 1 else int(budget_bytes * shares.newcomers)
+        self._accounts: dict[tuple[str, BlockHash], Account] = {}
+        self._by_name: dict[str, Account] = {}
+
+    def account(self, model: str, root: BlockHash) -> Account:
+        """The account of the tenant whose prompts of this model have that root."""
+        account = self._accounts.get((model, root))
+        if account is None:
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                self._forget_empty()
+            account = self._accounts[model, root] = self._open(model, root)
+        return account
+
+    def _open(self, model: str, root: BlockHash) -> Account:
+        tenants = self._shares.of_tenants
+        named = next((name for name in tenants if root_hash(model, name.encode()) == root), None)
+        if named is None and (self._shares.each_tenant >= 1 or root == NO_HASH):
+            return self._by_name.setdefault("", Account("", None))
+        name, share = (root.hex(), self._shares.each_tenant) if named is None else (named, tenants[named])
+        return self._by_name.setdefault(name, Account(name, int(self.budget_bytes * share)))
+
+    def _forget_empty(self) -> None:
+        empty = {name for name, its in self._by_name.items() if not its.used_bytes}
+        self._accounts = {key: its for key, its in self._accounts.items() if its.name not in empty}
+        for name in empty:
+            self.candidates.drop_view(self._by_name.pop(name).view)
+
+    def tenant_bytes(self) -> dict[str, int]:
+        """What each tenant with a limit holds."""
+        return {its.name: its.used_bytes for its in self._by_name.values() if its.limit_bytes is not None}
+
+    def shortage(self, account: Account, num_bytes: int) -> Shortage | None:
+        """What must leave first before so many bytes more of a tenant, which nobody has asked for yet, fit."""
+        if account.limit_bytes is not None and (excess := account.used_bytes + num_bytes - account.limit_bytes) > 0:
+            return Shortage(excess, account.view)
+        lacking = self.used_bytes + num_bytes - self.budget_bytes
+        if lacking <= 0:
+            return None
+        limit = self._newcomer_limit
+        if limit is not None and (excess := self.newcomer_bytes + num_bytes - limit) > 0:
+            return Shortage(min(lacking, excess), NEWCOMERS)
+        return Shortage(lacking, ALL)
+
+    def came(self, account: Account, num_bytes: int) -> None:
+        """So many bytes were stored."""
+        account.used_bytes += num_bytes
+        self.used_bytes += num_bytes
+        self.newcomer_bytes += num_bytes
+
+    def left(self, account: Account, num_bytes: int, *, newcomer_bytes: int) -> None:
+        """So many bytes were removed, some of which nobody had asked for."""
+        account.used_bytes -= num_bytes
+        self.used_bytes -= num_bytes
+        self.newcomer_bytes -= newcomer_bytes
+
+    def views(self, account: Account, run: Run) -> tuple[str, ...]:
+        """Where a run stands among the candidates, but for the view of all."""
+        is_newcomer = self._newcomer_limit is not None and run.num_asked < len(run)
+        return (*account.views, NEWCOMERS) if is_newcomer else account.views
+
+    def check_integrity(self, runs: Iterable[tuple[Run, Account, int]]) -> None:
+        """Compare the counts with all runs, their accounts and the bytes of one of their slots.
+
+        Raises:
+            AssertionError: something is miscounted, or a limit is exceeded.
+        """
+        used: Counter[Account] = Counter()
+        newcomer_bytes = 0
+        for run, account, slot_bytes in runs:
+            used[account] += len(run) * slot_bytes
+            newcomer_bytes += (len(run) - run.num_asked) * slot_bytes
+        assert newcomer_bytes == self.newcomer_bytes, "what nobody has asked for is miscounted"
+        assert used.total() == self.used_bytes <= self.budget_bytes, "the prefix budget is exceeded or miscounted"
+        for account in self._by_name.values():
+            assert account.used_bytes == used[account], "what a tenant holds is miscounted"
+            assert account.limit_bytes is None or account.used_bytes <= account.limit_bytes, "a tenant holds too much"

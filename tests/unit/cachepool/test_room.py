@@ -1,0 +1,147 @@
+"""Who must make room: a tenant at its limit among its own blocks, newcomers before what somebody has asked for."""
+
+from __future__ import annotations
+
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.room import MAX_ACCOUNTS, Room, Shares
+from prfaas.hashing import root_hash
+from prfaas.types import BlockHash
+from tests.unit.cachepool.layouts import SLOT_BYTES, hybrid, name
+
+NUM_PREFIX = 10
+MODEL = hybrid().model
+ALICE, BOB = root_hash(MODEL, b"alice"), root_hash(MODEL, b"bob")
+
+
+class Node:
+    """A pool of ten prefix slots and as many transfer slots."""
+
+    def __init__(self, shares: Shares) -> None:
+        self.pool = Pool(2 * NUM_PREFIX * SLOT_BYTES, shares=shares)
+        self.arena: Arena = self.pool.arena(hybrid())
+
+    def keep(self, first: int, end: int, *, root: BlockHash = ALICE, lease: LeaseId | None = None) -> list[bool]:
+        """Publish blocks of one chain; which of them were taken."""
+        own = self.pool.open_lease("engine") if lease is None else lease
+        slots = self.pool.allocate(self.arena, end - first, own)
+        assert slots is not None
+        self.pool.publish_run(
+            self.arena,
+            slots,
+            group=0,
+            hashes=[name(n) for n in range(first, end)],
+            parent=root,
+            num_tokens=32,
+            root=root,
+        )
+        taken = [number in self.held(first, end) for number in range(first, end)]
+        if lease is None:
+            self.pool.end_lease(own)
+        self.pool.check_integrity()
+        return taken
+
+    def held(self, first: int, end: int) -> list[int]:
+        return [number for number in range(first, end) if self.pool.find(self.arena, 0, name(number)) is not None]
+
+    def ask(self, first: int, end: int) -> None:
+        lease = self.pool.open_lease("reader")
+        slots = [self.pool.find(self.arena, 0, name(number)) for number in range(first, end)]
+        self.pool.pin(self.arena, [slot for slot in slots if slot is not None], lease)
+        self.pool.end_lease(lease)
+        self.pool.check_integrity()
+
+    def tenant_blocks(self) -> dict[str, int]:
+        return {tenant: num // SLOT_BYTES for tenant, num in self.pool.stats().tenant_bytes.items()}
+
+
+def test_a_tenant_at_its_limit_makes_room_among_its_own_blocks_and_those_of_others_stay() -> None:
+    node = Node(Shares(of_tenants={"alice": 0.4}))
+    node.keep(100, 106, root=BOB)
+    for first in range(0, 40, 2):
+        node.keep(first, first + 2)
+    assert node.held(100, 106) == list(range(100, 106))
+    assert node.held(0, 40) == [36, 37, 38, 39]
+    assert node.tenant_blocks() == {"alice": 4}
+
+
+def test_limits_whose_sum_is_the_pool_are_what_each_tenant_is_sure_of() -> None:
+    node = Node(Shares(of_tenants={"alice": 0.4, "bob": 0.6}))
+    node.keep(0, 4)
+    for first in range(100, 160, 3):
+        node.keep(first, first + 3, root=BOB)
+    assert node.held(0, 4) == [0, 1, 2, 3]
+    assert node.tenant_blocks() == {"alice": 4, "bob": 6}
+
+
+def test_a_tenant_whose_blocks_in_use_fill_its_share_gets_no_more_though_there_is_room() -> None:
+    node = Node(Shares(each_tenant=0.3))
+    lease = node.pool.open_lease("writer")
+    assert node.keep(0, 5, lease=lease) == [True, True, True, False, False]
+    assert node.keep(10, 11, lease=lease) == [False]
+    assert node.keep(100, 103, root=BOB) == [True, True, True]
+    assert node.tenant_blocks() == {ALICE.hex(): 3, BOB.hex(): 3}
+    node.pool.end_lease(lease)
+    assert node.keep(10, 11) == [True]
+
+
+def test_a_named_tenants_prompts_of_all_models_are_under_one_limit() -> None:
+    room = Room(1000, Shares(of_tenants={"alice": 0.5}))
+    one, two = (room.account(model, root_hash(model, b"alice")) for model in ("one", "two"))
+    assert one is two and one.limit_bytes == 500
+    assert room.account("one", BOB).limit_bytes is None
+
+
+def test_what_is_never_asked_again_does_not_drive_out_what_was_asked_for() -> None:
+    node = Node(Shares(newcomers=0.3))
+    node.keep(0, 7)
+    node.ask(0, 7)
+    for first in range(100, 200, 2):
+        assert node.keep(first, first + 2) == [True, True]
+    assert node.held(0, 7) == list(range(7))
+    assert node.held(100, 200) == [196, 198, 199]
+
+
+def test_newcomers_take_all_the_room_that_nobody_else_needs() -> None:
+    node = Node(Shares(newcomers=0.3))
+    node.keep(0, 10)
+    assert node.held(0, 10) == list(range(10))
+    node.ask(0, 10)
+    assert node.pool.stats().newcomer_bytes == 0
+
+
+def test_blocks_that_follow_what_was_asked_for_are_newcomers_themselves() -> None:
+    node = Node(Shares(newcomers=0.3))
+    lease = node.pool.open_lease("engine")
+    slots = node.pool.allocate(node.arena, 8, lease)
+    assert slots is not None
+    hashes = [name(number) for number in range(8)]
+    node.pool.publish_run(node.arena, slots[:6], group=0, hashes=hashes[:6], parent=ALICE, num_tokens=32, root=ALICE)
+    node.ask(0, 6)
+    node.pool.publish_run(
+        node.arena, slots[6:], group=0, hashes=hashes[6:], parent=hashes[5], num_tokens=224, root=ALICE
+    )
+    node.pool.end_lease(lease)
+    node.pool.check_integrity()
+    assert node.pool.stats().newcomer_bytes == 2 * SLOT_BYTES
+    node.keep(100, 102)
+    node.keep(200, 203)
+    assert node.held(0, 8) == list(range(6))
+
+
+def test_what_was_asked_for_makes_room_for_newcomers_up_to_their_share() -> None:
+    node = Node(Shares(newcomers=0.3))
+    node.keep(0, 10)
+    node.ask(0, 10)
+    assert node.keep(100, 105) == [True, True, True, False, False]
+    assert node.held(0, 10) == list(range(7))
+
+
+def test_tenants_that_hold_nothing_are_forgotten() -> None:
+    room = Room(1 << 30, Shares(each_tenant=0.5))
+    first = room.account(MODEL, ALICE)
+    room.came(first, 10)
+    for number in range(3 * MAX_ACCOUNTS):
+        room.account(MODEL, name(number))
+    assert len(room.tenant_bytes()) <= MAX_ACCOUNTS
+    assert room.account(MODEL, ALICE) is first
