@@ -17,11 +17,16 @@ ANSWER = {
     "usage": {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101},
 }
 MODELS = {"object": "list", "data": [{"id": "m", "parent": None}]}
+TOKENS = {"tokens": list(range(40_000, 95_000))}  # of 220 KB of text
 
 
 def _response(body: object) -> bytes:
     text = json.dumps(body).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
+
+
+ANSWERS = ((b"/v1/models", _response(MODELS)), (b"/tokenize", _response(TOKENS)))
+OTHER = _response(ANSWER)
 
 
 class Engine(asyncio.Protocol):
@@ -44,7 +49,7 @@ class Engine(asyncio.Protocol):
         if not end or len(rest) < length:
             return
         self._buffer = rest[length:]
-        self._transport.write(_response(MODELS if b"/v1/models" in head[:40] else ANSWER))
+        self._transport.write(next((answer for path, answer in ANSWERS if path in head[:40]), OTHER))
 
 
 async def _serve(port: int) -> None:

@@ -20,6 +20,8 @@ LIMITS = CongestionLimits()
 IDLE_RATIO = 0.01  # of its capacity: a link that carries less says nothing of its round trip
 MEAN_SECONDS = 10.0  # over which use is averaged
 Pair = tuple[ClusterName, ClusterName]
+_Cost = Callable[[ClusterName, float], PathCost | None]
+_StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Paths:
         self._world = world
         self._clock = clock
         self._watched: dict[Pair, _Watched] = {}
+        self._known_states: dict[_StatesKey, tuple[PathState, ...]] = {}  # until the next step
         self._stepped_at = float("-inf")
 
     def step(self) -> None:
@@ -46,6 +49,7 @@ class Paths:
         if now - self._stepped_at < STEP_SECONDS:
             return
         seconds, self._stepped_at = min(now - self._stepped_at, MEAN_SECONDS), now
+        self._known_states.clear()
         links = _links_by_pair(self._world.live())
         self._watched = {pair: self._watched.get(pair) or _Watched() for pair in links}
         for pair, figures in links.items():
@@ -97,6 +101,7 @@ class Paths:
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
         """What a cluster's links take and its instances make; None: not known, and its bandwidth counts as scarce."""
+        self._known_states.clear()
         for (cluster, _), its in self._watched.items():
             if cluster == source:
                 its.is_abundant = supply is not None and is_abundant(supply, was_abundant=its.is_abundant)
@@ -107,10 +112,23 @@ class Paths:
         *,
         threshold_tokens: int,
         always_abundant: bool,
-        cost: Callable[[ClusterName, float], PathCost | None] = lambda destination, capacity: None,
-    ) -> Iterator[PathState]:
+        cost: _Cost = lambda destination, capacity: None,
+    ) -> tuple[PathState, ...]:
         """The paths between these clusters that differ from a calm, scarce one. `cost` is of a destination and a rate."""
-        for source, destination in itertools.permutations(sorted(set(clusters)), 2):
+        key = (frozenset(clusters), threshold_tokens, always_abundant, cost)
+        known = self._known_states.get(key)
+        if known is None:
+            known = self._known_states[key] = tuple(self._states(*key))
+        return known
+
+    def _states(
+        self,
+        clusters: frozenset[ClusterName],
+        threshold_tokens: int,
+        always_abundant: bool,
+        cost: _Cost,
+    ) -> Iterator[PathState]:
+        for source, destination in itertools.permutations(sorted(clusters), 2):
             its = self._watched.get((source, destination), _Watched())
             state = PathState(
                 source,

@@ -31,6 +31,7 @@ MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a 
 
 
 _NOTHING = pb.InFlight()
+_SEED_BYTES = 4  # of a request's id
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Routing:
             self.threshold_tokens,
             instances,
             self._paths.down,
-            paths=tuple(states),
+            paths=states,
             local_policy=self.policy.local_policy,
             non_cached_tokens=self.policy.non_cached_tokens,
             ppd_table=self.policy.ppd_table,
@@ -222,6 +223,7 @@ class Routing:
             excluded=frozenset(InstanceId(name) for name in request.excluded_instances),
             turn=request.turn,
             max_output_tokens=request.max_output_tokens,
+            seed=int.from_bytes(request.request_id[:_SEED_BYTES], "little"),
         )
 
     def _note(self, request: pb.RouteRequest, decision: Decision, decode: _Place, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -59,6 +60,7 @@ class Answering:
             obstacle=parsed.obstacle() or ("adapter" if not self.fleet.is_base_model(parsed.model) else None),
             turn=parsed.turn,
             max_output_tokens=parsed.max_output_tokens,
+            seed=secrets.randbits(32),
         )
         if facts.obstacle is not None or not self.fleet.must_count(facts.num_prompt_tokens):
             return Ask(facts, parsed.model, session=session)

@@ -1,29 +1,33 @@
-"""Which instance of several equal ones: the one that has most of the prompt, as long as it is not overloaded."""
+"""Which instance of several equal ones: the one that has least work before it can answer."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
-LOAD_SLACK = 4  # requests that a node with the better cache may be ahead of the least loaded one
+REQUEST_TOKENS = 4096  # the work that a request under way stands for: about what prompts of 8K tokens leave uncached
+LOAD_SLACK = 32  # requests beyond the least loaded instance's: with more it is full, whatever it holds
+SESSION_TOKENS = 4 * REQUEST_TOKENS  # what the conversation's own node is taken to hold while nothing is known of caches
 
 
 def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
-    """The instance whose node holds most of the prompt, the conversation's own among equals, unless it is overloaded.
+    """The instance with the fewest tokens to compute: the prompt's uncached ones, and those of the requests under way;
+    one that is full beside the others is left out.
 
-    Among instances that hold as much: the fewest requests under way, then the first by name.
+    Among equals the conversation's own node, then by `request.seed`, so that a crowd of them spreads.
     """
     usable = [one for one in candidates if one.healthy and one.instance not in request.excluded]
     if not usable:
         return None
     least = min(one.num_requests for one in usable)
-    return min(
-        (one for one in usable if one.num_requests <= least + LOAD_SLACK),
-        key=lambda one: (
-            -request.cached_at(one.agent),
-            one.agent != request.session_agent,
-            one.num_requests,
-            one.instance,
-        ),
-    )
+    knows = request.num_cached_tokens or any(request.cached_tokens.values())
+
+    def cost(one: InstanceState) -> tuple[int, bool, int, str]:
+        is_own = one.agent == request.session_agent
+        cached = SESSION_TOKENS if is_own and not knows else request.cached_at(one.agent)
+        tie = zlib.crc32(f"{request.seed} {one.instance}".encode()) if request.seed else 0
+        return one.num_requests * REQUEST_TOKENS - cached, not is_own, tie, one.instance
+
+    return min((one for one in usable if one.num_requests <= least + LOAD_SLACK), key=cost)

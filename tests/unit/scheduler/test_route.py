@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.placement import LOAD_SLACK
+from prfaas.scheduler.placement import LOAD_SLACK, REQUEST_TOKENS
 from prfaas.scheduler.route import EXPLANATIONS, Decision, Reason, route
 from prfaas.scheduler.snapshot import PathState, RequestFacts, Snapshot
 from prfaas.types import ClusterName
@@ -129,10 +130,17 @@ def test_what_stays_in_the_pd_cluster_follows_its_policy(
 
 def test_the_node_with_the_prefix_is_chosen_unless_it_is_overloaded() -> None:
     other = instance("w2", "pd", "both")
-    request = RequestFacts(T, cached_tokens={other.agent: 500})
-    assert route(Snapshot(T, (WEST, other)), request).decode == other.instance
-    busy = replace(other, num_requests=50)
-    assert route(Snapshot(T, (WEST, busy)), request).decode == WEST.instance
+    request = RequestFacts(3 * REQUEST_TOKENS, cached_tokens={other.agent: 2 * REQUEST_TOKENS})
+    for load, chosen in ((1, other), (3, WEST)):  # two requests take as long as what it holds saves
+        busy = replace(other, num_requests=load)
+        assert route(Snapshot(T, (WEST, busy), without_prefill="local"), request).decode == chosen.instance
+
+
+def test_equal_instances_share_requests_by_their_seeds() -> None:
+    equal = Snapshot(T, tuple(instance(f"w{number}", "pd", "both") for number in range(4)))
+    taken = Counter(route(equal, RequestFacts(1, seed=seed)).decode for seed in range(1, 401))
+    assert len(taken) == 4 and max(taken.values()) < 150
+    assert {route(equal, RequestFacts(1)).decode for _ in range(9)} == {equal.instances[0].instance}
 
 
 def test_with_an_endpoint_picker_its_decode_profile_chooses_the_instance() -> None:
@@ -154,8 +162,11 @@ def test_with_an_endpoint_picker_its_decode_profile_chooses_the_instance() -> No
 
 def test_a_conversation_keeps_its_node_among_equals_and_load_decides_the_rest() -> None:
     other = instance("w2", "pd", "both", load=1)
+    theirs = RequestFacts(T, session_agent=other.agent)
     assert route(Snapshot(T, (WEST, other)), RequestFacts(T)).decode == WEST.instance
-    assert route(Snapshot(T, (WEST, other)), RequestFacts(T, session_agent=other.agent)).decode == other.instance
+    assert route(Snapshot(T, (WEST, other)), theirs).decode == other.instance
+    elsewhere = replace(theirs, cached_tokens={WEST.agent: T - 1, other.agent: 0})
+    assert route(Snapshot(T, (WEST, other)), elsewhere).decode == WEST.instance, "it is known where the prefix is"
 
 
 def test_a_second_prfaas_cluster_takes_what_the_first_ones_link_refuses() -> None:
