@@ -9,7 +9,7 @@ import base64
 import binascii
 import hashlib
 import hmac
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ _FIELDS: dict[str, type] = {
 
 def sign(grant: Grant, key: bytes) -> bytes:
     """The grant as bytes: msgpack body followed by its HMAC-SHA256."""
-    body: bytes = msgpack.packb({"v": GRANT_VERSION, **asdict(grant)})
+    body: bytes = msgpack.packb({"v": GRANT_VERSION, **vars(grant)})
     return body + hmac.digest(key, body, hashlib.sha256)
 
 

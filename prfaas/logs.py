@@ -35,13 +35,15 @@ class _Event:
 
 def _plain(value: Any) -> Any:
     """`value` as JSON can hold it; bytes (ids, hashes) as hex."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    return str(value)
 
 
 @dataclass

@@ -59,6 +59,7 @@ class OpenAnswer:
     first: bytes = b""
     under_way: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # what ends with it
     prefilling: asyncio.Task[Any] | None = None
+    left: set[asyncio.Task[Any]] = field(default_factory=set)  # prefill legs whose answers nobody waits for
 
     @property
     def is_whole(self) -> bool:
@@ -78,9 +79,20 @@ class OpenAnswer:
             raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
     async def close(self) -> None:
+        is_whole = self.is_whole
         self.under_way.close()
-        if self.prefilling is not None:
+        if self.prefilling is None:
+            return
+        if is_whole:  # then its own answer is about to come; cancelling it would cost its connection
+            self.left.add(self.prefilling)
+            self.prefilling.add_done_callback(self._forget)
+        else:
             await end(self.prefilling)
+
+    def _forget(self, prefilling: asyncio.Task[Any]) -> None:
+        self.left.discard(prefilling)
+        if not prefilling.cancelled():
+            prefilling.exception()
 
 
 class Legs:
@@ -89,6 +101,7 @@ class Legs:
     def __init__(self, session: aiohttp.ClientSession, *, prefill_seconds: float) -> None:
         self._session = session
         self._prefill_seconds = prefill_seconds
+        self._left: set[asyncio.Task[Any]] = set()
 
     async def decode(
         self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
@@ -154,7 +167,7 @@ class Legs:
             await _close_when_open(decode)
             await end(prefill)
             raise
-        answer.prefilling = prefill
+        answer.prefilling, answer.left = prefill, self._left
         return answer
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
+
 from prfaas.scheduler.snapshot import Obstacle
 
 Endpoint = Literal["completions", "chat"]
@@ -28,7 +30,7 @@ _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
     ),
 }
 _PREFILL_FIELDS = ("model", "priority")  # what the prefill leg takes over from the client's request
-_MAX_TOKEN_ID = (1 << 31) - 1
+MAX_TOKEN_ID = (1 << 31) - 1
 
 
 class BadRequest(Exception):
@@ -54,7 +56,7 @@ class ParsedRequest:
         prompt = self.body.get("prompt")
         if self.endpoint != "completions" or not isinstance(prompt, list) or not prompt:
             return None
-        return prompt if all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt) else None
+        return prompt if set(map(type, prompt)) == {int} and 0 <= min(prompt) <= max(prompt) <= MAX_TOKEN_ID else None
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -116,7 +118,7 @@ class ParsedRequest:
         if promised_tokens:
             params[PROMISED_PARAM] = promised_tokens
         sampling = {"max_tokens": 1, "temperature": 0}
-        return _dumps(kept | sampling | {"prompt": token_ids[:-1], "kv_transfer_params": params})
+        return _with_tokens(kept | sampling | {"kv_transfer_params": params}, "prompt", token_ids[:-1])
 
     def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool) -> bytes:
         """The decode leg: the client's request with the grant, over the token ids that the prefill leg computes.
@@ -127,10 +129,11 @@ class ParsedRequest:
         """
         params: dict[str, Any] = {"do_remote_prefill": True, GRANT_PARAM: grant}
         if self.endpoint == "chat" and rendered:
-            params["prompt_token_ids"] = token_ids
+            return _spliced(self.raw, _with_tokens(params, "prompt_token_ids", token_ids))
         if self.endpoint == "chat" or self.token_ids is not None:
             return spliced(self.raw, params)
-        return _dumps(self.body | {"prompt": token_ids, "kv_transfer_params": params})
+        others = {name: value for name, value in self.body.items() if name != "prompt"}
+        return _with_tokens(others | {"kv_transfer_params": params}, "prompt", token_ids)
 
 
 def parse(endpoint: Endpoint, raw: bytes) -> ParsedRequest:
@@ -171,7 +174,16 @@ def error_body(message: str, *, kind: str, code: int) -> bytes:
 
 def spliced(raw: bytes, params: dict[str, Any]) -> bytes:
     """`raw` with kv_transfer_params as its last field, which counts should the client have sent a null one."""
-    return raw.rstrip()[:-1] + b',"kv_transfer_params":' + _dumps(params) + b"}"
+    return _spliced(raw, _dumps(params))
+
+
+def _spliced(raw: bytes, params: bytes) -> bytes:
+    return raw.rstrip()[:-1] + b',"kv_transfer_params":' + params + b"}"
+
+
+def _with_tokens(fields: dict[str, Any], name: str, token_ids: list[int]) -> bytes:
+    """A JSON object of some fields and one list of tokens, which is nearly all of it."""
+    return _dumps(fields)[:-1] + f',"{name}":'.encode() + msgspec.json.encode(token_ids) + b"}"
 
 
 def _dumps(value: Any) -> bytes:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Annotated
 
 import aiohttp
+import msgspec
 
 from prfaas.router.fleet import Instance
 from prfaas.router.legs import in_pieces
-from prfaas.router.openai import PATHS, ParsedRequest
+from prfaas.router.openai import MAX_TOKEN_ID, PATHS, ParsedRequest
 
 TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s; beyond this the engine is not going to answer in time for a decision
 _RENDER_ABSENT = (403, 404, 405, 501)  # an engine without --enable-scale-out, or one that is no vLLM
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,17 @@ class Prompt:
 
     token_ids: list[int]
     rendered: bool = False
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[_TokenId]
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[_TokenId]
+
+
+_RENDERED, _TOKENIZED = msgspec.json.Decoder(_Rendered), msgspec.json.Decoder(_Tokenized)
 
 
 class Tokenizer:
@@ -40,7 +54,7 @@ class Tokenizer:
                     if rendered is not None or instance.renders:
                         return rendered
                 return await self._tokenize(instance, request)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return None
 
     async def _render(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
@@ -51,17 +65,11 @@ class Tokenizer:
                 instance.renders = False
             if response.status != 200:
                 return None
-            return Prompt(_checked((await response.json())["token_ids"]), rendered=True)
+            return Prompt(_RENDERED.decode(await response.read()).token_ids, rendered=True)
 
     async def _tokenize(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
         body = request.tokenize_body()
         if body is None:
             return None
         async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
-            return Prompt(_checked((await response.json())["tokens"])) if response.status == 200 else None
-
-
-def _checked(token_ids: object) -> list[int]:
-    if not isinstance(token_ids, list) or not all(type(token) is int and token >= 0 for token in token_ids):
-        raise TypeError("token ids are a list of whole numbers")
-    return token_ids
+            return Prompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None

@@ -9,7 +9,9 @@ from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
 REQUEST_TOKENS = 4096  # the work that a request under way stands for: about what prompts of 8K tokens leave uncached
 LOAD_SLACK = 32  # requests beyond the least loaded instance's: with more it is full, whatever it holds
-SESSION_TOKENS = 4 * REQUEST_TOKENS  # what the conversation's own node is taken to hold while nothing is known of caches
+SESSION_TOKENS = (
+    4 * REQUEST_TOKENS
+)  # what the conversation's own node is taken to hold while nothing is known of caches
 
 
 def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
