@@ -99,6 +99,16 @@ class AgentConfig:
         default=(),
         doc="Agents (name=host:port) whose layouts must equal ours before an engine may attach.",
     )
+    fetch_from: tuple[str, ...] = setting(
+        "text_list",
+        default=(),
+        doc="Agents (name=host:port) that cannot dial this one: it dials them, and receives over these connections.",
+    )
+    dialled_by: tuple[str, ...] = setting(
+        "text_list",
+        default=(),
+        doc="Names of agents that dial this one to receive from it (their fetch_from); it never dials them.",
+    )
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port) to report to; none: this agent stands alone."
     )
@@ -138,6 +148,7 @@ class AgentConfig:
             raise ValueError("tls_authority: missing; tls_revocations is its list")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
+        _addresses("fetch_from", self.fetch_from)
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
 
@@ -157,6 +168,10 @@ class AgentConfig:
             read_bytes_per_second=self.ssd_read_rate,
         )
 
+    def fetch_addresses(self) -> dict[str, str]:
+        """Address by name of the agents that this one dials to receive."""
+        return _addresses("fetch_from", self.fetch_from)
+
     def wire_certificates(self) -> Certificates | None:
         """What encrypts the wire between agents, if it is.
 
@@ -173,3 +188,12 @@ class AgentConfig:
         return Certificates(
             CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
         )
+
+
+def _addresses(key: str, entries: tuple[str, ...]) -> dict[str, str]:
+    """Address by name; raises ValueError where an entry has another form."""
+    pairs = [entry.partition("=") for entry in entries]
+    for (name, _, address), entry in zip(pairs, entries, strict=True):
+        if not name or not address.rpartition(":")[0]:
+            raise ValueError(f"{key}: {entry!r}; write name=host:port")
+    return {name: address for name, _, address in pairs}

@@ -8,6 +8,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from prfaas.agent.reporting import Reporting
 
 MakeReporting = Callable[..., "Reporting"]
+AWAITED = "its own connections"  # the address of a peer that dials this agent
 TICK_SECONDS = 0.1  # deadlines are looked at this often
 PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
 _log = logs.get("agent")
@@ -119,17 +121,22 @@ class Agent:
         callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
         self._certificates = config.wire_certificates()
+        awaited = {name: self._link_to(AWAITED, AgentName(name)) for name in config.dialled_by}
         self._receiver = Receiver(
             ReceiverConfig(
                 listen=config.listen,
                 certificates=self._certificates,
                 insecure_plaintext=config.insecure_plaintext,
                 reconnect_seconds=config.reconnect_seconds,
+                congestion_control=config.congestion_control,
+                num_connections=config.num_connections,
+                fetch_from=config.fetch_addresses(),
             ),
             local_name=config.name,
             key=self._wire_key,
             accept=self._accept_from_thread,
             on_event=self._received_from_thread,
+            send_over={name: link.serve for name, link in awaited.items()},
         )
         self._receiving.receiver = self._receiver
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -321,6 +328,8 @@ class Agent:
     # The wire: its threads hand everything over to the loop
 
     def _link_to(self, address: str, peer: AgentName) -> Link:
+        if peer in self._config.dialled_by:
+            address = AWAITED
         link = self._links.get((address, peer))
         if link is None:
             link = self._links[address, peer] = Link(
@@ -332,6 +341,7 @@ class Agent:
                     reconnect_seconds=self._config.reconnect_seconds,
                     certificates=self._certificates,
                     insecure_plaintext=self._config.insecure_plaintext,
+                    awaits_peer=address == AWAITED,
                 ),
                 local_name=self._name,
                 peer_name=peer,
@@ -385,6 +395,7 @@ class Agent:
             "tenant_bytes": pool.tenant_bytes,
             "ssd": self._ssd.slots_by_kind() if self._ssd else None,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
+            "inlets": [asdict(inlet) for inlet in self._receiver.inlets()],
             "links": [link.snapshot().to_dict() for link in list(self._links.values())],
             "reporting": self._reporting.status() if self._reporting else None,
         }

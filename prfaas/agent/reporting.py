@@ -50,7 +50,7 @@ class Reporting:
         """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` hears commands."""
         self._links = links
         self._loads = EngineLoads(config.engines)
-        self._last: dict[str, _Last] = {}
+        self._last: dict[tuple[str, str], _Last] = {}
         node = _node(config, epoch, wire_address)
         tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
         self.reporter = Reporter(
@@ -96,12 +96,14 @@ class Reporting:
 
     def _link(self, state: LinkState) -> LinkFigures:
         now = time.monotonic()
-        last = self._last.get(state.address, _Last(0, 0, 0, now))
+        last = self._last.get((state.peer, state.address), _Last(0, 0, 0, now))
         seconds = now - last.at
         rate = (state.acknowledged_bytes - last.acknowledged_bytes) / seconds if seconds else 0.0
         sent = state.sent_bytes - last.sent_bytes
         retransmitted = state.retransmitted_bytes - last.retransmitted_bytes
-        self._last[state.address] = _Last(state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now)
+        self._last[state.peer, state.address] = _Last(
+            state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now
+        )
         return LinkFigures(
             peer=AgentName(state.peer),
             bytes_per_second=rate,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 import msgpack
@@ -33,14 +34,15 @@ class Identity:
     boot_id: bytes = NO_TRANSFER
 
 
-def dial(connection: Connection, identity: Identity, *, peer_name: str) -> Challenge:
-    """Prove who we are, and have the listener prove that it is `peer_name`.
+def dial(connection: Connection, identity: Identity, *, peer_name: str, receives: bool = False) -> Challenge:
+    """Prove who we are, and have the listener prove that it is `peer_name`; `receives`: it is the one that will send.
 
     Raises:
         OSError: the connection is gone.
         RemoteProtocolError: it is somebody else, knows another secret, or refuses.
     """
-    hello = Hello(identity.name, secrets.token_bytes(NONCE_BYTES), VERSIONS, CAPABILITIES)
+    boot_id = identity.boot_id if receives else NO_TRANSFER
+    hello = Hello(identity.name, secrets.token_bytes(NONCE_BYTES), VERSIONS, CAPABILITIES, boot_id)
     connection.write(messages.encode_hello(hello))
     challenge = messages.decode_challenge(_payload(connection))
     transcript = _transcript(hello, challenge)
@@ -53,16 +55,18 @@ def dial(connection: Connection, identity: Identity, *, peer_name: str) -> Chall
         raise RemoteProtocolError("version", f"the peer chose version {challenge.version}")
     connection.write(messages.encode_proof(_proof(identity.key, b"dialer", transcript)))
     _payload(connection)  # WELCOME
+    if receives:
+        connection.state = "receiving"
     connection.set_read_timeout(SILENCE_SECONDS)
     return challenge
 
 
-def answer(connection: Connection, identity: Identity) -> Hello:
-    """Let a dialer prove who it is, and prove who we are.
+def answer(connection: Connection, identity: Identity, *, sends_to: Container[str] = ()) -> Hello:
+    """Let a dialer prove who it is, and prove who we are. Peers of `sends_to` may dial to receive.
 
     Raises:
         OSError: the connection is gone.
-        RemoteProtocolError: it does not know the secret, or speaks no version of ours.
+        RemoteProtocolError: it does not know the secret, speaks no version of ours, or wants what it may not.
     """
     hello = messages.decode_hello(_payload(connection))
     _check_certificate(connection, hello.name)
@@ -79,6 +83,10 @@ def answer(connection: Connection, identity: Identity) -> Hello:
         messages.decode_proof(_payload(connection)), _proof(identity.key, b"dialer", transcript)
     ):
         raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")
+    if hello.boot_id != NO_TRANSFER:
+        if hello.name not in sends_to:
+            raise RemoteProtocolError("direction", f"{identity.name} does not wait for {hello.name} to fetch from it")
+        connection.state = "sending"
     connection.write(Header(FrameType.WELCOME, 0).encode())
     connection.set_read_timeout(SILENCE_SECONDS)
     return hello
@@ -99,7 +107,7 @@ def _payload(connection: Connection) -> bytearray:
 
 
 def _transcript(hello: Hello, challenge: Challenge) -> bytes:
-    theirs = [hello.name, hello.nonce, list(hello.versions), list(hello.capabilities)]
+    theirs = [hello.name, hello.nonce, list(hello.versions), list(hello.capabilities), hello.boot_id]
     ours = [challenge.name, challenge.nonce, challenge.version, list(challenge.capabilities), challenge.boot_id]
     packed: bytes = msgpack.packb([theirs, ours])
     return packed

@@ -38,6 +38,7 @@ class Hello:
     nonce: bytes
     versions: tuple[int, ...]
     capabilities: tuple[str, ...]
+    boot_id: bytes = NO_TRANSFER  # of a process that dials to receive; zero: it dials to send
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,19 @@ class Done:
 
 def encode_hello(hello: Hello) -> bytes:
     """The whole frame."""
-    fields = [hello.name, hello.nonce, list(hello.versions), list(hello.capabilities)]
-    return control(FrameType.HELLO, fields)
+    fields: list[Any] = [hello.name, hello.nonce, list(hello.versions), list(hello.capabilities)]
+    return control(FrameType.HELLO, [*fields, hello.boot_id] if hello.boot_id != NO_TRANSFER else fields)
 
 
 def decode_hello(payload: bytes | bytearray) -> Hello:
-    def read(name: Any, nonce: Any, versions: Any, capabilities: Any) -> Hello:
-        return Hello(_name(name), _exactly(nonce, NONCE_BYTES), _numbers(versions), _words(capabilities))
+    def read(name: Any, nonce: Any, versions: Any, capabilities: Any, boot_id: Any = NO_TRANSFER) -> Hello:
+        return Hello(
+            _name(name),
+            _exactly(nonce, NONCE_BYTES),
+            _numbers(versions),
+            _words(capabilities),
+            _exactly(boot_id, len(NO_TRANSFER)),
+        )
 
     return _decode(FrameType.HELLO, payload, read)
 

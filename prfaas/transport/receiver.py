@@ -9,8 +9,8 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from prfaas import metrics
 from prfaas.errors import RemoteProtocolError
@@ -28,7 +28,8 @@ from prfaas.transport.inbound import (
     Rejected,
     TransferStats,
 )
-from prfaas.transport.messages import Ending
+from prfaas.transport.inlet import Inlet, InletConfig, InletState
+from prfaas.transport.messages import Ending, Hello
 from prfaas.transport.reader import Reader
 from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER, FrameType
@@ -63,6 +64,13 @@ class ReceiverConfig:
     insecure_plaintext: bool = False
     reconnect_seconds: float = 3.0
     congestion_control: str = "bbr"
+    num_connections: int = 0  # to each of `fetch_from`; 0: as many as the round trip asks for
+    fetch_from: Mapping[str, str] = field(
+        default_factory=dict
+    )  # senders to dial, as they cannot dial us: address by name
+
+
+SendOver = Callable[[Connection, bytes], None]
 
 
 class Receiver:
@@ -76,19 +84,32 @@ class Receiver:
         key: bytes,
         accept: AcceptFunction,
         on_event: Callable[[ReceiveEvent], None],
+        send_over: Mapping[str, SendOver] | None = None,
     ) -> None:
-        """`accept` gets a reply function, which any thread may call, at once or later."""
+        """`accept` gets a reply function, which any thread may call, at once or later.
+
+        `send_over[peer](connection, boot_id)` sends over a connection that this peer has dialled to receive, until it is lost.
+        """
         self._config = config
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
         self._arrivals = Arrivals(accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds)
+        self._send_over = send_over or {}
         self._large_frames = threading.Semaphore(MAX_LARGE_FRAMES)
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
         self._strangers: dict[Connection, None] = {}  # in order of arrival
+        self._num_outgoing = 0  # connections, over which this side sends
         self._refused: Counter[str] = Counter()
         self._socket: socket.socket | None = None
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
+        inlet = InletConfig(
+            config.num_connections, config.congestion_control, config.certificates, config.insecure_plaintext
+        )
+        self._inlets = [
+            Inlet(peer, address, config=inlet, identity=self._identity, serve=self._read)
+            for peer, address in config.fetch_from.items()
+        ]
 
     def start(self) -> str:
         """Listen; returns the bound "host:port".
@@ -102,12 +123,21 @@ class Receiver:
             thread = threading.Thread(target=target, name=target.__name__, daemon=True)
             self._threads.append(thread)
             thread.start()
+        for inlet in self._inlets:
+            inlet.start()
         host, port = self._socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def num_connections(self) -> int:
-        return len(self._connections)
+        """Over which others may send to this end, or are about to prove that they may."""
+        with self._lock:
+            accepted = len(self._connections) - self._num_outgoing
+        return accepted + sum(its.num_connections for its in self.inlets())
+
+    def inlets(self) -> list[InletState]:
+        """How the connections stand that this end dials."""
+        return [inlet.snapshot() for inlet in self._inlets]
 
     @property
     def refused(self) -> dict[str, int]:
@@ -126,6 +156,8 @@ class Receiver:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        for inlet in self._inlets:
+            inlet.close()
         with self._lock:
             connections = dict(self._connections)
         for connection in connections:
@@ -176,23 +208,46 @@ class Receiver:
             tune(client, congestion_control=self._config.congestion_control)
             if self._config.certificates is not None:
                 connection.secure(self._config.certificates, is_listener=True)
-            hello = handshake.answer(connection, self._identity)
+            hello = handshake.answer(connection, self._identity, sends_to=self._send_over)
             with self._lock:
                 self._strangers.pop(connection, None)
-            Reader(self._arrivals, connection, peer=hello.name, large_frames=self._large_frames).run()
+            if connection.state == "sending":
+                self._send(connection, hello)
+            else:
+                self._read(connection, hello.name)
         except RemoteProtocolError as error:
-            with self._lock:
-                self._count_refusal(error.reason)
-            ending = Ending("protocol", f"{error.reason}: {error}")
-            say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending))
+            self._refuse(connection, error)
         except ssl.SSLError as error:
             with self._lock:
                 self._count_refusal(refusal_of(error))
         except OSError:
             pass
         finally:
-            self._arrivals.forget(connection)
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._connections.pop(connection, None)
             connection.close()
+
+    def _send(self, connection: Connection, hello: Hello) -> None:
+        with self._lock:
+            self._num_outgoing += 1
+        try:
+            self._send_over[hello.name](connection, hello.boot_id)
+        finally:
+            with self._lock:
+                self._num_outgoing -= 1
+
+    def _read(self, connection: Connection, peer: str) -> None:
+        """Read a connection whose peer has proven its name, until it is lost; raises OSError then."""
+        try:
+            Reader(self._arrivals, connection, peer=peer, large_frames=self._large_frames).run()
+        except RemoteProtocolError as error:
+            self._refuse(connection, error)
+        finally:
+            self._arrivals.forget(connection)
+
+    def _refuse(self, connection: Connection, error: RemoteProtocolError) -> None:
+        with self._lock:
+            self._count_refusal(error.reason)
+        ending = Ending("protocol", f"{error.reason}: {error}")
+        say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending))

@@ -11,6 +11,7 @@ from prfaas.transport import handshake
 from prfaas.transport.area import Slab
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.handshake import Identity
 from prfaas.transport.line import Job, Line
@@ -47,6 +48,8 @@ __all__ = [
 
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
+MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
+NOT_DIALLED = "(it dials this agent, and has no connection)"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class LinkConfig:
     reconnect_seconds: float = 3.0
     certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
     insecure_plaintext: bool = False
+    awaits_peer: bool = False  # it is the peer that dials, to receive; this side never does
 
 
 class Link:
@@ -84,11 +88,12 @@ class Link:
         self._dialler = Dialler(
             self._changed,
             connect=self._connect_once,
-            is_busy=lambda: self._outbox.num_transfers > 0,
+            is_busy=lambda: config.awaits_peer or self._outbox.num_transfers > 0,
             peer_name=peer_name,
             num_connections=config.num_connections,
         )
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
+        self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._meter, self._rate_search = LinkMeter(), RateSearch()
         self._num_searches = 0
         self._counted: tuple[int, ...] = (0, 0, 0)  # bytes delivered to the peer's kernel, sent, retransmitted
@@ -111,11 +116,16 @@ class Link:
             self._outbox.open(transfer, now=time.monotonic())
             if self._dialler.is_closed.is_set():
                 self._outbox.fail_all("shutdown", "this agent stops", now=time.monotonic())
-            elif not self._dialler.is_started:
-                self._watcher.start()
-                self._dialler.start()
+            else:
+                self._start()
             self._changed.notify_all()
         self._events.tell()
+
+    def _start(self) -> None:
+        if self._watcher.ident is None:
+            self._watcher.start()
+            if not self._config.awaits_peer:
+                self._dialler.start()
 
     def ready(
         self, transfer_id: bytes, *, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int
@@ -238,26 +248,40 @@ class Link:
             if config.certificates is not None:
                 connection.secure(config.certificates, is_listener=False)
             challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
-            line = self._connected(connection, challenge.boot_id, number)
-            if line is None:
-                return
-            try:
-                line.run()
-            except OSError as error:
-                self._dialler.lost_by(error)
-            finally:
-                self._lost(line)
+            self._serve(connection, challenge.boot_id, number)
         finally:
             connection.close()
+
+    def serve(self, connection: Connection, boot_id: bytes) -> None:
+        """Send over a connection that the peer has dialled, from its process `boot_id`, until it is lost."""
+        with self._changed:
+            if self._dialler.is_closed.is_set():
+                return
+            self._start()
+            number = len(self._lines)
+        self._serve(connection, boot_id, number)
+
+    def _serve(self, connection: Connection, boot_id: bytes, number: int) -> None:
+        line = self._connected(connection, boot_id, number)
+        if line is None:
+            return
+        try:
+            line.run()
+        except OSError as error:
+            self._dialler.lost_by(error)
+        finally:
+            self._lost(line)
 
     def _connected(self, connection: Connection, boot_id: bytes, number: int) -> Line | None:
         """A line for a new connection, or None when there are enough."""
         with self._changed:
             if boot_id != self._boot_id:
                 self._peer_restarted(boot_id)
-            if not self._lines:
+            if self._config.awaits_peer:
+                self._dialler.num_wanted = min(number + 1, MAX_DIALLED_CONNECTIONS)
+            elif not self._lines:
                 self._dialler.count_by(connection)
-                self._outbox.set_num_connections(self._dialler.num_wanted)
+            self._outbox.set_num_connections(self._dialler.num_wanted)
             if number >= self._dialler.num_wanted:
                 return None
             line = Line(self, connection, generation=self._generation)
@@ -288,6 +312,7 @@ class Link:
             self._share_rate()
             if not self._lines:
                 self._disconnected_since = time.monotonic()
+                self._dialler.last_error = NOT_DIALLED if self._config.awaits_peer else self._dialler.last_error
             self._outbox.connection_lost(is_last=not self._lines)
             if line.generation == self._generation:
                 self._outbox.put_back(line.unacknowledged())

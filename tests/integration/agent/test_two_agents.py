@@ -240,6 +240,16 @@ def test_layers_arrive_whole_and_slots_are_given_back(agents: Agents) -> None:
     assert east.pool()["prefix"] == west.pool()["prefix"] == 7  # six full blocks and the state
 
 
+def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(agents: Agents) -> None:
+    east = agents.start("east", **{"dialled-by": "west"})
+    west = agents.start("west", **{"fetch-from": f"east={east.wire}"})
+    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
+    west.wire = free_address()  # what grants name refuses every connection
+    ready = _transfer(agents, west, sender, receiver, _chain())
+    receiver.assert_content(ready)
+    assert get_json(f"http://{west.status}/status")["inlets"][0]["num_connections"] > 0
+
+
 def test_only_what_the_receiver_lacks_crosses_the_wire(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")

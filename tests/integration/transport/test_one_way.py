@@ -1,0 +1,160 @@
+"""A receiving end that no sender can reach: it dials them, and they send over its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prfaas.console.authority import Authority
+from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
+from prfaas.transport.sender import SendCompleted, SendFailed
+from prfaas.transport.tls import CertificateFiles, Certificates
+from tests.free_ports import free_address
+from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send
+from tests.waiting import wait_until
+from tools.link import LinkShape, Relay
+
+MIB = 1 << 20
+
+
+@dataclass
+class Open:
+    """A sending end that anybody reaches, and that reaches nobody: its link's address refuses."""
+
+    near: Near
+    receiver: Receiver
+    address: str
+
+    def close(self) -> None:
+        self.near.link.close()
+        self.receiver.close()
+
+
+def make_open(*, certificates: Certificates | None = None, peers: tuple[str, ...] = ("far",)) -> Open:
+    near = make_near(free_address(), awaits_peer=True, reconnect_seconds=15.0)
+    receiver = Receiver(
+        ReceiverConfig("127.0.0.1:0", certificates=certificates),
+        local_name="near",
+        key=KEY,
+        accept=lambda request, reply: reply(Rejected("protocol", "nothing comes here")),
+        on_event=lambda event: None,
+        send_over=dict.fromkeys(peers, near.link.serve),
+    )
+    return Open(near, receiver, receiver.start())
+
+
+@pytest.fixture
+def opened(nothing_is_left: None) -> Iterator[Open]:
+    made = make_open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def far_behind(nothing_is_left: None) -> Iterator[Callable[..., Far]]:
+    """A receiving end that dials `address` and is dialled by nobody."""
+    made: list[Far] = []
+
+    def make(address: str, **config: object) -> Far:
+        made.append(make_far(fetch_from={"near": address}, reconnect_seconds=15.0, **config))
+        return made[-1]
+
+    yield make
+    for far in made:
+        far.receiver.close()
+
+
+def test_every_byte_arrives_over_connections_that_the_receiver_dialled(
+    opened: Open, far_behind: Callable[..., Far]
+) -> None:
+    objects = objects_of(MIB, 300_000, 7)
+    transfer_id = send(opened.near, objects)  # before there is any connection
+    far = far_behind(opened.address, num_connections=3)
+    assert isinstance(opened.near.end(transfer_id), SendCompleted)
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    wait_until(lambda: opened.near.link.snapshot().num_connections == 3)
+    assert far.receiver.num_connections == 3 and opened.receiver.num_connections == 0
+    assert far.receiver.inlets()[0].error == ""
+
+
+def test_the_round_trip_decides_how_many_connections_the_receiver_dials(
+    opened: Open, far_behind: Callable[..., Far]
+) -> None:
+    far = far_behind(opened.address)
+    wait_until(lambda: far.receiver.num_connections == 2)
+    wait_until(lambda: opened.near.link.snapshot().num_connections == 2)
+
+
+def test_a_transfer_goes_on_where_it_was_when_the_receiver_has_dialled_again(
+    opened: Open, far_behind: Callable[..., Far]
+) -> None:
+    objects = objects_of(*[64 << 10] * 30)
+    with Relay(opened.address, LinkShape(bytes_per_second=2e6)) as relay:
+        far = far_behind(relay.address, num_connections=4)
+        transfer_id = send(opened.near, objects)
+        wait_until(lambda: bool(opened.near.acknowledged()))
+        relay.cut_after(0)
+        wait_until(lambda: opened.near.link.snapshot().num_connections == 0)
+        assert opened.near.link.snapshot().is_down
+        relay.mend()
+        end = opened.near.end(transfer_id)
+    assert isinstance(end, SendCompleted)
+    assert end.stats.wire_bytes < 2 * sum(map(len, objects)), "what had come did not travel again"
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+
+
+def test_a_receiver_that_restarts_gets_everything_again(opened: Open, far_behind: Callable[..., Far]) -> None:
+    objects = objects_of(MIB, MIB)
+    with Relay(opened.address, LinkShape(bytes_per_second=2e6)) as relay:
+        first = far_behind(relay.address, num_connections=2)
+        transfer_id = send(opened.near, objects)
+        wait_until(lambda: bool(opened.near.acknowledged()))
+        relay.hold()
+        first.receiver.close()
+        relay.release()
+        second = far_behind(relay.address, num_connections=2)
+        assert isinstance(opened.near.end(transfer_id), SendCompleted)
+    assert [bytes(its) for its in second.memory[transfer_id]] == objects
+
+
+def test_who_is_not_expected_to_fetch_is_refused_and_counted(
+    nothing_is_left: None, far_behind: Callable[..., Far]
+) -> None:
+    closed = make_open(peers=("somebody else",))
+    far = far_behind(closed.address, num_connections=1)
+    wait_until(lambda: "does not wait for far" in far.receiver.inlets()[0].error)
+    assert closed.receiver.refused.keys() == {"direction"}
+    assert closed.near.link.snapshot().num_connections == 0
+    closed.close()
+
+
+def test_a_link_that_awaits_its_peer_is_down_and_says_why_when_nobody_dials(opened: Open) -> None:
+    transfer_id = send(opened.near, objects_of(10), deadline=0.3)
+    end = opened.near.end(transfer_id)
+    assert isinstance(end, SendFailed) and "it dials this agent" in end.message
+    assert opened.near.link.snapshot().is_down
+
+
+def test_the_receiver_that_dials_shows_its_certificate_and_wants_to_see_the_senders(
+    nothing_is_left: None, tmp_path: Path, far_behind: Callable[..., Far]
+) -> None:
+    authority = Authority(tmp_path)
+
+    def of(name: str) -> Certificates:
+        issued = authority.issue(name)
+        return Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
+
+    secure = make_open(certificates=of("near"))
+    liar = far_behind(secure.address, certificates=of("thief"), num_connections=1)
+    wait_until(lambda: secure.receiver.refused.get("name", 0) > 0)
+    assert liar.receiver.num_connections == 0
+    liar.receiver.close()
+    objects = objects_of(MIB)
+    far = far_behind(secure.address, certificates=of("far"), num_connections=2)
+    transfer_id = send(secure.near, objects)
+    assert isinstance(secure.near.end(transfer_id), SendCompleted)
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    secure.close()
