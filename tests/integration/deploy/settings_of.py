@@ -1,0 +1,29 @@
+"""What a container's environment comes to, as the component that runs in it reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from prfaas import config
+from tools.reference_tables import COMPONENTS
+
+
+def component_of(command: list[str]) -> str | None:
+    """The component that a command starts; None where it is none of ours."""
+    name = command[0].removeprefix("prfaas-") if command else ""
+    return name if name in COMPONENTS and command[0] != name else None
+
+
+def settings_of(component: str, environment: Mapping[str, str]) -> Any:
+    """Raises ConfigError for a value that is refused, AssertionError for a variable that no setting reads."""
+    own = {name: value for name, value in environment.items() if name.startswith(f"PRFAAS_{component.upper()}_")}
+    known = {config.variable(component, (name,)) for name, _ in config.settings(COMPONENTS[component])}
+    assert set(own) <= known, set(own) - known
+    return config.load(COMPONENTS[component], component=component, file=None, environment=own)
+
+
+def with_defaults(text: str) -> str:
+    """A compose file's text with the defaults of its variables, as with an empty environment."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)

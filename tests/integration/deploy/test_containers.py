@@ -1,0 +1,73 @@
+"""The container file and the compose file: linted, of the specification's form, and with settings that components take."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+
+from prfaas.units import is_loopback, split_address
+from tests.integration.deploy.settings_of import component_of, settings_of, with_defaults
+from tools.reference_tables import ROOT
+
+CONTAINERFILE = ROOT / "deploy/container/Containerfile"
+COMPOSE = ROOT / "deploy/compose.yaml"
+BIN = Path(sys.executable).parent
+SERVICES = yaml.safe_load(with_defaults(COMPOSE.read_text()))["services"]
+OURS = sorted(name for name, its in SERVICES.items() if component_of(its.get("command", [])))
+
+
+def run(*line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_linter_finds_nothing_in_the_container_file() -> None:
+    linted = run(str(BIN / "hadolint"), "--failure-threshold=style", str(CONTAINERFILE))
+    assert (linted.returncode, linted.stdout) == (0, "")
+
+
+def test_the_container_is_built_without_secrets_and_runs_as_nobody_special() -> None:
+    lines = CONTAINERFILE.read_text().splitlines()
+    words = {line.split()[0] for line in lines if re.match(r"[A-Z]+ ", line)}
+    assert not words & {"ARG", "ADD", "EXPOSE"}
+    assert "--mount=type=secret" not in CONTAINERFILE.read_text()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["10001:10001"]
+    assert lines.index("USER 10001:10001") > max(n for n, line in enumerate(lines) if line.startswith(("RUN", "COPY")))
+
+
+def test_what_the_container_file_copies_is_there_and_not_ignored() -> None:
+    copies = [line.split()[1:-1] for line in CONTAINERFILE.read_text().splitlines() if re.match(r"COPY [^-]", line)]
+    sources = [source for its in copies for source in its]
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert sources and all((ROOT / source).exists() for source in sources)
+    assert not set(sources) & set(ignored)
+    assert "deploy/secret" in ignored and "deploy/secret" in (ROOT / ".gitignore").read_text().split()
+
+
+def test_the_compose_file_is_of_the_specification_s_form() -> None:
+    schema = get_builtin_schema("vendor.compose-spec")
+    compose = yaml.safe_load(COMPOSE.read_text())
+    jsonschema.validate(compose, schema)
+    compose["services"]["agent"]["restarts"] = "never"
+    with pytest.raises(jsonschema.ValidationError, match="restarts"):
+        jsonschema.validate(compose, schema)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_s_environment_is_taken_by_its_component(service: str) -> None:
+    its = SERVICES[service]
+    settings = settings_of(service, its["environment"])
+    assert str(settings.secret_file) == "/run/secrets/secret"
+    assert is_loopback(split_address(settings.listen)[0]), "nothing beyond loopback unless told"
+    assert its["read_only"] and its["cap_drop"] == ["ALL"]
+
+
+def test_compose_runs_every_component() -> None:
+    assert OURS == ["agent", "manager", "router"]
