@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas import config, logs
 from prfaas.cli import extras, serving
 from prfaas.colocate.config import ColocateConfig
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.errors import AgentUnreachable, ConfigError, LayoutError, MissingExtraError
 
 USAGE = "usage: prfaas-colocate {serve,profile} [--config FILE] [--KEY VALUE ...]; `profile` writes to --profile"
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _profile(settings)
         server = extras.load("prfaas.colocate.server", extra="colocate")
         serving.serve(lambda: server.serve(settings))
-    except (ConfigError, MissingExtraError) as error:
+    except (AgentUnreachable, ConfigError, LayoutError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-colocate: {error}\n")
         return 2
     return 0

@@ -11,7 +11,7 @@ FULL_SHARE = 10_000  # shares are in ten-thousandths
 
 
 class Word(IntEnum):
-    """Who writes: decode all but the PREFILL_BUSY and PREFILL_STEPS of prefill."""
+    """Decode writes all but PREFILL_BUSY and PREFILL_STEPS, which are prefill's."""
 
     DECODE_BATCH = 0
     DECODE_STEPS = 1
@@ -23,6 +23,11 @@ class Word(IntEnum):
     PREEMPTIONS = 7
     PREFILL_BUSY = 8
     PREFILL_STEPS = 9
+    PENDING_KV = 10  # from here on: requests in this state
+    WAITING_LOAD = 11
+    WAITING_PREFILL = 12
+    PREFILL_FINISHED = 13
+    RUNNING = 14
 
 
 class Board:

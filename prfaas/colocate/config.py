@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from prfaas.config import setting
 
@@ -33,4 +34,13 @@ class ColocateConfig:
     mps_decode_share: float = setting("ratio", default=0.4, doc="With mps: decode's fixed share; prefill has the rest.")
     profile: str = setting("path", default="", doc="Profile (YAML); with it and a partition, shares adapt to the SLO.")
     itl_slo_seconds: float = setting("seconds", default=0.05, doc="What a decode step may take.")
+    agent_socket: Path | None = setting(
+        "path", default=None, doc="Unix socket of this machine's prfaas-agent; without one nothing is cached or sent."
+    )
+    tenant: str = setting(
+        "text", default="", doc="Salt of the hashes of requests that name no tenant; equal to the routers' `tenant`."
+    )
+    reuse_min_tokens: int = setting(
+        "tokens", default=256, doc="Prompts and answers shorter than this are neither looked up nor left in the pool."
+    )
     dwell_steps: int = setting("count", default=16, minimum=1, doc="Steps before decode's share shrinks.")

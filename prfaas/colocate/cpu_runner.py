@@ -39,7 +39,8 @@ class CpuRunner:
 
     def prefill(self, prompt: Prompt, *, share: float) -> Step:
         self._take(share)
-        part = PromptPart(torch.tensor(prompt.request.tokens), 0, prompt.slot, torch.tensor(prompt.blocks))
+        tokens = torch.tensor(prompt.request.tokens[prompt.num_cached :])
+        part = PromptPart(tokens, prompt.num_cached, prompt.slot, torch.tensor(prompt.blocks))
         return FinishedStep(self._model.next_tokens(None, part).tolist())
 
     def _take(self, share: float) -> None:

@@ -64,9 +64,11 @@ class CudaRunner:
         return self._launch(launch, stream)
 
     def prefill(self, prompt: Prompt, *, share: float) -> Step:
-        tokens = torch.tensor(prompt.request.tokens).pin_memory().to(self._device, non_blocking=True)
+        tokens = (
+            torch.tensor(prompt.request.tokens[prompt.num_cached :]).pin_memory().to(self._device, non_blocking=True)
+        )
         table = torch.tensor(prompt.blocks).pin_memory().to(self._device, non_blocking=True)
-        part = PromptPart(tokens, 0, prompt.slot, table)
+        part = PromptPart(tokens, prompt.num_cached, prompt.slot, table)
         stream = self._streams.of(share)
         stream.wait_stream(torch.cuda.current_stream())  # where the two copies above were queued
         return self._launch(lambda: self._model.next_tokens(None, part), stream)

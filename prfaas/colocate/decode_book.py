@@ -1,17 +1,18 @@
 """The requests of the decode process and their states. No clock, no device, no rings: calls in, actions out.
 
-    waiting_kv -> waiting_prefill -> prefill_finished -> running -> (gone)
-        ^                                  |               |
-        +---------- preempted -------------+---------------+
+    waiting_kv -> (waiting_load ->) waiting_prefill -> prefill_finished -> running -> (leaving ->) gone
+        ^                                                    |               |
+        +------------------- preempted ----------------------+---------------+
 
 First come, first served: blocks are given in the order of arrival and nobody overtakes. A step that is under way may
-still write to the blocks of a request that has ended, so they are free only when that step has been collected.
+still write to the blocks of a request that has ended, so they are free only when that step has been collected, and when
+the front keeps what requests leave behind, only when it has copied them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +20,7 @@ from prfaas.colocate.blocks import FreeList
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.messages import Request
 
-Phase = Literal["waiting_kv", "waiting_prefill", "prefill_finished", "running"]
+Phase = Literal["waiting_kv", "waiting_load", "waiting_prefill", "prefill_finished", "running", "leaving"]
 
 
 @dataclass(eq=False)
@@ -34,6 +35,8 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     num_scheduled: int = 0
     cancelled: bool = False
+    num_cached: int = 0  # tokens that the blocks hold before prefill
+    known_to_prefill: bool = True  # False when prefill has died since and will not be told
 
     @property
     def id(self) -> int:
@@ -43,6 +46,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens whose place is known, those of steps under way included."""
         return len(self.request.tokens) + self.num_scheduled
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose keys, values and states lie in the blocks once no step is under way: all that went into a step."""
+        return len(self.request.tokens) + self.num_scheduled - 1
 
     @property
     def wants_step(self) -> bool:
@@ -55,10 +63,10 @@ class Sequence:
 
 
 class DecodeBook:
-    """Mutable; one owner, the decode loop."""
+    """Mutable; one owner, the decode loop. `hands_over`: what a complete request leaves behind waits for `freed`."""
 
-    def __init__(self, shape: CacheShape, *, max_rows: int) -> None:
-        self._shape = shape
+    def __init__(self, shape: CacheShape, *, max_rows: int, hands_over: bool = False) -> None:
+        self._shape, self._hands_over = shape, hands_over
         self._free = FreeList(shape)
         self._sequences: dict[int, Sequence] = {}
         self._waiting: list[tuple[int, Sequence]] = []  # a heap by request id, which is the order of arrival
@@ -66,6 +74,8 @@ class DecodeBook:
         self._rows: dict[int, Sequence] = {}
         self._free_rows = list(range(max_rows))  # a heap: low rows first, so that a small batch fits a small graph
         self._retiring: list[tuple[int, Sequence]] = []
+        self._leaving: dict[int, Sequence] = {}
+        self._handovers: list[Sequence] = []
 
     # --- arrivals and KV
 
@@ -76,6 +86,8 @@ class DecodeBook:
 
     def admit(self) -> list[Sequence]:
         """Give the oldest waiting requests their prompt's blocks, as far as they go; the caller sends the ids.
+
+        To the front for those that wait_load, to prefill for the others.
 
         A block for each request that already holds some stays free, so that running ones need not be preempted at once.
         """
@@ -88,17 +100,29 @@ class DecodeBook:
                 break
             heapq.heappop(self._waiting)
             sequence.blocks, sequence.slot = self._free.take_blocks(needed) or [], self._free.take_slot()
-            sequence.phase = "waiting_prefill"
+            sequence.phase = "waiting_load" if sequence.request.num_cached else "waiting_prefill"
             admitted.append(sequence)
         return admitted
+
+    def loaded(self, request: int, num_tokens: int) -> Sequence | None:
+        """The blocks hold `num_tokens`; prefill gets the sequence now, or is told to drop it. None: prefill knows nothing."""
+        sequence = self._sequences[request]
+        sequence.num_cached, sequence.phase = num_tokens, "waiting_prefill"
+        if not sequence.known_to_prefill:
+            self._forget(sequence)
+            return None
+        return sequence
 
     def prefilled(self, request: int, token: int) -> None:
         """The prompt's KV lies in its blocks and `token` follows it."""
         sequence = self._sequences[request]
         sequence.generated.append(token)
         sequence.num_scheduled = 1
-        if sequence.cancelled or sequence.ended_by(token):
+        if sequence.cancelled:
             self._forget(sequence)
+        elif sequence.ended_by(token):
+            del self._sequences[sequence.id]
+            self._give_up_blocks(sequence, complete=True)
         else:
             sequence.phase = "prefill_finished"
             self._finished_prefills.append(sequence)
@@ -172,10 +196,20 @@ class DecodeBook:
         still = []
         for under_way, sequence in self._retiring:
             if under_way <= step:
-                self._free.give_back(sequence.blocks, sequence.slot)
+                self._give_up_blocks(sequence, complete=not sequence.cancelled)
             else:
                 still.append((under_way, sequence))
         self._retiring = still
+
+    def take_handovers(self) -> list[Sequence]:
+        """Complete requests whose blocks the front may read now; each is answered by `freed`."""
+        handovers, self._handovers = self._handovers, []
+        return handovers
+
+    def freed(self, request: int) -> None:
+        """The front has read what a request left behind."""
+        sequence = self._leaving.pop(request)
+        self._free.give_back(sequence.blocks, sequence.slot)
 
     def cancel(self, request: int, *, step_under_way: int) -> bool:
         """End a request for its client; True when prefill must be told to drop it."""
@@ -187,25 +221,45 @@ class DecodeBook:
             heapq.heapify(self._waiting)
             del self._sequences[request]
             return True
+        sequence.cancelled = True
         if sequence.phase == "waiting_prefill":
-            sequence.cancelled = True  # prefill may be writing to its blocks: its answer frees them
-            return True
+            return True  # prefill may be writing to its blocks: its answer frees them
+        if sequence.phase == "waiting_load":
+            return False  # the front is: prefill is told once it has answered
         self.retire(sequence, step_under_way=step_under_way)
         return False
 
     def prefill_lost(self) -> list[Sequence]:
         """What a new prefill process must be told, oldest first: all that wait for it. Cancelled ones end here."""
         for sequence in [s for s in self._sequences.values() if s.cancelled]:
-            self._forget(sequence)
-        waiting = [s for s in self._sequences.values() if s.phase in ("waiting_kv", "waiting_prefill")]
+            if sequence.phase == "waiting_load":
+                sequence.known_to_prefill = False
+            else:
+                self._forget(sequence)
+        phases = ("waiting_kv", "waiting_load", "waiting_prefill")
+        waiting = [s for s in self._sequences.values() if s.phase in phases and not s.cancelled]
+        for sequence in waiting:
+            sequence.num_cached = 0  # the dead prefill may have begun to write over the state
         return sorted(waiting, key=lambda sequence: sequence.id)
 
     def is_idle(self) -> bool:
-        return not self._sequences and not self._retiring
+        return not self._sequences and not self._retiring and not self._leaving
 
     @property
     def num_free_blocks(self) -> int:
         return self._free.num_blocks
+
+    def phases(self) -> Counter[Phase]:
+        """How many requests stand in each phase."""
+        return Counter(sequence.phase for sequence in self._sequences.values())
+
+    def _give_up_blocks(self, sequence: Sequence, *, complete: bool) -> None:
+        if complete and self._hands_over:
+            sequence.phase = "leaving"
+            self._leaving[sequence.id] = sequence
+            self._handovers.append(sequence)
+        else:
+            self._free.give_back(sequence.blocks, sequence.slot)
 
     def _forget(self, sequence: Sequence) -> None:
         """For a request that no step has touched."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.colocate.board import FULL_SHARE, Board, Word
-from prfaas.colocate.decode_book import DecodeBook, Sequence
+from prfaas.colocate.decode_book import DecodeBook, Phase, Sequence
 from prfaas.colocate.messages import Kind, push_request, read_request
 from prfaas.colocate.ring import RingReader, RingWriter
 from prfaas.colocate.runner import KEEP_TOKEN, Row, Runner, Step
@@ -32,6 +32,14 @@ class StepUnderWay:
     step: Step
     sequences: list[Sequence]
 
+
+PHASE_WORDS: dict[Phase, Word] = {
+    "waiting_kv": Word.PENDING_KV,
+    "waiting_load": Word.WAITING_LOAD,
+    "waiting_prefill": Word.WAITING_PREFILL,
+    "prefill_finished": Word.PREFILL_FINISHED,
+    "running": Word.RUNNING,
+}
 
 PeerRings = Callable[[], tuple[RingReader, RingWriter]]
 
@@ -62,13 +70,15 @@ class DecodeLoop:
         """Take what came, launch one step, collect the one before; False when only a message can give more to do."""
         self._take_messages()
         for sequence in self._book.admit():
-            self._to_prefill.push(Kind.BLOCKS, (sequence.id, sequence.slot, *sequence.blocks))
+            self._send_blocks(sequence)
         self._book.join()
         launched = self._launch()
         self._collect(self._under_way)
         self._under_way = launched
         self._book.collected(self._num_steps if launched is None else self._num_steps - 1)
-        self._board[Word.FREE_BLOCKS] = self._book.num_free_blocks
+        for sequence in self._book.take_handovers():
+            self._to_front.push(Kind.LEAVE, (sequence.id, sequence.num_kv_tokens, sequence.slot, *sequence.blocks))
+        self._show()
         flushed = self._to_front.flush() & self._to_prefill.flush()
         return launched is not None or not flushed
 
@@ -80,8 +90,33 @@ class DecodeLoop:
                 self._book.add(read_request(words))
             elif kind == Kind.CANCEL and self._book.cancel(words[0], step_under_way=self._num_steps):
                 self._to_prefill.push(Kind.DROP, words)
+            elif kind == Kind.LOADED:
+                self._loaded(*words)
+            elif kind == Kind.FREE:
+                self._book.freed(words[0])
             elif kind == Kind.PEER_RESTARTED:
                 self._meet_new_prefill()
+
+    def _loaded(self, request: int, num_tokens: int) -> None:
+        sequence = self._book.loaded(request, num_tokens)
+        if sequence is not None and sequence.cancelled:
+            self._to_prefill.push(Kind.DROP, (request,))
+        elif sequence is not None:
+            self._send_blocks(sequence)
+
+    def _send_blocks(self, sequence: Sequence) -> None:
+        """To whoever writes to them next."""
+        if sequence.phase == "waiting_load":
+            self._to_front.push(Kind.LOAD, (sequence.id, sequence.slot, *sequence.blocks))
+        else:
+            self._to_prefill.push(Kind.BLOCKS, (sequence.id, sequence.slot, sequence.num_cached, *sequence.blocks))
+
+    def _show(self) -> None:
+        """How many requests stand where, for people and tests."""
+        self._board[Word.FREE_BLOCKS] = self._book.num_free_blocks
+        phases = self._book.phases()
+        for phase, word in PHASE_WORDS.items():
+            self._board[word] = phases[phase]
 
     def _take_from_prefill(self) -> None:
         for kind, words in self._from_prefill.drain():
@@ -99,7 +134,7 @@ class DecodeLoop:
         for sequence in self._book.prefill_lost():
             push_request(self._to_prefill, sequence.request)
             if sequence.phase == "waiting_prefill":
-                self._to_prefill.push(Kind.BLOCKS, (sequence.id, sequence.slot, *sequence.blocks))
+                self._send_blocks(sequence)
 
     def _launch(self) -> StepUnderWay | None:
         sequences = self._with_room([s for s in self._book.running() if s.wants_step])

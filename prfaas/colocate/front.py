@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prfaas.colocate import ring
 from prfaas.colocate.messages import NO_STOP_TOKEN, Kind, Request, push_request
@@ -19,16 +20,38 @@ from prfaas.errors import LocalProtocolError
 
 @dataclass
 class Answer:
-    """A request that lives: its prompt and the tokens that came. `on_token(token, finished)` is called for each once."""
+    """A request that lives: its prompt and the tokens that came. `on_token(token, finished)` is called for each once.
+
+    The pool can load the first `num_cached` tokens of its prompt, once.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
     stop_token: int
     on_token: Callable[[int, bool], None]
+    num_cached: int = 0
     tokens: list[int] = field(default_factory=list)
 
     def finished(self) -> bool:
         return len(self.tokens) >= self.max_tokens or self.tokens[-1:] == [self.stop_token]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where a request's keys, values and states lie: KV block ids in order, and its state slot."""
+
+    slot: int
+    blocks: tuple[int, ...]
+
+
+class BlockKeeper(Protocol):
+    """Copies between KV blocks and the agent's pool. Answers by `Front.loaded` and `Front.free`, whenever it is done."""
+
+    def load(self, request: int, blocks: Blocks) -> None: ...
+
+    def leave(self, request: int, tokens: tuple[int, ...], blocks: Blocks) -> None:
+        """`tokens` are those that the blocks hold; the request has ended."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,11 +72,16 @@ class SideRings:
 
 
 class Front:
-    """Mutable; one owner. `wake` are the eventfds that wake each side and the front; they outlive every process."""
+    """Mutable; one owner. `wake` are the eventfds that wake each side and the front; they outlive every process.
 
-    def __init__(self, wake: Mapping[str, int]) -> None:
-        self._wake = wake
+    With a `keeper` decode hands over what complete requests leave behind; it may read that until it answers.
+    """
+
+    def __init__(self, wake: Mapping[str, int], keeper: BlockKeeper | None = None) -> None:
+        self._wake, self._keeper = wake, keeper
         self._answers: dict[int, Answer] = {}
+        self._ended: dict[int, tuple[int, ...]] = {}  # tokens of complete requests that decode has not handed over
+        self._kept: set[int] = set()  # requests whose blocks this decode process has lent to the keeper
         self._next_request = 1
         self._readers: dict[Side, RingReader] = {}
         self._writers: dict[Side, RingWriter] = {}
@@ -69,6 +97,9 @@ class Front:
         The survivor must have the latter at hand (in its control socket) before it next reads its ring.
         """
         self.poll()
+        if side == "decode":
+            self._ended.clear()
+            self._kept.clear()
         self._readers.pop(side).close()
         self._writers.pop(side).close()
         peers = _peer_rings()
@@ -90,18 +121,36 @@ class Front:
         *,
         stop_token: int | None,
         on_token: Callable[[int, bool], None],
+        num_cached: int = 0,
     ) -> int:
-        """Send a request to both sides at once; returns its number."""
+        """Send a request to both sides at once; returns its number. The keeper can load its first `num_cached` tokens."""
         request, self._next_request = self._next_request, self._next_request + 1
-        answer = Answer(prompt, max_tokens, NO_STOP_TOKEN if stop_token is None else stop_token, on_token)
+        answer = Answer(prompt, max_tokens, NO_STOP_TOKEN if stop_token is None else stop_token, on_token, num_cached)
         self._answers[request] = answer
         self._send(request, answer)
         return request
 
-    def cancel(self, request: int) -> None:
-        """The client has gone; nothing happens when the request has ended."""
-        if self._answers.pop(request, None) is not None:
+    def lives(self, request: int) -> bool:
+        return request in self._answers
+
+    def cancel(self, request: int) -> bool:
+        """The client has gone; False when the request has ended before."""
+        lives = self._answers.pop(request, None) is not None
+        if lives:
             self._writers["decode"].push(Kind.CANCEL, (request,))
+        return lives
+
+    def loaded(self, request: int, num_tokens: int) -> None:
+        """The keeper has put the first `num_tokens` tokens into the request's blocks; 0 when it has not."""
+        if request in self._kept:
+            self._kept.remove(request)
+            self._writers["decode"].push(Kind.LOADED, (request, num_tokens))
+
+    def free(self, request: int) -> None:
+        """The keeper does not read the blocks of a complete request any more."""
+        if request in self._kept:
+            self._kept.remove(request)
+            self._writers["decode"].push(Kind.FREE, (request,))
 
     def give_up(self) -> list[Answer]:
         """Forget everything that lives and return it, when no side can be started any more."""
@@ -113,9 +162,12 @@ class Front:
         from_decode = self._readers["decode"].drain() if "decode" in self._readers else []
         from_prefill = self._readers["prefill"].drain() if "prefill" in self._readers else []
         # Prefill wrote a request's first token before decode could write its second.
-        for _, words in from_prefill + from_decode:
-            for i in range(0, len(words), 3):
-                self._token(*words[i : i + 3])
+        for kind, words in from_prefill + from_decode:
+            if kind == Kind.TOKENS:
+                for i in range(0, len(words), 3):
+                    self._token(*words[i : i + 3])
+            else:
+                self._keep(kind, words)
         flushed = [writer.flush() for writer in self._writers.values()]  # each of them, also after one that is full
         return all(flushed)
 
@@ -138,11 +190,31 @@ class Front:
         finished = answer.finished()
         if finished:
             del self._answers[request]
+            if self._keeper is not None:
+                self._ended[request] = answer.prompt + tuple(answer.tokens)
         answer.on_token(token, finished)
+
+    def _keep(self, kind: int, words: list[int]) -> None:
+        """Lend blocks to the keeper, unless the request's client has gone."""
+        assert self._keeper is not None
+        request = words[0]
+        self._kept.add(request)
+        if kind == Kind.LOAD:
+            answer = self._answers.get(request)
+            if answer is None:
+                self.loaded(request, 0)
+                return
+            answer.num_cached = 0
+            self._keeper.load(request, Blocks(words[1], tuple(words[2:])))
+        elif request in self._ended:
+            num_tokens, slot, *blocks = words[1:]
+            self._keeper.leave(request, self._ended.pop(request)[:num_tokens], Blocks(slot, tuple(blocks)))
+        else:
+            self.free(request)
 
     def _send(self, request: int, answer: Answer) -> None:
         tokens = answer.prompt + tuple(answer.tokens)
-        message = Request(request, len(answer.tokens), answer.max_tokens, answer.stop_token, tokens)
+        message = Request(request, len(answer.tokens), answer.max_tokens, answer.stop_token, tokens, answer.num_cached)
         for side in SIDES:
             push_request(self._writers[side], message)
 

@@ -24,7 +24,7 @@ from prfaas import logs
 from prfaas.colocate import device, profile
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.config import ColocateConfig
-from prfaas.colocate.prefill_load import PrefillLoad
+from prfaas.colocate.prefill_load import PrefillLoad, model_for, prompt_parts, run_once
 from prfaas.colocate.profile import Measured, PrefillTime, StepTime
 from prfaas.colocate.runner import Row, Runner
 from prfaas.errors import ConfigError
@@ -33,6 +33,7 @@ from prfaas.model.colocation import Colocation, Interference, SharedPrefill, Sha
 log = logs.get("colocate.measure")
 
 WARM_UP_STEPS = 3
+PROMPT_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,10 @@ def _overallocated(bench: DecodeBench, plan: Plan, load: PrefillLoad) -> dict[in
 
 
 def _alone(config: ColocateConfig, plan: Plan, num_tokens: int) -> PrefillTime:
-    """A prompt with nothing beside it."""
+    """A prompt with nothing beside it, in this process."""
     load = dataclasses.replace(_load(config, plan, share=1.0), num_new_tokens=num_tokens)
-    with prefill_beside(load) as seconds:
-        pass
+    model, (_, part) = model_for(load), prompt_parts(load)
+    seconds = [run_once(model, part, None) for _ in range(1 + PROMPT_REPEATS)][1:]
     return PrefillTime(num_tokens, statistics.median(seconds))
 
 

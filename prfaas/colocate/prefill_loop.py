@@ -63,7 +63,7 @@ class PrefillLoop:
 
     def _take_from_decode(self, kind: int, words: list[int]) -> None:
         if kind == Kind.BLOCKS:
-            self._queue.blocks(words[0], words[1], words[2:])
+            self._queue.blocks(words[0], words[1], words[3:], num_cached=words[2])
         elif kind == Kind.REQUEST:
             self._queue.add(read_request(words))
         elif kind == Kind.DROP and self._queue.drop(words[0]):

@@ -14,11 +14,15 @@ from prfaas.colocate.messages import Request
 
 @dataclass(frozen=True)
 class Prompt:
-    """What prefill needs for one request; it writes nowhere but to these blocks and this state slot."""
+    """What prefill needs for one request; it writes nowhere but to these blocks and this state slot.
+
+    Blocks and slot hold the first `num_cached` tokens already.
+    """
 
     request: Request
     slot: int
     blocks: tuple[int, ...]
+    num_cached: int = 0
 
 
 class PrefillQueue:
@@ -26,7 +30,7 @@ class PrefillQueue:
 
     def __init__(self) -> None:
         self._pending_kv: dict[int, Request] = {}
-        self._waiting: deque[tuple[int, int, tuple[int, ...]]] = deque()
+        self._waiting: deque[tuple[int, int, int, tuple[int, ...]]] = deque()
         self._dropped: set[int] = set()
         self._newest = -1
 
@@ -37,9 +41,9 @@ class PrefillQueue:
         else:
             self._pending_kv[request.request] = request
 
-    def blocks(self, request: int, slot: int, blocks: list[int]) -> None:
+    def blocks(self, request: int, slot: int, blocks: list[int], *, num_cached: int = 0) -> None:
         """Decode's blocks for a request: from pending_kv to waiting_prefill."""
-        self._waiting.append((request, slot, tuple(blocks)))
+        self._waiting.append((request, slot, num_cached, tuple(blocks)))
 
     def drop(self, request: int) -> bool:
         """Forget a request; False when it is not here any more, so that its PREFILLED is the answer."""
@@ -56,8 +60,8 @@ class PrefillQueue:
         """The next prompt in decode's order, taken off; None while its tokens or its blocks have not come."""
         if not self._waiting or self._waiting[0][0] not in self._pending_kv:
             return None
-        request, slot, blocks = self._waiting.popleft()
-        return Prompt(self._pending_kv.pop(request), slot, blocks)
+        request, slot, num_cached, blocks = self._waiting.popleft()
+        return Prompt(self._pending_kv.pop(request), slot, blocks, num_cached)
 
     @property
     def num_waiting(self) -> int:

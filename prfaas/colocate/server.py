@@ -20,9 +20,12 @@ from prfaas import logs, metrics
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.memory import DTYPES
+from prfaas.colocate.pool import PoolSettings
 from prfaas.colocate.shape import SHAPES
-from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Supervisor
+from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Generation, Supervisor
+from prfaas.connector.transfer_request import SENT_KEY
 from prfaas.errors import ConfigError
+from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.solve.profile_file import read_colocation
 from prfaas.units import split_address
 
@@ -41,6 +44,8 @@ class Completion:
     max_tokens: int
     stop_token: int | None
     stream: bool
+    wants_usage: bool  # at the end of a stream
+    parameters: dict[str, Any]  # the router's
 
 
 def executor_settings(config: ColocateConfig) -> ExecutorSettings:
@@ -70,6 +75,22 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
         itl_slo_seconds=config.itl_slo_seconds,
         dwell_steps=config.dwell_steps,
         num_threads=config.num_threads,
+        pool=_pool_settings(config),
+    )
+
+
+def _pool_settings(config: ColocateConfig) -> PoolSettings | None:
+    if config.agent_socket is None:
+        return None
+    if config.block_tokens % HASH_UNIT_TOKENS:
+        raise ConfigError(f"block_tokens: {config.block_tokens}; with an agent a multiple of {HASH_UNIT_TOKENS}")
+    return PoolSettings(
+        socket=config.agent_socket,
+        instance=f"colocate-{uuid.uuid4().hex}",
+        model=config.served_model_name,
+        weights=f"{config.shape} {config.dtype} seed {config.seed}",
+        tenant=config.tenant,
+        reuse_min_tokens=config.reuse_min_tokens,
     )
 
 
@@ -87,7 +108,13 @@ def parse_completion(body: Any) -> Completion:
     stops = body.get("stop_token_ids") or []
     if not isinstance(max_tokens, int) or not isinstance(stops, list) or len(stops) > 1:
         raise ValueError("max_tokens: a number; stop_token_ids: at most one")
-    return Completion(tuple(tokens), max_tokens, stops[0] if stops else None, bool(body.get("stream")))
+    parameters, options = body.get("kv_transfer_params") or {}, body.get("stream_options") or {}
+    if not isinstance(parameters, dict) or not isinstance(options, dict):
+        raise ValueError("kv_transfer_params, stream_options: objects")
+    wants_usage = bool(options.get("include_usage"))
+    return Completion(
+        tuple(tokens), max_tokens, stops[0] if stops else None, bool(body.get("stream")), wants_usage, parameters
+    )
 
 
 def encode(text: str) -> list[int]:
@@ -106,6 +133,7 @@ class Application:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/health", self._healthz)  # as vLLM calls it, for routers
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
         return app
@@ -130,24 +158,36 @@ class Application:
             metrics.COLOCATE_REQUESTS.labels(outcome).inc()
         return response
 
-    def _tokens(self, completion: Completion) -> AsyncIterator[int]:
-        return self._executor.generate(completion.prompt, completion.max_tokens, stop_token=completion.stop_token)
+    def _tokens(self, completion: Completion, generation: Generation) -> AsyncIterator[int]:
+        return self._executor.generate(
+            completion.prompt,
+            completion.max_tokens,
+            stop_token=completion.stop_token,
+            parameters=completion.parameters,
+            generation=generation,
+        )
 
     async def _whole(self, request: web.Request, completion: Completion) -> web.Response:
-        tokens = [token async for token in self._tokens(completion)]
-        return web.json_response(
-            self._chunk(_id(), Text().add(tokens), tokens, completion) | _usage(completion, tokens)
-        )
+        generation = Generation()
+        tokens = [token async for token in self._tokens(completion, generation)]
+        answer = self._chunk(_id(), Text().add(tokens), tokens, completion)
+        if generation.sent is not None:
+            answer["kv_transfer_params"] = {SENT_KEY: generation.sent}
+        return web.json_response(answer | _usage(completion, tokens, generation))
 
     async def _stream(self, request: web.Request, completion: Completion) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        number, text, sent = _id(), Text(), 0
+        number, text, generation = _id(), Text(), Generation()
+        tokens: list[int] = []
         try:
-            async for token in self._tokens(completion):
-                sent += 1
-                chunk = self._chunk(number, text.add([token]), [token], completion, num_tokens=sent)
+            async for token in self._tokens(completion, generation):
+                tokens.append(token)
+                chunk = self._chunk(number, text.add([token]), [token], completion, num_tokens=len(tokens))
                 await response.write(_event(chunk))
+            if completion.wants_usage:
+                usage = self._chunk(number, "", [], completion) | {"choices": []}
+                await response.write(_event(usage | _usage(completion, tokens, generation)))
         except ExecutorFailed as error:
             await response.write(_event({"error": {"message": str(error), "type": "server_error"}}))
         await response.write(b"data: [DONE]\n\n")
@@ -188,7 +228,16 @@ class Application:
         return web.json_response(self._executor.status())
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        body = generate_latest() + self._load_lines().encode()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _load_lines(self) -> str:
+        """How busy this instance is, under the names by which agents and gateways read it of vLLM."""
+        status = self._executor.status()
+        live, running = int(str(status["live_requests"])), int(str(status["running"]))
+        usage = 1 - int(str(status["free_blocks"])) / (self._config.num_blocks - 1)
+        figures = {"num_requests_running": running, "num_requests_waiting": max(0, live - running)}
+        return "".join(f"vllm:{name} {value}\n" for name, value in (figures | {"kv_cache_usage_perc": usage}).items())
 
 
 class Text:
@@ -232,9 +281,10 @@ def _event(body: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(body)}\n\n".encode()
 
 
-def _usage(completion: Completion, tokens: list[int]) -> dict[str, Any]:
+def _usage(completion: Completion, tokens: list[int], generation: Generation) -> dict[str, Any]:
     prompt, answer = len(completion.prompt), len(tokens)
-    return {"usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}}
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    return {"usage": usage | {"prompt_tokens_details": {"cached_tokens": generation.num_cached}}}
 
 
 def _error(status: int, message: str) -> web.Response:

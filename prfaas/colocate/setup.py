@@ -37,6 +37,7 @@ class SideSetup:
     itl_slo_seconds: float = 0.0
     dwell_steps: int = 16
     num_threads: int = 0
+    hands_over: bool = False  # decode lends what complete requests leave behind to the front
 
 
 @dataclass(frozen=True)

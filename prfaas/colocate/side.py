@@ -55,7 +55,7 @@ def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> Prefil
     peer = ends(fds.rings.peer)
     if setup.side == "prefill":
         return PrefillLoop(runner, board, front=front, peer=peer, peer_rings=next_peer)
-    book = DecodeBook(setup.cache, max_rows=setup.max_rows)
+    book = DecodeBook(setup.cache, max_rows=setup.max_rows, hands_over=setup.hands_over)
     adaptation = None
     if setup.profile is not None:
         adaptation = Adaptation(setup.profile, Policy(setup.itl_slo_seconds, setup.dwell_steps))

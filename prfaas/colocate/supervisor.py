@@ -14,16 +14,20 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prfaas import logs, metrics
-from prfaas.colocate import board, device, mps
+from prfaas.colocate import board, cache, device, mps
 from prfaas.colocate.board import Board, Word
-from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.cache import Cache, CacheShape
 from prfaas.colocate.front import Front, PeerRings, SideRings
+from prfaas.colocate.pool import Answers, Pool, PoolSettings
 from prfaas.colocate.ring import clear_wakeups
 from prfaas.colocate.setup import SideFds, SideSetup, send_peer_rings, send_setup
 from prfaas.colocate.shape import SHAPES
 from prfaas.colocate.sides import SIDES, Side
+from prfaas.connector.outcomes import Outcome
+from prfaas.connector.transfer_request import direction_of
 from prfaas.errors import PrfaasError
 from prfaas.model.colocation import ShareTable
 
@@ -52,6 +56,15 @@ class ExecutorSettings:
     itl_slo_seconds: float = 0.05
     dwell_steps: int = 16
     num_threads: int = 0
+    pool: PoolSettings | None = None
+
+
+@dataclass
+class Generation:
+    """How one request goes, beside its tokens. `sent`: how a prefill leg's transfer stands, once it has ended."""
+
+    num_cached: int = 0
+    sent: Outcome | None = None
 
 
 class ExecutorFailed(PrfaasError):
@@ -76,7 +89,8 @@ class Supervisor:
         self._board_fd = board.create()
         self.board = Board(os.dup(self._board_fd))
         self._wake: dict[str, int] = {name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES}
-        self._front = Front(self._wake)
+        self._pool = None if settings.pool is None else Pool(settings.pool, self._cache())
+        self._front = Front(self._wake, self._pool)
         self._processes: dict[Side, Process] = {}
         self._deaths: list[float] = []
         self._failed = False
@@ -87,6 +101,8 @@ class Supervisor:
         self._loop.add_reader(self._wake["front"], self._on_tokens)
         for side, rings in self._front.open().items():
             self._start(side, rings)
+        if self._pool is not None:
+            self._pool.start(Answers(self._front.loaded, self._front.free))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -96,35 +112,60 @@ class Supervisor:
             process.control.close()
         for process in self._processes.values():
             await asyncio.to_thread(_reap, process)
+        if self._pool is not None:
+            await self._pool.close()
         self._front.close()
         self.board.close()
         for fd in (*self._wake.values(), self._board_fd, *self._memfds()):
             os.close(fd)
 
     async def generate(
-        self, prompt: tuple[int, ...], max_tokens: int, *, stop_token: int | None = None
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        *,
+        stop_token: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        generation: Generation | None = None,
     ) -> AsyncGenerator[int, None]:
         """The answer's tokens as they come; leaving early cancels the request.
+
+        `parameters` are the router's `kv_transfer_params`; `generation` is filled in before the first token and the end.
 
         Raises:
             ValueError: the request does not fit into the cache or the model.
             ExecutorFailed: a side kept dying.
         """
         self.check(prompt, max_tokens)
+        visit = None if self._pool is None else await self._pool.open(prompt, parameters or {})
         tokens: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
         request = self._front.submit(
-            prompt, max_tokens, stop_token=stop_token, on_token=lambda *token: tokens.put_nowait(token)
+            prompt,
+            max_tokens,
+            stop_token=stop_token,
+            on_token=lambda *token: tokens.put_nowait(token),
+            num_cached=0 if visit is None else visit.num_cached,
         )
+        if self._pool is not None and visit is not None:
+            self._pool.begin(request, visit)
+        generation = generation or Generation()
+        generation.num_cached = 0 if visit is None else visit.num_cached
         try:
             finished = False
             while not finished:
                 token, finished = await tokens.get()
                 if token < 0:
                     raise ExecutorFailed("prefill or decode kept dying")
+                if finished and visit is not None and _is_prefill_leg(parameters):
+                    generation.sent = await visit.sent
                 yield token
         finally:
-            if not self._failed:
-                self._front.cancel(request)
+            self._leave(request)
+
+    def _leave(self, request: int) -> None:
+        """The client has all it wanted, or has gone."""
+        if not self._failed and self._front.cancel(request) and self._pool is not None:
+            self._pool.abandon(request)
 
     def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
         """Raises ValueError when a request can never run, ExecutorFailed when nothing runs any more."""
@@ -183,6 +224,8 @@ class Supervisor:
         self.num_restarts[side] += 1
         metrics.COLOCATE_RESTARTS.labels(side).inc()
         rings, survivors = self._front.replace(side)
+        if side == "decode" and self._pool is not None:
+            self._pool.decode_lost(self._front.lives)
         self._give_to_survivor(side, survivors)
         self._start(side, rings)
         self._front.announce(side)
@@ -197,6 +240,8 @@ class Supervisor:
         self._failed = True
         for answer in self._front.give_up():
             answer.on_token(-1, True)
+        if self._pool is not None:
+            self._pool.decode_lost(self._front.lives)
 
     def _on_tokens(self) -> None:
         clear_wakeups(self._wake["front"])
@@ -223,7 +268,12 @@ class Supervisor:
             settings.itl_slo_seconds,
             settings.dwell_steps,
             settings.num_threads,
+            hands_over=self._pool is not None,
         )
+
+    def _cache(self) -> Cache:
+        settings = self._settings
+        return cache.view(SHAPES[settings.shape], settings.cache, self._tensors[1].tensor, self._tensors[2].tensor)
 
     def _environment(self, side: Side) -> Mapping[str, str]:
         if self._settings.partition != "mps":
@@ -232,6 +282,10 @@ class Supervisor:
 
     def _memfds(self) -> list[int]:
         return [tensor.fd for tensor in self._tensors if tensor.fd is not None]
+
+
+def _is_prefill_leg(parameters: Mapping[str, Any] | None) -> bool:
+    return direction_of(parameters or {}) == "send"
 
 
 def _reap(process: Process) -> None:

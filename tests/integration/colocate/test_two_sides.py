@@ -22,12 +22,36 @@ torch.set_num_threads(1)
 PROMPTS = tuple(tuple((7 * i + 3 * j * j) % 320 for j in range(9 + 13 * i)) for i in range(6))
 MAX_TOKENS = (1, 5, 18, 9, 12, 20)
 ROOMY = CACHE
-NARROW = CacheShape(num_blocks=8, block_tokens=16, num_state_slots=4)  # the largest request alone needs 6
+NEXT_TOKENS = 4
+NARROW = CacheShape(num_blocks=8, block_tokens=16, num_state_slots=4)  # the largest request alone needs 7
 
 
 @functools.cache
 def expected(index: int, max_tokens: int, stop_token: int | None = None) -> list[int]:
     return generate(tiny_model(), PROMPTS[index], max_tokens, stop_token=stop_token)
+
+
+def next_turn(index: int) -> tuple[int, ...]:
+    """A conversation's second prompt: the first one, its answer and a question."""
+    return PROMPTS[index] + tuple(expected(index, MAX_TOKENS[index])) + (3, 1, 4, 1, 5)
+
+
+@functools.cache
+def expected_next(index: int) -> list[int]:
+    return generate(tiny_model(), next_turn(index), NEXT_TOKENS)
+
+
+def submit_next(sides: TwoSides, index: int) -> tuple[int, list[int]]:
+    """The second turn, with what of it is kept."""
+    assert sides.shelf is not None
+    got: list[int] = []
+    prompt = next_turn(index)
+    prefix = sides.shelf.longest(prompt)
+    number = sides.front.submit(
+        prompt, NEXT_TOKENS, stop_token=None, on_token=lambda token, _: got.append(token), num_cached=len(prefix)
+    )
+    sides.shelf.expect(number, prefix)
+    return number, got
 
 
 def submit(sides: TwoSides, index: int, *, stop_token: int | None = None) -> tuple[int, list[int]]:
@@ -44,8 +68,8 @@ def all_free(sides: TwoSides) -> bool:
 
 ACTIONS = st.lists(
     st.one_of(
-        st.sampled_from(["front", "prefill", "decode", "prefill", "decode"]),
-        st.sampled_from(["kill prefill", "kill decode", "cancel"]),
+        st.sampled_from(["front", "prefill", "decode", "shelf", "prefill", "decode"]),
+        st.sampled_from(["kill prefill", "kill decode", "cancel", "finish, then the next turn"]),
         st.integers(0, len(PROMPTS) - 1),
     ),
     max_size=60,
@@ -54,16 +78,21 @@ ACTIONS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ACTIONS, st.sampled_from([ROOMY, NARROW]))
-def test_any_interleaving_with_deaths_and_cancellations_gives_the_sequential_tokens(
+def test_any_interleaving_with_deaths_cancellations_and_kept_prefixes_gives_the_sequential_tokens(
     actions: list[str | int], shape: CacheShape
 ) -> None:
-    sides = TwoSides(tiny_model(cache_shape=shape), shape)
+    sides = TwoSides(tiny_model(cache_shape=shape), shape, keeps=True)
     sides.model.cache.kv[:, :, 0], sides.model.cache.states[:, 0] = 0, 0
-    submitted: list[tuple[int, int, list[int]]] = []
+    submitted: list[tuple[list[int], int, list[int]]] = []
     cancelled: set[int] = set()
+    index = 0
     for action in actions:
         if isinstance(action, int):
-            submitted.append((action, *submit(sides, action)))
+            index = action
+            submitted.append((expected(index, MAX_TOKENS[index]), *submit(sides, index)))
+        elif action.startswith("finish"):
+            sides.finish()
+            submitted.append((expected_next(index), *submit_next(sides, index)))
         elif action == "cancel" and submitted:
             cancelled.add(submitted[-1][1])
             sides.front.cancel(submitted[-1][1])
@@ -72,10 +101,27 @@ def test_any_interleaving_with_deaths_and_cancellations_gives_the_sequential_tok
         elif action != "cancel":
             sides.turn(action)
     sides.finish()
-    for index, number, got in submitted:
-        whole = expected(index, MAX_TOKENS[index])
+    for whole, number, got in submitted:
         assert got == whole or (number in cancelled and got == whole[: len(got)])
     assert all_free(sides)
+    sides.close()
+
+
+@pytest.mark.parametrize("side", ["nobody", "prefill", "decode"])
+def test_the_next_turn_resumes_where_the_last_one_ended_whoever_dies_meanwhile(side: str) -> None:
+    """The load is held: the blocks are lent, the shelf has not turned."""
+    sides = TwoSides(tiny_model(), ROOMY, keeps=True)
+    submit(sides, 4)
+    sides.finish()
+    _, got = submit_next(sides, 4)
+    for who in ("decode", "front", "prefill", "decode"):
+        sides.turn(who)
+    assert sides.board[Word.WAITING_LOAD] == 1
+    if side != "nobody":
+        sides.kill("prefill" if side == "prefill" else "decode")
+    sides.finish()
+    assert sides.shelf is not None and sides.shelf.num_loaded == (0 if side == "decode" else 1)
+    assert got == expected_next(4) and all_free(sides)
     sides.close()
 
 

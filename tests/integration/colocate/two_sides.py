@@ -16,19 +16,29 @@ from prfaas.colocate.model import HybridModel
 from prfaas.colocate.prefill_loop import PrefillLoop
 from prfaas.colocate.ring import RingReader, RingWriter
 from prfaas.colocate.sides import Side
+from tests.integration.colocate.shelf import Shelf
 
 
 class TwoSides:
     """What the supervisor does, without processes. Real rings, real model, real loops."""
 
     def __init__(
-        self, model: HybridModel, shape: CacheShape, *, max_rows: int = 4, adaptation: Adaptation | None = None
+        self,
+        model: HybridModel,
+        shape: CacheShape,
+        *,
+        max_rows: int = 4,
+        adaptation: Adaptation | None = None,
+        keeps: bool = False,
     ):
+        self.shelf = Shelf(model.cache) if keeps else None
         self.model, self.shape, self.max_rows, self.adaptation = model, shape, max_rows, adaptation
         self.wake = {name: os.eventfd(0, os.EFD_NONBLOCK) for name in ("prefill", "decode", "front")}
         self.board_fd = board.create()
         self.board = Board(os.dup(self.board_fd))
-        self.front = Front(self.wake)
+        self.front = Front(self.wake, self.shelf)
+        if self.shelf is not None:
+            self.shelf.front = self.front
         self.peers: dict[Side, deque[PeerRings]] = {"prefill": deque(), "decode": deque()}
         self.loops: dict[Side, PrefillLoop | DecodeLoop] = {}
         for side, rings in self.front.open().items():
@@ -50,7 +60,7 @@ class TwoSides:
         if side == "prefill":
             self.loops[side] = PrefillLoop(runner, shared, front=front, peer=ends(rings.peer), peer_rings=next_peer)
         else:
-            self.book = DecodeBook(self.shape, max_rows=self.max_rows)
+            self.book = DecodeBook(self.shape, max_rows=self.max_rows, hands_over=self.shelf is not None)
             self.loops[side] = DecodeLoop(
                 self.book,
                 runner,
@@ -69,18 +79,22 @@ class TwoSides:
     def turn(self, who: str) -> bool:
         if who == "front":
             return self.front.poll()
+        if who == "shelf":
+            return self.shelf is not None and self.shelf.turn()
         return self.loops["prefill" if who == "prefill" else "decode"].turn()
 
     def kill(self, side: Side) -> None:
         """The loop is gone with all it knew; what it had pushed stays in the rings."""
         rings, survivors = self.front.replace(side)
+        if side == "decode" and self.shelf is not None:
+            self.shelf.decode_lost()
         self.peers["decode" if side == "prefill" else "prefill"].append(survivors)
         self.start(side, rings)
         self.front.announce(side)
 
     def finish(self, max_turns: int = 5000) -> None:
         for _ in range(max_turns):
-            self.turn("prefill"), self.turn("decode"), self.turn("front")
+            self.turn("prefill"), self.turn("decode"), self.turn("front"), self.turn("shelf")
             if self.front.num_live == 0 and self.book.is_idle():
                 return
         raise AssertionError(f"{self.front.num_live} requests still live after {max_turns} turns")

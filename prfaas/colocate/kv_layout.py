@@ -1,0 +1,74 @@
+"""The cache as the agent's pool knows it: one KV group of full attention, then groups of linear layers.
+
+All slots of the pool are as wide as the widest group, so linear layers are spread over groups about as wide as an
+attention block (one layer at least), all with the same state slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.colocate.cache import Cache
+from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.blocks import LayerBlocks, pages_of
+from prfaas.hashing import HASH_UNIT_TOKENS
+from prfaas.types import GroupKind, Shard
+
+Named = tuple[str, torch.Tensor, str]  # a layer's name, its cache [block, ...] and the names of its axes
+
+
+def describe(cache: Cache, *, model: str, weights: str) -> tuple[Layout, dict[str, LayerBlocks]]:
+    """The layout, and each layer's blocks by name; valid as long as the cache.
+
+    `model` is the name under which prompts are hashed, `weights` tells apart what that name may stand for.
+    """
+    groups: list[KVGroup] = []
+    layers: dict[str, LayerBlocks] = {}
+    for index, (kind, block_tokens, named) in enumerate(_groups(cache)):
+        found = dict(_layers(index, named))
+        layers |= found
+        groups.append(KVGroup(kind, block_tokens, tuple(its.slice for its in found.values())))
+    return Layout(model, f"prfaas-colocate {weights}", Shard(), tuple(groups)), layers
+
+
+def block_map(layout: Layout) -> BlockMap:
+    """How `tables` places a request's blocks."""
+    return BlockMap(tuple(EngineGroup(group.kind, group.block_tokens) for group in layout.groups))
+
+
+def tables(layout: Layout, blocks: Sequence[int], slot: int) -> list[Sequence[int]]:
+    """A request's block ids by KV group."""
+    return [blocks if group.kind == "full_attention" else (slot,) for group in layout.groups]
+
+
+def _groups(cache: Cache) -> Iterator[tuple[GroupKind, int, list[Named]]]:
+    """Kind, tokens per block and layers of each group that has any."""
+    attention = [
+        (f"full.{layer}.{half}", cache.kv[layer, place], "token,head,dim")
+        for layer in range(cache.kv.shape[0])
+        for place, half in enumerate(("key", "value"))
+    ]
+    states = [(f"linear.{layer}", cache.states[layer], "head,key,value") for layer in range(cache.states.shape[0])]
+    if attention:
+        yield "full_attention", cache.block_tokens, attention
+    width = sum(map(_block_bytes, attention))
+    together = max(1, width // _block_bytes(states[0])) if states else 1
+    for first in range(0, len(states), together):
+        yield "linear_state", HASH_UNIT_TOKENS, states[first : first + together]
+
+
+def _block_bytes(named: Named) -> int:
+    return int(named[1][0].nbytes)
+
+
+def _layers(group: int, named: Sequence[Named]) -> Iterator[tuple[str, LayerBlocks]]:
+    offset = 0
+    for layer, (name, cache, axes) in enumerate(named):
+        pages = pages_of(name, cache, cache.shape[0])
+        order = f"{axes} {'x'.join(map(str, cache.shape[1:]))}"
+        dtype = str(cache.dtype).removeprefix("torch.")
+        yield name, LayerBlocks(group, layer, LayerSlice(name, offset, pages.shape[1], dtype, order), pages)
+        offset += pages.shape[1]

@@ -1,0 +1,280 @@
+"""The executor's place at its agent: requests take cached tokens from the pool, or from another agent, and leave theirs.
+
+The vLLM connector's two sides do the work; here the front's event loop turns them in place of an engine's steps. Copies
+run on one thread, so that tokens go on to their clients meanwhile, and no side of the executor waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prfaas import metrics
+from prfaas.agent.client import AgentClient
+from prfaas.colocate import kv_layout
+from prfaas.colocate.cache import Cache
+from prfaas.colocate.front import Blocks
+from prfaas.connector.blocks import Copier, HostCopier, slots_tensor
+from prfaas.connector.cuda_blocks import CudaCopier
+from prfaas.connector.outcomes import Outcome, Tally
+from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
+from prfaas.connector.settings import ConnectorSettings
+from prfaas.connector.steps import Step
+from prfaas.connector.transfer_request import EngineRequest, tenant_of
+from prfaas.connector.worker_side import Loaded, WorkerSide
+from prfaas.hashing import HashChain, root_hash
+
+POLL_SECONDS = 0.001  # while something is awaited from agent or copies
+MAX_POLL_SECONDS = 0.01  # of a request that waits for a transfer, which may take seconds
+IDLE_SECONDS = 0.5  # while nothing is awaited: how late a new agent is noticed
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How the executor attaches; see config.py for the meaning of each."""
+
+    socket: Path
+    instance: str
+    model: str
+    weights: str  # tells apart what `model` may stand for
+    tenant: str = ""
+    reuse_min_tokens: int = 256
+
+
+@dataclass(eq=False)
+class Visit:
+    """One request at the pool.
+
+    `num_cached`: tokens that can be loaded. `blocks`: those that copies are to be made of, until that is answered.
+    `sent`: how a prefill leg's transfer stands, once the request has ended; None for any other request.
+    """
+
+    key: str
+    prompt: tuple[int, ...]
+    tenant: str
+    num_cached: int = 0
+    blocks: Blocks | None = None
+    ended: bool = False
+    sent: asyncio.Future[Outcome | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Whom to tell that copies are made, by request number: `Front.loaded` and `Front.free`."""
+
+    loaded: Callable[[int, int], None]
+    free: Callable[[int], None]
+
+
+class Pool:
+    """A `BlockKeeper`. `open` a request, `begin` it under its number; `leave` or `abandon` ends it."""
+
+    def __init__(self, settings: PoolSettings, cache: Cache) -> None:
+        """Attach to the agent.
+
+        Raises:
+            AgentUnreachable: nobody answers at the socket.
+            LayoutError: the agent refuses this executor.
+        """
+        self._settings = settings
+        device = cache.kv.device
+        self._layout, layers = kv_layout.describe(cache, model=settings.model, weights=settings.weights)
+        path, instance, pins = str(settings.socket), settings.instance, device.type == "cuda"
+        worker = AgentClient(path, instance=instance, role="worker", layout=self._layout, pins_arena=pins)
+        scheduler = AgentClient(path, instance=instance, role="scheduler")
+        its = ConnectorSettings(
+            agent_socket=settings.socket,
+            reuse_min_tokens=settings.reuse_min_tokens,
+            idle_wait_seconds=0.0,
+            tenant=settings.tenant,
+        )
+        self._scheduler = SchedulerSide(
+            scheduler, kv_layout.block_map(self._layout), its, directions=("send", "receive")
+        )
+        self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(_copier, device=device))
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-copies")
+        self._copying: Future[Loaded] | None = None
+        self._keys = count(1)
+        self._visits: dict[int, Visit] = {}
+        self._numbers: dict[str, int] = {}
+        self._complete: dict[int, tuple[int, ...]] = {}  # complete requests whose turn has not come, and their tokens
+        self._moved = asyncio.Event()
+        self._answers: Answers
+        self._turning: asyncio.Task[None]
+
+    def start(self, answers: Answers) -> None:
+        """Begin to turn, on the running loop."""
+        self._answers = answers
+        self._turning = asyncio.get_running_loop().create_task(self._turn_forever())
+
+    async def close(self) -> None:
+        """Leave the agent; it takes back every lease."""
+        self._turning.cancel()
+        await asyncio.gather(self._turning, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+        self._worker.close()
+        self._scheduler.close()
+
+    # A request's life
+
+    async def open(self, prompt: tuple[int, ...], parameters: Mapping[str, Any]) -> Visit:
+        """Ask what of a prompt is cached, or on its way here; waits as long as the connector's settings say."""
+        visit = Visit(f"c{next(self._keys)}", prompt, tenant_of(parameters, default=self._settings.tenant))
+        self._scheduler.on_new_request(EngineRequest(visit.key, len(prompt), parameters, partial(self._chain, prompt)))
+        pause = POLL_SECONDS
+        try:
+            while (found := self._scheduler.num_external_tokens(visit.key, 0)) is None:
+                await asyncio.sleep(pause)
+                pause = min(MAX_POLL_SECONDS, pause * 1.5)
+        except BaseException:
+            self._finish(visit, None)
+            raise
+        visit.num_cached = found
+        return visit
+
+    def begin(self, number: int, visit: Visit) -> None:
+        """The request runs under this number from now on."""
+        self._visits[number], self._numbers[visit.key] = visit, number
+
+    def abandon(self, number: int) -> None:
+        """The request has ended before it was complete."""
+        visit = self._visits[number]
+        self._finish(visit, None)
+        if visit.blocks is None:
+            self._forget(number)
+
+    def load(self, request: int, blocks: Blocks) -> None:
+        """Copy what is cached of a request into its blocks; `Answers.loaded` follows."""
+        visit = self._visits[request]
+        visit.blocks = blocks
+        self._scheduler.on_allocated(visit.key, visit.num_cached, partial(self._tables, blocks))
+        self._moved.set()
+
+    def leave(self, request: int, tokens: tuple[int, ...], blocks: Blocks) -> None:
+        """Send or keep what a complete request leaves behind; `Answers.free` follows."""
+        self._visits[request].blocks = blocks
+        self._complete[request] = tokens
+        self._moved.set()
+
+    def decode_lost(self, lives: Callable[[int], bool]) -> None:
+        """Decode has died. Once this returns nothing touches the blocks that it had lent, now or later."""
+        if self._copying is not None:
+            self._copying.exception()
+        self._complete.clear()
+        self._scheduler.on_blocks_lost()
+        for number, visit in list(self._visits.items()):
+            visit.blocks = None
+            if not lives(number):
+                self.abandon(number)
+
+    def _finish(self, visit: Visit, tokens: tuple[int, ...] | None) -> bool:
+        """End the request at the agent; whether its blocks must be kept until they are copied."""
+        if visit.ended:
+            return False
+        visit.ended = True
+
+        def leaves() -> HashChain | None:
+            return None if tokens is None else self._chain(tokens, visit.tenant)
+
+        finished = self._scheduler.on_finished(visit.key, leaves, partial(self._tables, visit.blocks))
+        visit.sent.set_result(finished.sent)
+        return finished.keeps_blocks
+
+    def _forget(self, number: int) -> None:
+        del self._numbers[self._visits.pop(number).key]
+
+    def _chain(self, tokens: tuple[int, ...], tenant: str) -> HashChain:
+        return HashChain(root_hash(self._settings.model, tenant.encode()), tokens)
+
+    def _tables(self, blocks: Blocks | None) -> list[Sequence[int]]:
+        return [] if blocks is None else kv_layout.tables(self._layout, blocks.blocks, blocks.slot)
+
+    # Turning
+
+    async def _turn_forever(self) -> None:
+        while True:
+            await self._turn()
+            awaited = any(visit.blocks is not None for visit in self._visits.values())
+            try:
+                async with asyncio.timeout(POLL_SECONDS if awaited else IDLE_SECONDS):
+                    await self._moved.wait()
+            except TimeoutError:
+                pass
+            self._moved.clear()
+
+    async def _turn(self) -> None:
+        """What is a step of an engine to the connector: plan copies, make them, take what has ended."""
+        complete, self._complete = self._complete, {}
+        step = self._scheduler.plan_step(self._scheduled(complete), preempted=())
+        unkept = [number for number, tokens in complete.items() if not self._finish(self._visits[number], tokens)]
+        self._copying = self._thread.submit(self._copy, step)
+        loaded = await asyncio.wrap_future(self._copying)
+        self._copying = None
+        self._take(loaded)
+        for number in unkept:
+            self._free(number)
+        self._count(self._scheduler.tally)
+        self._count(self._worker.tally)
+
+    def _scheduled(self, complete: Mapping[int, tuple[int, ...]]) -> list[Scheduled]:
+        """Requests whose KV is that of their prompt and of nothing else: what a prefill leg sends."""
+        return [
+            Scheduled(visit.key, len(tokens), partial(self._tables, visit.blocks))
+            for number, tokens in complete.items()
+            if tokens == (visit := self._visits[number]).prompt
+        ]
+
+    def _copy(self, step: Step) -> Loaded:
+        """On the copying thread."""
+        self._worker.begin_step(step)
+        self._worker.start_loads()
+        self._worker.on_forward_end()
+        if self._device.type == "cuda" and (step.saves or step.loads):
+            torch.cuda.synchronize(self._device)  # nothing but these copies runs in this process
+        return self._worker.take_loaded()
+
+    def _take(self, loaded: Loaded) -> None:
+        self._scheduler.on_loaded(loaded.finished, failed=loaded.failed)
+        self._scheduler.on_stored(loaded.stored)
+        for key in loaded.finished & self._numbers.keys():
+            self._loaded(self._numbers[key], failed=key in loaded.failed)
+        for key in loaded.stored & self._numbers.keys():
+            self._free(self._numbers[key])
+
+    def _loaded(self, number: int, *, failed: bool) -> None:
+        visit = self._visits[number]
+        if visit.blocks is None:
+            return  # a decode that has died had asked
+        visit.blocks = None
+        self._answers.loaded(number, 0 if failed else visit.num_cached)
+        if visit.ended:
+            self._forget(number)
+
+    def _free(self, number: int) -> None:
+        if number in self._visits and self._visits[number].blocks is not None:
+            self._forget(number)
+            self._answers.free(number)
+
+    def _count(self, tally: Tally) -> None:
+        taken = tally.take()
+        for (direction, outcome), number in taken.transfers.items():
+            metrics.CONNECTOR_TRANSFERS.labels(direction=direction, outcome=outcome).inc(number)
+        for way, copied in taken.copied_bytes.items():
+            metrics.CONNECTOR_COPIED_BYTES.labels(direction=way).inc(copied)
+
+
+def _copier(client: AgentClient, device: torch.device) -> Copier:
+    its = client.attached
+    slots = slots_tensor(
+        client.arena, header_bytes=its.header_bytes, slot_bytes=its.slot_bytes, num_slots=its.num_slots
+    )
+    return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)

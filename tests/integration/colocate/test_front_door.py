@@ -1,0 +1,103 @@
+"""The real router before executors: live traffic, prefixes that the index knows of, KV from another cluster, deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.colocate.site import MODEL, THRESHOLD_TOKENS, Site, post, running_site, sequential
+from tests.waiting import wait_until
+from tools.demo.client import Answer, complete, get_json, transfers
+
+pytestmark = pytest.mark.timeout(240)
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    torch.set_num_threads(1)
+    with running_site(tmp_path_factory.mktemp("colocate")) as running:
+        yield running
+
+
+def prompt_of(num_tokens: int, *, seed: int) -> list[int]:
+    return [(seed * 31 + 7 * i + i * i) % 320 for i in range(num_tokens)]
+
+
+def ask(site: Site, prompt: list[int], num_tokens: int = NUM_TOKENS, **more: Any) -> Answer:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+    return complete(site.router_url, body | more)
+
+
+def test_answers_to_many_at_once_through_the_router_are_the_sequential_ones(site: Site) -> None:
+    prompts = [prompt_of(20 + 9 * i, seed=i) for i in range(12)]
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        answers = list(clients.map(lambda prompt: ask(site, prompt), prompts))
+    assert [list(its.token_ids) for its in answers] == [sequential(prompt, NUM_TOKENS) for prompt in prompts]
+    assert {its.headers["x-prfaas-route"] for its in answers} == {"local"}
+
+
+def test_the_index_knows_what_an_answer_left_and_the_next_turn_resumes_there(site: Site) -> None:
+    prompt = prompt_of(100, seed=50)
+    answer = list(ask(site, prompt).token_ids)
+    wait_until(site.index_is_true, seconds=30, what="the index to know west's blocks")
+    question = [*prompt, *answer, 1, 2, 3]
+    body = {"model": MODEL, "prompt": question, "max_tokens": 4}
+    raw = post(f"{site.router_url}/v1/completions", body)
+    assert raw["choices"][0]["token_ids"] == sequential(question, 4)
+    # All but the last token of the answer, which no step has read.
+    assert raw["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) + len(answer) - 1
+
+
+def test_a_long_prompt_is_prefilled_in_the_other_cluster_and_answered_the_same(site: Site) -> None:
+    prompt = prompt_of(2 * THRESHOLD_TOKENS, seed=60)
+    answer = ask(site, prompt)
+    assert answer.headers["x-prfaas-route"] == "remote"
+    assert list(answer.token_ids) == sequential(prompt, NUM_TOKENS)
+    record = transfers(site.agents["west"].status_url)[answer.headers["x-prfaas-transfer"]]
+    assert record["outcome"] == "completed" and record["payload_bytes"] > 0
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_the_death_of_a_side_under_the_router_changes_no_token(site: Site, side: str) -> None:
+    prompts = [prompt_of(40 + 11 * i, seed=70 + i) for i in range(6)]
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        answers = [clients.submit(ask, site, prompt, 200) for prompt in prompts]
+        wait_until(lambda: site.status("west")["running"] >= 1, seconds=60, what="a request that runs")
+        os.kill(site.status("west")["pids"][side], signal.SIGKILL)
+        tokens = [list(its.result().token_ids) for its in answers]
+    assert tokens == [sequential(prompt, 200) for prompt in prompts]
+    assert site.status("west")["restarts"][side] == 1
+
+
+def test_the_manager_knows_its_load_under_the_name_of_its_instance(site: Site) -> None:
+    def loads() -> set[str]:
+        nodes = get_json(f"{site.manager_url}/state").get("nodes", ())
+        return {load["instance"] for node in nodes for load in node.get("engines", ())}
+
+    wait_until(lambda: loads() == {"east/0", "west/0"}, seconds=30, what="both loads")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("name", "number"), [("east", signal.SIGTERM), ("west", signal.SIGKILL)])
+def test_both_sides_go_with_the_server_however_it_ends(site: Site, name: str, number: signal.Signals) -> None:
+    """The last tests of the site: its executors are gone after them."""
+    pids = list(site.status(name)["pids"].values())
+    assert len(pids) == 2 and all(map(is_running, pids))
+    process = site.engines[name].process
+    os.kill(process.pid, number)
+    assert process.wait(timeout=30) == (0 if number == signal.SIGTERM else -number)
+    wait_until(lambda: not any(map(is_running, pids)), seconds=90, what="the end of both sides")

@@ -1,0 +1,157 @@
+"""The executor's place at a real agent: what is kept and taken, and what must not be once decode has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+
+from prfaas.colocate import cache
+from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.front import Blocks
+from prfaas.colocate.pool import Answers, Pool, PoolSettings
+from prfaas.colocate.shape import TINY
+from tests.waiting import until
+from tools.processes import Children
+from tools.stack import AgentProcess, Stack
+
+SHAPE = CacheShape(num_blocks=33, block_tokens=16, num_state_slots=9)
+POISON = 1e30
+OURS, OTHERS = Blocks(3, (4, 9, 2, 7)), Blocks(5, (11, 12, 20, 21))
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    directory = tmp_path_factory.mktemp("agent")
+    with Children(directory) as children:
+        stack = Stack(children, directory)
+        agent = stack.start_agent("west", pool_bytes="64MiB")
+        stack.await_agent(agent)
+        yield agent
+
+
+class Executor:
+    """Blocks of known content, and what the pool has answered."""
+
+    def __init__(self, socket: Path) -> None:
+        kv = torch.rand(cache.kv_elements(TINY, SHAPE), dtype=torch.float64)
+        states = torch.rand(cache.state_elements(TINY, SHAPE), dtype=torch.float64)
+        self.cache = cache.view(TINY, SHAPE, kv, states)
+        self.loaded: dict[int, int] = {}
+        self.freed: list[int] = []
+        settings = PoolSettings(socket, "executor", "model", "weights", reuse_min_tokens=16)
+        self.pool = Pool(settings, self.cache)
+        self.pool.start(Answers(self.loaded.__setitem__, self.freed.append))
+
+    async def begin(self, number: int, prompt: tuple[int, ...]) -> int:
+        """Open and begin a request; the tokens that can be loaded."""
+        visit = await self.pool.open(prompt, {})
+        self.pool.begin(number, visit)
+        return visit.num_cached
+
+    async def leave(self, number: int, tokens: tuple[int, ...], blocks: Blocks) -> None:
+        await self.begin(number, tokens)
+        self.pool.leave(number, tokens, blocks)
+        await until(lambda: number in self.freed, what="free blocks")
+
+    def content(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cache.kv[:, :, list(blocks.blocks)].clone(), self.cache.states[:, blocks.slot].clone()
+
+    def poison(self, blocks: Blocks) -> None:
+        self.cache.kv[:, :, list(blocks.blocks)] = POISON
+        self.cache.states[:, blocks.slot] = POISON
+
+
+@pytest_asyncio.fixture
+async def executor(agent: AgentProcess) -> AsyncIterator[Executor]:
+    executor = Executor(agent.socket)
+    yield executor
+    await executor.pool.close()
+
+
+def tokens_of(seed: int, num_tokens: int = 55) -> tuple[int, ...]:
+    return tuple((seed * 100 + 3 * i) % 320 for i in range(num_tokens))
+
+
+async def test_what_a_request_leaves_is_loaded_for_a_longer_prompt_byte_for_byte(executor: Executor) -> None:
+    tokens = tokens_of(1)
+    await executor.leave(1, tokens, OURS)
+    kv, state = executor.content(OURS)
+    assert await executor.begin(2, (*tokens, 9, 9)) == len(tokens)
+    executor.poison(OTHERS)
+    executor.pool.load(2, OTHERS)
+    await until(lambda: 2 in executor.loaded, what="the load")
+    assert executor.loaded[2] == len(tokens)
+    found_kv, found_state = executor.content(OTHERS)
+    assert torch.equal(found_kv, kv) and torch.equal(found_state, state)
+    executor.pool.abandon(2)
+
+
+async def test_the_state_of_another_length_is_of_no_use(executor: Executor) -> None:
+    tokens = tokens_of(2)
+    await executor.leave(1, tokens, OURS)
+    assert await executor.begin(2, (*tokens[:48], 9, 9)) == 0
+    executor.pool.abandon(2)
+
+
+async def test_what_a_dead_decode_had_lent_is_not_kept(executor: Executor, agent: AgentProcess) -> None:
+    """The agent is held, so that its slots come only after the death."""
+    tokens = tokens_of(3)
+    visit = await executor.pool.open(tokens, {})
+    executor.pool.begin(1, visit)
+    os.kill(agent.child.process.pid, signal.SIGSTOP)
+    try:
+        executor.pool.leave(1, tokens, OURS)
+        await until(visit.sent.done, what="its turn")
+        executor.pool.decode_lost(lambda _: False)
+        executor.poison(OURS)
+    finally:
+        os.kill(agent.child.process.pid, signal.SIGCONT)
+    await executor.leave(3, tokens_of(8), OTHERS)  # whole turns have passed
+    assert await executor.begin(2, (*tokens, 9)) == 0
+    assert executor.freed == [3]
+    executor.pool.abandon(2)
+
+
+async def test_nothing_is_loaded_into_blocks_of_a_dead_decode(executor: Executor) -> None:
+    tokens = tokens_of(4)
+    await executor.leave(1, tokens, OURS)
+    assert await executor.begin(2, (*tokens, 9)) == len(tokens)
+    executor.poison(OTHERS)
+    executor.pool.load(2, OTHERS)
+    executor.pool.decode_lost(lambda _: True)
+    await executor.leave(3, tokens_of(5), OURS)  # whole turns have passed
+    assert (executor.content(OTHERS)[0] == POISON).all() and executor.loaded == {}
+    executor.pool.abandon(2)
+
+
+async def test_a_request_whose_client_goes_while_its_prefix_is_loaded_still_gives_its_blocks_back(
+    executor: Executor,
+) -> None:
+    tokens = tokens_of(6)
+    await executor.leave(1, tokens, OURS)
+    assert await executor.begin(2, (*tokens, 9)) == len(tokens)
+    executor.pool.load(2, OTHERS)
+    executor.pool.abandon(2)
+    await until(lambda: 2 in executor.loaded, what="the answer")
+
+
+async def test_without_an_agent_nothing_is_found_and_nothing_waits(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        stack = Stack(children, tmp_path)
+        mortal = stack.start_agent("mortal", pool_bytes="64MiB")
+        stack.await_agent(mortal)
+        executor = Executor(mortal.socket)
+        tokens = tokens_of(7)
+        await executor.leave(1, tokens, OURS)
+        mortal.child.process.kill()
+        mortal.child.process.wait()
+        assert await executor.begin(2, (*tokens, 9)) == 0
+        executor.pool.leave(2, (*tokens, 9), OURS)
+        await until(lambda: 2 in executor.freed, what="free blocks")
+        await executor.pool.close()
