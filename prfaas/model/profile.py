@@ -30,7 +30,12 @@ class PrefillProfile:
 
     def seconds(self, new: float, cached: float = 0.0) -> float:
         """T_prefill(new | cached)."""
-        return self.along(cached / new)(new) if cached and new else self.fresh(new)
+        if not cached or not new:
+            return self.fresh(new)
+        if self.append is not None:
+            a, b, c, d = self.append
+            return a + (b + c * new + d * cached) * new
+        return self.fresh(new + cached) - self.fresh(cached) + self.fresh(0.0)
 
     def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
         """As a `Cost`: seconds of each request."""

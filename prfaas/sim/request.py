@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+from prfaas.types import BlockHash
 
 NEVER = math.nan
 
@@ -11,12 +14,14 @@ class Request:
     """One request on its way. Times are seconds since the start; NaN: it has not come to that.
 
     `num_cached_tokens` is the usable prefix as the traffic states it; `blocks` name the prompt's blocks where prefix
-    caches are simulated. `session` groups the turns of a conversation, `turn` counts from 1.
+    caches are simulated, `blocks_after` those that are there once its answer is. `session` groups the turns of a
+    conversation, `turn` counts from 1.
     """
 
     __slots__ = (
         "arrival",
         "blocks",
+        "blocks_after",
         "decode_end",
         "decode_start",
         "first_token",
@@ -42,7 +47,8 @@ class Request:
         cached_tokens: int = 0,
         session: int = -1,
         turn: int = 1,
-        blocks: tuple[int, ...] = (),
+        blocks: Sequence[BlockHash] = (),
+        blocks_after: Sequence[BlockHash] = (),
     ) -> None:
         self.index = index
         self.arrival = arrival
@@ -52,6 +58,7 @@ class Request:
         self.session = session
         self.turn = turn
         self.blocks = blocks
+        self.blocks_after = blocks_after or blocks
         self.reason = ""
         self.prefill_start = self.prefill_end = self.transfer_end = NEVER
         self.decode_start = self.first_token = self.decode_end = NEVER

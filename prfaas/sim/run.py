@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +12,9 @@ from prfaas.model.plan import Plan
 from prfaas.model.planning import best_plan, homogeneous, naive
 from prfaas.model.solver import SinglePd
 from prfaas.model.workload import Workload
+from prfaas.sim.conversations import read_conversations
+from prfaas.sim.deployed import deploy, threshold_tokens
+from prfaas.sim.engine_settings import engine_settings
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import Stations, StationSettings
@@ -70,10 +72,8 @@ def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tup
     plan = best_plan(deployment, workload, method="paper" if scenario.method == "paper" else "exact")
     if scenario.threshold is not None:
         plan = SinglePd(LoadModel(deployment, workload, "exact")).at(scenario.threshold, plan.num_prefill)
-    threshold = plan.threshold_tokens
-    if threshold is None:
-        threshold = 0 if plan.offload_ratio else int(workload.prefilled.support[1]) + 1
-    return plan, SinglePd(LoadModel(deployment, workload, "exact")).sustained(threshold, plan.num_prefill)
+    solver = SinglePd(LoadModel(deployment, workload, "exact"))
+    return plan, solver.sustained(threshold_tokens(plan), plan.num_prefill)
 
 
 def arrival_rate(scenario: Scenario, setup: Setup) -> float:
@@ -112,20 +112,39 @@ def counting(scenario: Scenario) -> Counting:
 
 
 def simulate(scenario: Scenario, *, rate: float | None = None) -> Run:
-    """Run a scenario, at `rate` requests per second where given, else at its own load."""
+    """Run a scenario, at `rate` requests (of `turns`: conversations) per second where given, else at its own load."""
     setup = prepare(scenario)
     asked = arrival_rate(scenario, setup) if rate is None else rate
-    requests = traffic(scenario, setup, asked)
+    run = _with_instances if scenario.fidelity == "instances" else _with_stations
+    return Run(scenario, setup, asked, run(scenario, setup, asked))
+
+
+def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
     settings = StationSettings(scenario.layers, scenario.rtt, scenario.first_token_steps)
     twin = Stations(setup.deployment, setup.workload, setup.plan, settings=settings)
+    requests = traffic(scenario, setup, rate)
     twin.run(requests)
-    return Run(scenario, setup, asked, _summary(scenario, requests, twin))
-
-
-def _summary(scenario: Scenario, requests: Sequence[Request], twin: Stations) -> Summary:
     return summarise(
         requests,
         counting(scenario),
         egress_bytes=twin.egress.bytes_out,
         utilisation=twin.utilisation(requests[-1].arrival),
+    )
+
+
+def _with_instances(scenario: Scenario, setup: Setup, rate: float) -> Summary:
+    conversations = read_conversations(scenario)
+    follow_up = conversations.following if conversations else None
+    twin = deploy(setup.deployment, setup.workload, setup.plan, engine_settings(scenario, rate), follow_up=follow_up)
+    opening = traffic(scenario, setup, rate)
+    if conversations:
+        opening = [conversations.first(one.index, one.arrival) for one in opening]
+    twin.run(opening)
+    end = opening[-1].arrival
+    return summarise(
+        twin.requests,
+        counting(scenario),
+        gaps=twin.gaps.arrays(),
+        egress_bytes=sum(one.bytes_out for one in twin.egress.values()),
+        utilisation={name: one.busy_seconds / end for name, one in twin.instances.items()},
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from prfaas.cachepool.eviction import POLICIES
 from prfaas.config import record, setting
 from prfaas.solve.catalog import CASE_STUDY
 from prfaas.units import choice
 
+LOCAL_POLICIES = ("decode", "pd", "ppd", "suffix")
 VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 
 
@@ -53,6 +56,37 @@ class Scenario:
     first_token_steps: int = setting(
         "count", default=1, doc="Decode steps until the first token; 0 is the paper's account: prefill makes it."
     )
+    fidelity: str = setting(
+        choice("stations", "instances"),
+        default="stations",
+        doc="stations: pools of servers. instances: engines with continuous batching and caches, routed one by one.",
+    )
+    local_policy: str = setting(
+        choice(*LOCAL_POLICIES),
+        default="pd",
+        doc="instances: what prefills within the PD cluster, as managers take it.",
+    )
+    non_cached_tokens: int = setting(
+        "tokens", default=0, doc="instances, suffix: the least uncached part that a PD-P takes."
+    )
+    ppd_table: Path | None = setting("path", default=None, doc="instances, ppd: the table as JSON.")
+    chunk_tokens: int | None = setting(
+        "tokens",
+        default=None,
+        doc="instances: tokens that an iteration of a decode instance takes; whole prompts when empty.",
+    )
+    cache_tokens: int | None = setting(
+        "tokens", default=None, minimum=1, doc="instances: what a node's cache holds; 65,536 blocks when empty."
+    )
+    block_tokens: int = setting("tokens", default=512, minimum=1, doc="instances: tokens of a block of the cache.")
+    eviction: str = setting(choice(*POLICIES), default="lru", doc="instances: what leaves a full cache first.")
+    announce: float = setting(
+        "seconds", default=0.0, doc="instances: how much later the router knows of a cache's change."
+    )
+    turns: str = setting(
+        "text", default="", doc='instances: conversations, new>output tokens of each turn: "1024>256,64>256".'
+    )
+    think: float = setting("seconds", default=0.0, doc="instances: from an answer to the conversation's next turn.")
     warmup: float = setting("ratio", default=0.1, maximum=0.9, doc="Share of the requests that is not counted.")
     timeout: float | None = setting("seconds", default=None, doc="A request that takes longer has failed.")
     goodput: GoodputSection = setting(record(GoodputSection), doc="Service-level objectives.")

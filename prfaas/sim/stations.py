@@ -16,13 +16,12 @@ from prfaas.model.deployment import Deployment
 from prfaas.model.plan import Plan
 from prfaas.model.workload import Workload
 from prfaas.scheduler.threshold import prefill_site
+from prfaas.sim.deployed import threshold_tokens
 from prfaas.sim.pool import Ended, Pool, Started
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
 from prfaas.sim.transfer import Transfers
 from prfaas.sim.wire import Egress
-
-_NOTHING_IS_LONGER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Stations:
         self.settings = settings or StationSettings()
         self.timeline = Timeline()
         self._kv = deployment.model.curve()
-        self._threshold = _threshold(plan)
+        self._threshold = threshold_tokens(plan)
         (pd,), (split,) = deployment.pd, plan.splits
         self._local_seconds = pd.profile.prefill.seconds
         self.local = self._prefill_pool(split.num_prefill, self._local_started, self._hand_over)
@@ -127,12 +126,6 @@ class Stations:
 
     def _decode_ended(self, request: Request) -> None:
         """It has its last token."""
-
-
-def _threshold(plan: Plan) -> int:
-    if plan.threshold_tokens is not None:
-        return plan.threshold_tokens
-    return 0 if plan.offload_ratio else _NOTHING_IS_LONGER
 
 
 def _whole(number: float) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from prfaas.errors import ConfigError
 from prfaas.model.workload import Workload
 from prfaas.sim.arrivals import arrivals
+from prfaas.sim.prefix_cache import block_name
 from prfaas.sim.request import Request
 from prfaas.sim.sampling import requests_of
 from prfaas.solve.trace_file import read_requests
@@ -44,7 +45,7 @@ def recorded_requests(path: Path, *, count: int) -> list[Request]:
                 output_tokens=int(row.output_tokens or _DEFAULT_OUTPUT_TOKENS),
                 cached_tokens=int(row.cached_tokens),
                 turn=row.turn,
-                blocks=row.blocks,
+                blocks=[block_name(number) for number in row.blocks],
             )
         )
     return requests

@@ -54,6 +54,14 @@ def test_a_recorded_trace_arrives_at_its_own_times(capsys: pytest.CaptureFixture
     assert run["arrivals"] == pytest.approx(1.0)
 
 
+def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--fidelity", "instances", "--turns", "4096>64,256>64", "--load", "1req/s", "--non-cached-tokens", "1024"]
+    always, suffix = json.loads(output(capsys, "--json", *argv, "--compare", "local_policy=pd,suffix"))
+    assert always["reasons"] == {"pd": 1.0}
+    assert suffix["reasons"] == pytest.approx({"suffix_cached": 0.5, "suffix_uncached": 0.5}, abs=0.05)
+    assert suffix["ttft"]["mean"] < always["ttft"]["mean"]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

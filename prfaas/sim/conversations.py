@@ -1,0 +1,76 @@
+"""Conversations of several turns: each turn's prompt is all that was said before and something new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prfaas.errors import ConfigError
+from prfaas.sim.prefix_cache import block_name
+from prfaas.sim.request import Request
+from prfaas.sim.scenario import Scenario
+from prfaas.types import BlockHash
+
+_MAX_BLOCKS = 1 << 20  # of one conversation
+
+
+@dataclass(frozen=True)
+class Turn:
+    """New prompt tokens and output tokens."""
+
+    num_new_tokens: int
+    num_output_tokens: int
+
+
+class Conversations:
+    """Gives each conversation's next turn, `think_seconds` after the answer before it."""
+
+    def __init__(self, turns: Sequence[Turn], *, block_tokens: int = 16, think_seconds: float = 0.0) -> None:
+        self._turns = turns
+        self._block_tokens = block_tokens
+        self._think_seconds = think_seconds
+
+    def first(self, session: int, arrival: float) -> Request:
+        """The request that opens a conversation."""
+        return self._request(session, 0, arrival, 0)
+
+    def following(self, request: Request, now: float) -> Request | None:
+        """As a `FollowUp`."""
+        if request.turn == len(self._turns):
+            return None
+        said = request.num_prompt_tokens + request.num_output_tokens
+        return self._request(request.session, request.turn, now + self._think_seconds, said)
+
+    def _request(self, session: int, index: int, arrival: float, said: int) -> Request:
+        turn = self._turns[index]
+        prompt = said + turn.num_new_tokens
+        return Request(
+            session * len(self._turns) + index,
+            arrival,
+            prompt_tokens=prompt,
+            output_tokens=turn.num_output_tokens,
+            session=session,
+            turn=index + 1,
+            blocks=self._blocks(session, prompt),
+            blocks_after=self._blocks(session, prompt + turn.num_output_tokens),
+        )
+
+    def _blocks(self, session: int, num_tokens: int) -> list[BlockHash]:
+        start = session * _MAX_BLOCKS
+        return [block_name(start + index) for index in range(num_tokens // self._block_tokens)]
+
+
+def read_conversations(scenario: Scenario) -> Conversations | None:
+    """The scenario's; None where its requests stand alone.
+
+    Raises:
+        ConfigError: the turns are not written as they should be.
+    """
+    if not scenario.turns:
+        return None
+    try:
+        pairs = [[int(number) for number in turn.split(">")] for turn in scenario.turns.split(",")]
+        turns = [Turn(new, output) for new, output in pairs]
+    except ValueError:
+        raise ConfigError(f'turns {scenario.turns!r}: write new>output tokens of each, "1024>256,64>256"') from None
+    return Conversations(turns, block_tokens=scenario.block_tokens, think_seconds=scenario.think)

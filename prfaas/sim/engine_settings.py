@@ -1,0 +1,60 @@
+"""How a scenario's instances work beyond their profiles: policy within the PD cluster, chunks, caches, transfers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prfaas.cachepool.eviction import policy_of
+from prfaas.errors import ConfigError
+from prfaas.scheduler.ppd import PpdTable, read_measured
+from prfaas.scheduler.snapshot import LocalPolicy
+from prfaas.sim.caches import CacheRules
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS
+
+_LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd", "suffix": "suffix"}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What prefills within the PD cluster is `local_policy`; `requests_per_second` is what PPD's table is read at."""
+
+    local_policy: LocalPolicy = "pd"
+    non_cached_tokens: int = 0
+    ppd_table: PpdTable | None = None
+    requests_per_second: float = 0.0
+    chunk_tokens: int | None = None
+    cache_blocks: int = DEFAULT_CACHE_BLOCKS
+    caches: CacheRules = field(default_factory=lambda: CacheRules(block_tokens=512))
+    num_layers: int = 1
+    rtt_seconds: float = 0.0
+    max_sessions: float = float("inf")
+
+
+def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
+    """The scenario's.
+
+    Raises:
+        ConfigError: the PPD table cannot be used.
+    """
+    tokens, block_tokens = scenario.cache_tokens, scenario.block_tokens
+    return EngineSettings(
+        local_policy=_LOCAL_POLICIES[scenario.local_policy],
+        non_cached_tokens=scenario.non_cached_tokens,
+        ppd_table=None if scenario.ppd_table is None else _ppd_table(scenario.ppd_table),
+        requests_per_second=rate,
+        chunk_tokens=scenario.chunk_tokens,
+        cache_blocks=DEFAULT_CACHE_BLOCKS if tokens is None else tokens // block_tokens,
+        caches=CacheRules(block_tokens, policy_of(scenario.eviction), scenario.announce),
+        num_layers=scenario.layers,
+        rtt_seconds=scenario.rtt,
+    )
+
+
+def _ppd_table(path: Path) -> PpdTable:
+    try:
+        return read_measured(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ppd_table {path}: {error}") from error

@@ -1,0 +1,244 @@
+"""Instances, caches and links under traffic; every request goes where `scheduler.route` sends it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from prfaas.model.curve import Curve
+from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.sim.caches import CacheRules, Caches
+from prfaas.sim.gaps import Gaps
+from prfaas.sim.instance import Callbacks, EngineSpec, Instance, Prefill
+from prfaas.sim.request import Request
+from prfaas.sim.timeline import Timeline
+from prfaas.sim.transfer import Transfers
+from prfaas.sim.wire import Egress
+from prfaas.types import AgentName, ClusterName, InstanceId
+
+FollowUp = Callable[[Request, float], Request | None]  # the request that an answer calls forth, given when it ended
+Watch = Callable[[Snapshot, RequestFacts, Decision], None]  # sees every decision with what it was made from
+DEFAULT_CACHE_BLOCKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine with one engine: what the scheduler knows of it, how it computes, what its cache may hold."""
+
+    state: InstanceState
+    spec: EngineSpec
+    cache_blocks: int = DEFAULT_CACHE_BLOCKS
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What carries KV: S_kv(l), each cluster's egress to others, each node's rate within its cluster.
+
+    `setup_seconds` pass before each transfer's first byte. With `sends_all` also what the receiver holds is sent.
+    """
+
+    kv: Curve
+    egress_bytes_per_second: Mapping[ClusterName, float]
+    intra_bytes_per_second: float = math.inf
+    rtt_seconds: float = 0.0
+    setup_seconds: float = 0.0
+    num_layers: int = 1
+    sends_all: bool = False
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The snapshot's fixed part, and what stands before the engines.
+
+    A request takes `overhead_seconds` and `overhead_per_token_seconds` for each prompt token before its engine has it.
+    No more than `max_sessions` conversations are under way; the others wait before they are routed. `round_robin` gives
+    the decode instances their requests in turn, whatever is cached where.
+    """
+
+    snapshot: Snapshot
+    caches: CacheRules = field(default_factory=CacheRules)
+    overhead_seconds: float = 0.0
+    overhead_per_token_seconds: float = 0.0
+    max_sessions: float = math.inf
+    round_robin: bool = False
+
+
+class Twin:
+    """A deployment at work. `requests` are all that have arrived, in that order; `gaps` their inter-token gaps."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        wires: Wires,
+        rules: Rules,
+        *,
+        follow_up: FollowUp | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.timeline = Timeline()
+        self.requests: list[Request] = []
+        self.gaps = Gaps()
+        self.rules, self.wires, self._follow_up, self._watch = rules, wires, follow_up, watch
+        self._nodes = {node.state.instance: node for node in nodes}
+        self._states = [node.state for node in self._nodes.values()]
+        self._position = {name: index for index, name in enumerate(self._nodes)}
+        room = {node.state.agent: node.cache_blocks for node in self._nodes.values()}
+        self._caches = Caches(self.timeline, rules.caches, room)
+        self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
+        self._session_agent: dict[int, AgentName] = {}
+        self._decisions: dict[int, Decision] = {}
+        self.egress = {
+            name: Egress(self.timeline, wires.egress_bytes_per_second.get(name, math.inf))
+            for name in dict.fromkeys(state.cluster for state in self._states)
+        }
+        self._paths: dict[tuple[InstanceId, ClusterName], Transfers] = {}
+        self._arriving: Iterator[Request] = iter(())
+        self._outside: deque[Request] = deque()
+        self._num_sessions = 0
+        self._decoders = [state.instance for state in self._states if state.decodes]
+
+    def _engine(self, node: Node) -> Instance:
+        callbacks = Callbacks(self._send, self._prefilled, self._answered)
+        return Instance(self.timeline, node.spec, callbacks, self.gaps)
+
+    def run(self, requests: Iterable[Request]) -> None:
+        """Take these requests, which ascend by arrival, and what follows them, and let all of them end. Once."""
+        self._arriving = iter(requests)
+        self._await_next()
+        try:
+            self.timeline.run()
+        finally:
+            self._caches.close()
+
+    def _await_next(self) -> None:
+        request = next(self._arriving, None)
+        if request is not None:
+            self.timeline.at(request.arrival, self._take_next, request)
+
+    def _take_next(self, request: Request) -> None:
+        self._await_next()
+        if self._num_sessions < self.rules.max_sessions:
+            self._num_sessions += 1
+            self._arrive(request)
+        else:
+            self._outside.append(request)
+
+    def _arrive(self, request: Request) -> None:
+        self.requests.append(request)
+        snapshot, facts = self._snapshot(), self._facts(request)
+        decision = route(snapshot, facts)
+        if self._watch is not None:
+            self._watch(snapshot, facts, decision)
+        request.reason = decision.reason
+        if decision.decode is None:
+            self._end_session()
+            return
+        self._decisions[request.index] = decision
+        for name in {decision.decode, decision.prefill or decision.decode}:
+            self._count(name, 1)
+        self._session_agent[request.session] = self._nodes[decision.decode].state.agent
+        overhead = self.rules.overhead_seconds + self.rules.overhead_per_token_seconds * request.num_prompt_tokens
+        self.timeline.at(self.timeline.now + overhead, self._start, request)
+
+    def _snapshot(self) -> Snapshot:
+        return replace(self.rules.snapshot, instances=tuple(self._states))
+
+    def _facts(self, request: Request) -> RequestFacts:
+        return RequestFacts(
+            request.num_prompt_tokens,
+            num_cached_tokens=0 if request.blocks else request.num_cached_tokens,
+            cached_tokens=self._caches.known(request),
+            session_agent=self._session_agent.get(request.session) if request.turn > 1 else None,
+            turn=request.turn,
+            max_output_tokens=request.num_output_tokens,
+            excluded=self._not_its_turn() if self.rules.round_robin else frozenset(),
+        )
+
+    def _not_its_turn(self) -> frozenset[InstanceId]:
+        chosen = self._decoders[len(self.requests) % len(self._decoders)]
+        return frozenset(name for name in self._decoders if name != chosen)
+
+    def _count(self, name: InstanceId, change: int) -> None:
+        position = self._position[name]
+        state = self._states[position]
+        self._states[position] = replace(state, num_requests=state.num_requests + change)
+
+    def _start(self, request: Request) -> None:
+        decision = self._decisions[request.index]
+        assert decision.decode is not None
+        name = decision.prefill or decision.decode
+        cached = self._caches.usable(request, self._nodes[name].state.agent)
+        new = request.num_prompt_tokens - cached
+        self.instances[name].prefill(Prefill(request, new, cached, stays=decision.prefill is None))
+
+    def _send(self, prefill: Prefill, seconds: float) -> None:
+        """The last chunk starts: from here on its layers leave."""
+        if prefill.stays:
+            return
+        decision = self._decisions[prefill.request.index]
+        assert decision.prefill is not None
+        assert decision.decode is not None
+        source, target = self._nodes[decision.prefill].state, self._nodes[decision.decode].state
+        path = self._path(source, target.cluster)
+        num_bytes = self._missing_bytes(prefill.request, target.agent)
+        path.start(prefill.request, num_bytes, prefill_seconds=seconds, arrived=self._arrived)
+
+    def _missing_bytes(self, request: Request, agent: AgentName) -> float:
+        kv = self.wires.kv
+        held = 0 if self.wires.sends_all else self._caches.usable(request, agent)
+        return kv(request.num_prompt_tokens) - (kv(held) - kv(0.0))
+
+    def _path(self, source: InstanceState, target: ClusterName) -> Transfers:
+        """Within a cluster each node sends for itself; between clusters all nodes share their cluster's egress."""
+        known = self._paths.get((source.instance, target))
+        if known is None:
+            wires = self.wires
+            within = source.cluster == target
+            rate = wires.intra_bytes_per_second
+            egress = Egress(self.timeline, rate) if within else self.egress[source.cluster]
+            link = egress.link(math.inf, rtt_seconds=0.0 if within else wires.rtt_seconds)
+            known = Transfers(self.timeline, egress, link, num_layers=wires.num_layers)
+            self._paths[source.instance, target] = known
+        return known
+
+    def _prefilled(self, prefill: Prefill) -> None:
+        """The prompt's blocks are in its node's cache; who prefilled for another is done with it."""
+        decision = self._decisions[prefill.request.index]
+        assert decision.decode is not None
+        name = decision.prefill or decision.decode
+        self._caches.keep(self._nodes[name].state.agent, prefill.request.blocks)
+        if decision.prefill is not None:
+            self._count(decision.prefill, -1)
+
+    def _arrived(self, request: Request) -> None:
+        if self.wires.setup_seconds:
+            self.timeline.at(self.timeline.now + self.wires.setup_seconds, self._hand_over, request)
+        else:
+            self._hand_over(request)
+
+    def _hand_over(self, request: Request) -> None:
+        decision = self._decisions[request.index]
+        assert decision.decode is not None
+        request.transfer_end = self.timeline.now
+        self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks)
+        self.instances[decision.decode].decode(request)
+
+    def _answered(self, request: Request) -> None:
+        decision = self._decisions.pop(request.index)
+        assert decision.decode is not None
+        self._count(decision.decode, -1)
+        self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks_after)
+        following = self._follow_up(request, self.timeline.now) if self._follow_up else None
+        if following is None:
+            self._end_session()
+        else:
+            self.timeline.at(following.arrival, self._arrive, following)
+
+    def _end_session(self) -> None:
+        self._num_sessions -= 1
+        if self._outside:
+            self._num_sessions += 1
+            self._arrive(self._outside.popleft())

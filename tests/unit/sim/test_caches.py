@@ -1,0 +1,102 @@
+"""Prefix caches of the twin: the pool's own rules, and a view of them that may lag behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.sim.caches import CacheRules, Caches
+from prfaas.sim.prefix_cache import PrefixCache, block_name
+from prfaas.sim.request import Request
+from prfaas.sim.timeline import Timeline
+from prfaas.types import AgentName, BlockHash
+
+A, B = AgentName("a"), AgentName("b")
+
+
+def chain(*numbers: int) -> list[BlockHash]:
+    return [block_name(number) for number in numbers]
+
+
+def request(blocks: Sequence[BlockHash]) -> Request:
+    return Request(0, 0.0, prompt_tokens=16 * len(blocks) + 8, output_tokens=1, blocks=blocks)
+
+
+@contextmanager
+def two_caches(rules: CacheRules, max_blocks: int = 100) -> Iterator[tuple[Timeline, Caches]]:
+    timeline = Timeline()
+    with closing(Caches(timeline, rules, {A: max_blocks, B: max_blocks})) as caches:
+        yield timeline, caches
+
+
+def test_the_start_of_a_chain_stays_longest() -> None:
+    with closing(PrefixCache(16, 4)) as cache:
+        cache.keep(chain(1, 2, 3))
+        cache.keep(chain(7, 8))
+        assert cache.match(chain(1, 2, 3)) == 32
+        assert cache.match(chain(7, 8)) == 32
+        assert cache.match(chain(9, 1)) == 0
+        assert cache.num_blocks == 4
+
+
+def test_what_is_used_again_outlives_what_is_not() -> None:
+    with closing(PrefixCache(16, 4)) as cache:
+        for blocks in (chain(1, 2), chain(3, 4), chain(1, 2), chain(5, 6)):
+            cache.keep(blocks)
+        assert cache.match(chain(1, 2)) == 32
+        assert cache.match(chain(3, 4)) == 0
+
+
+def test_under_lfu_what_was_used_often_outlives_what_was_used_last() -> None:
+    def kept_after(eviction: str) -> int:
+        with closing(PrefixCache(16, 4, eviction="lfu" if eviction == "lfu" else "lru")) as cache:
+            for blocks in (chain(1, 2), chain(1, 2), chain(1, 2), chain(3, 4), chain(5, 6)):
+                cache.keep(blocks)
+            return cache.match(chain(1, 2))
+
+    assert kept_after("lfu") == 32
+    assert kept_after("lru") == 0
+
+
+def test_a_prompt_longer_than_the_cache_fills_it() -> None:
+    with closing(PrefixCache(16, 3)) as cache:
+        cache.keep(chain(1, 2, 3, 4, 5))
+        assert cache.match(chain(1, 2, 3, 4, 5)) == 48
+
+
+# Chains that share starts, as prompts do: every prefix of (c, c·10, c·10 + 1, ...) is a chain of conversation c.
+prompts = st.tuples(st.integers(1, 6), st.integers(1, 9)).map(
+    lambda pair: chain(*(pair[0] * 100 + i for i in range(pair[1])))
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B]), prompts), max_size=30), st.integers(1, 12))
+def test_the_view_knows_what_each_cache_holds(kept: list[tuple[AgentName, list[BlockHash]]], max_blocks: int) -> None:
+    with two_caches(CacheRules(), max_blocks) as (_, caches):
+        for agent, blocks in kept:
+            caches.keep(agent, blocks)
+        for _, blocks in kept:
+            asked = request(blocks)
+            known = caches.known(asked)
+            assert [known.get(agent, 0) for agent in (A, B)] == [caches.usable(asked, agent) for agent in (A, B)]
+
+
+def test_what_is_announced_late_is_not_known_before() -> None:
+    with two_caches(CacheRules(announce_seconds=5.0)) as (timeline, caches):
+        caches.keep(A, chain(1, 2))
+        assert caches.known(request(chain(1, 2))) == {}
+        assert caches.usable(request(chain(1, 2)), A) == 32
+        timeline.run()
+        assert timeline.now == pytest.approx(5.0)
+        assert caches.known(request(chain(1, 2))) == {A: 32}
+
+
+def test_the_last_token_is_always_computed() -> None:
+    with two_caches(CacheRules()) as (_, caches):
+        caches.keep(A, chain(1, 2))
+        asked = Request(0, 0.0, prompt_tokens=32, output_tokens=1, blocks=chain(1, 2))
+        assert caches.usable(asked, A) == 31
