@@ -10,7 +10,7 @@ from prfaas.model.curve import FloatArray
 from prfaas.sim.arrivals import arrivals
 
 
-def drawn(text: str, count: int = 400_000) -> FloatArray:
+def drawn(text: str, count: int = 100_000) -> FloatArray:
     return arrivals(text, count, 4.0, np.random.default_rng(5))
 
 

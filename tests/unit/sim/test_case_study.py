@@ -18,7 +18,7 @@ ALMOST_IDLE = "0.05req/s"  # one request after the other
 def idle(variant: str) -> Run:
     """Table 6's own account: the paper's plan, no queue, prefill makes the first token."""
     return simulate(
-        Scenario(variant=variant, method="paper", load=ALMOST_IDLE, requests=20_000, first_token_steps=0, warmup=0.0)
+        Scenario(variant=variant, method="paper", load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0)
     )
 
 
@@ -52,7 +52,7 @@ def test_a_saturated_deployment_settles_at_the_exact_capacity(variant: str) -> N
 
 
 def test_below_capacity_everything_that_arrives_is_served() -> None:
-    run = simulate(Scenario(load="80%", requests=20_000))
+    run = simulate(Scenario(load="80%", requests=8_000))
     assert run.summary.throughput == pytest.approx(run.summary.arrivals, rel=0.01)
     assert run.summary.utilisation["prfaas"] == pytest.approx(0.8, rel=0.03)
 
@@ -92,7 +92,7 @@ def test_overlap_never_makes_a_first_token_later() -> None:
 
 
 def test_without_queues_the_twin_has_the_solvers_ttft() -> None:
-    scenario = Scenario(load=ALMOST_IDLE, requests=20_000, first_token_steps=0, warmup=0.0)
+    scenario = Scenario(load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0)
     run = simulate(scenario)
     plan: Plan = run.setup.plan
     expected = queue_free(plan, run.setup.deployment, run.setup.workload)

@@ -26,9 +26,20 @@ def twin_of(settings: EngineSettings, turns: list[Turn] | None = None) -> tuple[
     return deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up), conversations
 
 
+@pytest.mark.parametrize("variant", ["prfaas-pd", "naive-heterogeneous-pd"])
+def test_saturated_instances_sustain_what_stations_do(variant: str) -> None:
+    """Which is the solver's exact capacity (`test_case_study.py`); at equal arrivals chance is the same for both."""
+    instances, stations = (
+        simulate(Scenario(fidelity=fidelity, variant=variant, load="1.2", requests=5_000)).summary.throughput
+        for fidelity in ("instances", "stations")
+    )
+    assert instances == pytest.approx(stations, rel=0.005)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("variant", ["prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd"])
 def test_saturated_instances_settle_at_the_exact_capacity(variant: str) -> None:
-    run = simulate(Scenario(fidelity="instances", variant=variant, load="1.2", requests=24_000))
+    run = simulate(Scenario(fidelity="instances", variant=variant, load="1.2", requests=60_000))
     assert run.summary.throughput == pytest.approx(run.setup.capacity, rel=0.015)
 
 
@@ -58,7 +69,7 @@ def test_a_recorded_decision_is_made_again_from_its_record() -> None:
 def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
     twin, conversations = twin_of(EngineSettings("suffix", non_cached_tokens=1024), turns)
-    twin.run([conversations.first(session, float(session)) for session in range(20)])
+    twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
     assert {one.reason for one in twin.requests if one.turn == 1} == {"suffix_uncached"}
     assert {one.reason for one in twin.requests if one.turn == 2} == {"suffix_cached"}
 
@@ -66,7 +77,7 @@ def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
 def test_a_cache_too_small_for_its_conversations_forgets_them() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
     twin, conversations = twin_of(EngineSettings("suffix", non_cached_tokens=1024, cache_blocks=4), turns)
-    twin.run([conversations.first(session, float(session)) for session in range(20)])
+    twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
     assert {one.reason for one in twin.requests if one.turn == 2} == {"suffix_uncached"}
 
 
