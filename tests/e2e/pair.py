@@ -29,6 +29,10 @@ CHUNK_TOKENS = 256
 MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
 GRANT_SECONDS = 60.0
+# vLLM's rotary kernel for CPUs turns the rows of queries shaped [token, head, dim], as LFM2's are, by other tokens'
+# positions: what a request computes then depends on its neighbours in the batch. vLLM's own PyTorch form is right.
+NO_ROTARY_KERNEL = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
+FLAGS = {"lfm2": NO_ROTARY_KERNEL}
 CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU has none; the others are compared without
 
 
@@ -69,6 +73,17 @@ class Pair:
     def decode_leg(self, prompt: Sequence[int], grant: str) -> tuple[int, ...]:
         """The decode request of a transfer."""
         return self._ask(self.decode, prompt, kv_transfer_params=_parameters("do_remote_prefill", grant))
+
+    def lead_nats(self, prompt: Sequence[int]) -> float:
+        """By how much the likeliest next token of a prompt leads the next one, on the decode engine alone."""
+        body = {"model": self.family, "prompt": list(prompt), "temperature": 0, "max_tokens": 1, "logprobs": 2}
+        body |= {"cache_salt": os.urandom(8).hex(), "return_tokens_as_token_ids": True}  # texts may be equal
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.decode.url}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            likeliest = json.load(response)["choices"][0]["logprobs"]["top_logprobs"][0]
+        first, second = sorted(likeliest.values(), reverse=True)[:2]
+        return float(first - second)
 
     def locally(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Greedy tokens of the decode engine, which takes up what its node holds."""
@@ -140,7 +155,7 @@ def flags(family: str) -> tuple[str, ...]:
     chosen = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=MAX_MODEL_LEN)
     if family in CACHES_PREFIXES:
         chosen = tuple("--enable-prefix-caching" if flag == "--no-enable-prefix-caching" else flag for flag in chosen)
-    return chosen
+    return chosen + FLAGS.get(family, ())
 
 
 @contextmanager

@@ -29,6 +29,7 @@ CHUNKED = 4 * CHUNK_TOKENS + 1
 EXACT = [family for family in PAIRS if FAMILIES[family].dtype == "float32"]
 CONTROL_PROMPTS = 8  # a short convolution forgets what it lacks after two tokens: not every prompt shows it
 Answer = TypeVar("Answer", LookedUp, ReceiveReady)
+NEAR_TIE_NATS = 1e-3  # by being in a batch a float32 log-probability moved by 6e-5 at most (72 answers of 8 families)
 MIN_DISTINCT = 6  # of 24 output tokens: fewer, and two different computations might agree by chance
 
 
@@ -55,9 +56,16 @@ def test_several_requests_at_once_do_not_mix(pair: Pair) -> None:
     with ThreadPoolExecutor(len(prompts)) as pool:
         got = list(pool.map(pair.through_both, prompts))
     if pair.family in EXACT:
-        assert got == wanted
+        for prompt, its, alone in zip(prompts, got, wanted, strict=True):
+            assert its == alone or _differ_by_a_near_tie(pair, prompt, its, alone), (its, alone)
     else:  # a batch of several rounds differently: the first tokens show that nobody got another's KV
         assert [tokens[0] for tokens in got] == [tokens[0] for tokens in wanted]
+
+
+def _differ_by_a_near_tie(pair: Pair, prompt: list[int], got: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether the engine alone is as good as undecided where two answers part."""
+    same = next(at for at, (its, alone) in enumerate(zip(got, wanted, strict=True)) if its != alone)
+    return pair.lead_nats([*prompt, *wanted[:same]]) < NEAR_TIE_NATS
 
 
 def test_attention_leaves_before_the_last_chunk_is_computed(pair: Pair) -> None:
