@@ -53,7 +53,10 @@ class AgentConfig:
     newcomer_ratio: float = setting(
         "ratio",
         default=1.0,
-        doc="Share of the prefix blocks' room for those that nobody asks for again, once it is full; 1: no limit.",
+        doc="Most of the prefix blocks' room that those may take that nobody asks for again, once it is full; 1: no limit.",
+    )
+    learn_newcomer_ratio: bool = setting(
+        "flag", default=True, doc="Lower that share as far as what is missed later shows that it should be lower."
     )
     tenant_ratio: float = setting(
         "ratio", default=1.0, doc="Share of that room for each tenant that `tenants` does not name; 1: no limit."
@@ -154,7 +157,8 @@ class AgentConfig:
 
     def shares(self) -> Shares:
         """Who may hold how much of the room for prefix blocks."""
-        return Shares(self.newcomer_ratio, self.tenant_ratio, {its.tenant: its.ratio for its in self.tenants})
+        tenants = {its.tenant: its.ratio for its in self.tenants}
+        return Shares(self.newcomer_ratio, self.learn_newcomer_ratio, self.tenant_ratio, tenants)
 
     def ssd(self) -> SsdSettings | None:
         """The SSD tier, if there is one."""

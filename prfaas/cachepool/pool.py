@@ -183,7 +183,7 @@ class SlotPool(Generic[Memory]):
             assert run is not None, "only prefix blocks can be pinned"
             last, num_asked = position + end - start, run.num_asked
             run.read(last, when)
-            self._room.newcomer_bytes -= (run.num_asked - num_asked) * slots.arena.stride_bytes
+            self._room.newcomers.used_bytes -= (run.num_asked - num_asked) * slots.arena.stride_bytes
             read.append((run, last))
             self._keep(run)
 
@@ -275,7 +275,7 @@ class SlotPool(Generic[Memory]):
             taken, hashes, group=group, parent=parent, above=above, num_tokens=num_tokens, root=root, when=self._tick
         )
         self._transfer_bytes -= num_bytes
-        self._room.came(account, num_bytes)
+        self._room.came(account, hashes, slots.arena.stride_bytes)
         if self._on_change is not None:
             layout, block_tokens = slots.arena.layout, slots.arena.layout.groups[group].block_tokens
             self._on_change(
@@ -318,7 +318,7 @@ class SlotPool(Generic[Memory]):
     def _make_room(self, account: Account, num_bytes: int) -> bool:
         """Evict until that many bytes of a tenant fit; False when what would have to leave is in use."""
         while (shortage := self._room.shortage(account, num_bytes)) is not None:
-            victim = self._room.candidates.pop(shortage.view)
+            victim = self._room.victim(shortage.view)
             if victim is None:
                 return False
             run, key = victim
@@ -335,7 +335,7 @@ class SlotPool(Generic[Memory]):
         gone, hashes = slots.cut(run, num_blocks)
         slots.free += gone
         num_newcomers = num_blocks - (num_asked - run.num_asked)
-        self._room.left(self._account_of(run), num_blocks * stride_bytes, newcomer_bytes=num_newcomers * stride_bytes)
+        self._room.left(self._account_of(run), hashes, stride_bytes, num_newcomers=num_newcomers)
         self._num_evicted += num_blocks
         self._settle(run if len(run) else slots.unhang(run.above))
         if self._on_change is not None:
@@ -355,7 +355,7 @@ class SlotPool(Generic[Memory]):
             self._transfer_bytes,
             len(self._leases),
             self._num_evicted,
-            self._room.newcomer_bytes,
+            self._room.newcomers.used_bytes,
             self._room.tenant_bytes(),
         )
 

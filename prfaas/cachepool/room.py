@@ -6,11 +6,12 @@ Three limits, in this order: what one tenant may hold, what blocks may hold that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prfaas.cachepool.eviction import ALL, Candidates
+from prfaas.cachepool.newcomers import Newcomers
 from prfaas.cachepool.run import Run
 from prfaas.hashing import NO_HASH, root_hash
 from prfaas.types import BlockHash
@@ -21,9 +22,13 @@ NEWCOMERS = "newcomers"  # the view of runs whose tail nobody has asked for sinc
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the room, from 0 to 1. `of_tenants` is by the tenant's salt, `each_tenant` for every other one."""
+    """Shares of the room, from 0 to 1. `of_tenants` is by the tenant's salt, `each_tenant` for every other one.
+
+    `newcomers` is the most that blocks may be that nobody has asked for; with `learns` a smaller share is learnt.
+    """
 
     newcomers: float = 1.0
+    learns: bool = False
     each_tenant: float = 1.0
     of_tenants: Mapping[str, float] = field(default_factory=dict)
 
@@ -61,10 +66,9 @@ class Room:
     def __init__(self, budget_bytes: int, shares: Shares) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self.newcomer_bytes = 0
+        self.newcomers = Newcomers(budget_bytes, most=shares.newcomers, learns=shares.learns)
         self.candidates = Candidates()
         self._shares = shares
-        self._newcomer_limit = None if shares.newcomers >= 1 else int(budget_bytes * shares.newcomers)
         self._accounts: dict[tuple[str, BlockHash], Account] = {}
         self._by_name: dict[str, Account] = {}
 
@@ -102,27 +106,33 @@ class Room:
         lacking = self.used_bytes + num_bytes - self.budget_bytes
         if lacking <= 0:
             return None
-        limit = self._newcomer_limit
-        if limit is not None and (excess := self.newcomer_bytes + num_bytes - limit) > 0:
+        excess = self.newcomers.used_bytes + num_bytes - self.newcomers.limit_bytes
+        if self.newcomers.are_limited and excess > 0:
             return Shortage(min(lacking, excess), NEWCOMERS)
         return Shortage(lacking, ALL)
 
-    def came(self, account: Account, num_bytes: int) -> None:
-        """So many bytes were stored."""
-        account.used_bytes += num_bytes
-        self.used_bytes += num_bytes
-        self.newcomer_bytes += num_bytes
+    def victim(self, view: str) -> tuple[Run, float] | None:
+        """The run whose tail leaves, with its key: any run when all newcomers are in use, since a prompt in the making is
+        worth more whole."""
+        found = self.candidates.pop(view)
+        return self.candidates.pop() if found is None and view == NEWCOMERS else found
 
-    def left(self, account: Account, num_bytes: int, *, newcomer_bytes: int) -> None:
-        """So many bytes were removed, some of which nobody had asked for."""
-        account.used_bytes -= num_bytes
-        self.used_bytes -= num_bytes
-        self.newcomer_bytes -= newcomer_bytes
+    def came(self, account: Account, hashes: Sequence[BlockHash], slot_bytes: int) -> None:
+        """Blocks of one chain were stored."""
+        account.used_bytes += len(hashes) * slot_bytes
+        self.used_bytes += len(hashes) * slot_bytes
+        self.newcomers.stored(hashes, slot_bytes)
+
+    def left(self, account: Account, hashes: Sequence[BlockHash], slot_bytes: int, *, num_newcomers: int) -> None:
+        """Blocks of one chain were removed from its tail, the first `num_newcomers` of which nobody had asked for."""
+        account.used_bytes -= len(hashes) * slot_bytes
+        self.used_bytes -= len(hashes) * slot_bytes
+        self.newcomers.left(hashes, num_newcomers, slot_bytes)
 
     def views(self, account: Account, run: Run) -> tuple[str, ...]:
         """Where a run stands among the candidates, but for the view of all."""
-        is_newcomer = self._newcomer_limit is not None and run.num_asked < len(run)
-        return (*account.views, NEWCOMERS) if is_newcomer else account.views
+        is_newcomer = run.num_asked < len(run)
+        return (*account.views, NEWCOMERS) if self.newcomers.are_limited and is_newcomer else account.views
 
     def check_integrity(self, runs: Iterable[tuple[Run, Account, int]]) -> None:
         """Compare the counts with all runs, their accounts and the bytes of one of their slots.
@@ -135,7 +145,7 @@ class Room:
         for run, account, slot_bytes in runs:
             used[account] += len(run) * slot_bytes
             newcomer_bytes += (len(run) - run.num_asked) * slot_bytes
-        assert newcomer_bytes == self.newcomer_bytes, "what nobody has asked for is miscounted"
+        assert newcomer_bytes == self.newcomers.used_bytes, "what nobody has asked for is miscounted"
         assert used.total() == self.used_bytes <= self.budget_bytes, "the prefix budget is exceeded or miscounted"
         for account in self._by_name.values():
             assert account.used_bytes == used[account], "what a tenant holds is miscounted"

@@ -25,7 +25,7 @@ SHARES = (
     NO_LIMITS,
     Shares(newcomers=0.3),
     Shares(each_tenant=0.6, of_tenants={"one": 0.2}),
-    Shares(newcomers=0.5, each_tenant=0.4),
+    Shares(newcomers=0.5, learns=True, each_tenant=0.4),
 )
 Key = tuple[bytes, int, BlockHash]  # layout, group, hash
 Where = tuple[bytes, int]  # layout, slot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.newcomers import LEAST_SHARE, Newcomers
 from prfaas.cachepool.pool import LeaseId, Pool
 from prfaas.cachepool.room import MAX_ACCOUNTS, Room, Shares
 from prfaas.hashing import root_hash
@@ -129,18 +130,75 @@ def test_blocks_that_follow_what_was_asked_for_are_newcomers_themselves() -> Non
     assert node.held(0, 8) == list(range(6))
 
 
-def test_what_was_asked_for_makes_room_for_newcomers_up_to_their_share() -> None:
+def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_for_the_next() -> None:
     node = Node(Shares(newcomers=0.3))
     node.keep(0, 10)
     node.ask(0, 10)
-    assert node.keep(100, 105) == [True, True, True, False, False]
-    assert node.held(0, 10) == list(range(7))
+    assert node.keep(100, 105) == [True] * 5
+    assert node.held(0, 10) == list(range(5))
+    assert node.keep(200, 203) == [True] * 3
+    assert node.held(0, 10) == list(range(5))
+    assert node.held(100, 105) == [100, 101]
+
+
+def test_the_share_of_newcomers_falls_while_what_was_asked_for_is_missed_and_rises_while_they_are() -> None:
+    newcomers = Newcomers(1000, most=0.8, learns=True)
+    shares = [newcomers.limit_bytes]
+    for number in range(20):
+        _miss(newcomers, number, was_asked=True)
+        shares.append(newcomers.limit_bytes)
+    assert shares == sorted(shares, reverse=True) and shares[-1] < shares[0] == 800
+    low = newcomers.limit_bytes
+    for number in range(100, 200):
+        _miss(newcomers, number, was_asked=False)
+    assert low < newcomers.limit_bytes <= 800
+
+
+def test_the_share_of_newcomers_never_falls_to_nothing() -> None:
+    newcomers = Newcomers(1600, most=1.0, learns=True)
+    for number in range(1000):
+        _miss(newcomers, number, was_asked=True)
+    assert newcomers.limit_bytes == 1600 * LEAST_SHARE
+
+
+def test_what_left_long_ago_teaches_nothing() -> None:
+    newcomers = Newcomers(1000, most=0.8, learns=True)
+    newcomers.left([name(1)], 0, 10)
+    for number in range(100, 300):
+        newcomers.left([name(number)], 0, 10)
+    newcomers.stored([name(1)], 10)
+    assert newcomers.limit_bytes == 800
+
+
+def test_a_share_that_is_not_to_be_learnt_stays() -> None:
+    newcomers = Newcomers(1000, most=0.8, learns=False)
+    _miss(newcomers, 1, was_asked=True)
+    assert newcomers.limit_bytes == 800
+
+
+def _miss(newcomers: Newcomers, number: int, *, was_asked: bool) -> None:
+    """A block leaves and is stored again."""
+    newcomers.left([name(number)], 0 if was_asked else 1, 10)
+    newcomers.stored([name(number)], 10)
+
+
+def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
+    held = {}
+    for learns in (False, True):
+        node = Node(Shares(learns=learns))
+        for round_ in range(10):
+            node.keep(0, 4)
+            node.ask(0, 4)
+            for first in range(1000 * round_, 1000 * round_ + 9, 3):
+                node.keep(100 + first, 103 + first)
+            held[learns] = node.held(0, 4)
+    assert held == {False: [0], True: [0, 1, 2, 3]}
 
 
 def test_tenants_that_hold_nothing_are_forgotten() -> None:
     room = Room(1 << 30, Shares(each_tenant=0.5))
     first = room.account(MODEL, ALICE)
-    room.came(first, 10)
+    room.came(first, [name(1)], 10)
     for number in range(3 * MAX_ACCOUNTS):
         room.account(MODEL, name(number))
     assert len(room.tenant_bytes()) <= MAX_ACCOUNTS
