@@ -106,10 +106,10 @@ class Stack:
         child = self._children.start("manager", [_script("prfaas-manager"), "--config", self._write("manager", config)])
         return child, config["listen"], f"http://{config['http_listen']}"
 
-    def start_router(self, config: dict[str, Any]) -> tuple[Child, str]:
+    def start_router(self, config: dict[str, Any], *, name: str = "router") -> tuple[Child, str]:
         address = free_address()
-        path = self._write("router", {"listen": address, "secret_file": str(self.secret_file), **config})
-        return self._children.start("router", [_script("prfaas-router"), "--config", path]), f"http://{address}"
+        path = self._write(name, {"listen": address, "secret_file": str(self.secret_file), **config})
+        return self._children.start(name, [_script("prfaas-router"), "--config", path]), f"http://{address}"
 
     def _write(self, name: str, config: dict[str, Any]) -> str:
         path = self._directory / f"{name}.yaml"

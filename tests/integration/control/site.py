@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import sys
@@ -56,8 +57,11 @@ class Outcome:
 class Site:
     """The processes of one deployment."""
 
-    def __init__(self, children: Children, stack: Stack, directory: Path) -> None:
+    def __init__(
+        self, children: Children, stack: Stack, directory: Path, clusters: Mapping[str, ClusterKind] = CLUSTERS
+    ) -> None:
         self.children, self._stack, self._directory = children, stack, directory
+        self._clusters = clusters
         self.agents: dict[str, AgentProcess] = {}
         self.engines: dict[str, Child] = {}
         self.engine_urls: dict[str, str] = {}
@@ -65,7 +69,11 @@ class Site:
         self.manager: Child
         self.manager_grpc = ""
         self.manager_url = ""
-        self.router_url = ""
+        self.router_urls: dict[str, str] = {}  # by PD cluster
+
+    @property
+    def router_url(self) -> str:
+        return self.router_urls["west"]
 
     def start_manager(self, **settings: Any) -> None:
         settings = {"heartbeat_seconds": "1s", "expiry_seconds": "5s", **settings}
@@ -75,7 +83,7 @@ class Site:
 
     def start_cluster(self, name: str, relay: Relay, *, wire: str, num_engines: int, flags: Sequence[str]) -> None:
         """An agent behind a relay, and its engines."""
-        role: InstanceRole = "prefill" if CLUSTERS[name] == "prfaas" else "both"
+        role: InstanceRole = "prefill" if self._clusters[name] == "prfaas" else "both"
         self.start_node(name, relay, cluster=name, role=role, wire=wire, num_engines=num_engines, flags=flags)
 
     def start_node(
@@ -98,7 +106,7 @@ class Site:
             advertise=relay.address,
             managers=[self.manager_grpc],
             cluster=cluster,
-            cluster_kind=CLUSTERS[cluster],
+            cluster_kind=self._clusters[cluster],
             engines=engines,
             reconnect_seconds="1s",
             num_connections=1,
@@ -114,19 +122,23 @@ class Site:
         command += ["--listen", url.removeprefix("http://"), "--instance", instance, *flags]
         self.engines[instance] = self.children.start(instance.replace("/", "-"), command)
 
-    def start_router(self) -> None:
+    def start_routers(self) -> None:
+        """One for each PD cluster; each has seen every engine that concerns it when this returns."""
         for instance, url in self.engine_urls.items():
             self._stack.await_server(self.engines[instance], url)
-        settings = {"managers": [self.manager_grpc], "cluster": "west", "probe_interval": "200ms"}
-        router, self.router_url = self._stack.start_router(settings)
-        self._stack.await_server(router, self.router_url)
-        wanted = dict.fromkeys(self.engine_urls, True)
-        self.children.wait_until(router, lambda: self.health() == wanted, seconds=30.0)
+        for cluster in (name for name, kind in self._clusters.items() if kind == "pd"):
+            settings = {"managers": [self.manager_grpc], "cluster": cluster, "probe_interval": "200ms"}
+            router, self.router_urls[cluster] = self._stack.start_router(settings, name=f"router-{cluster}")
+            self._stack.await_server(router, self.router_urls[cluster])
+            self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=30.0)
 
-    def health(self) -> dict[str, bool]:
-        """Which instances the router takes for healthy."""
+    def _sees_all(self, cluster: str) -> bool:
+        return self.health(cluster) == dict.fromkeys(self.engine_urls, True)
+
+    def health(self, cluster: str = "west") -> dict[str, bool]:
+        """Which instances the router of a PD cluster takes for healthy."""
         try:
-            found: dict[str, bool] = get_json(f"{self.router_url}/health")["instances"]
+            found: dict[str, bool] = get_json(f"{self.router_urls[cluster]}/health")["instances"]
         except OSError:
             return {}
         return found
@@ -158,17 +170,18 @@ def running_site(
     num_engines: int = 2,
     shape: LinkShape = UNSHAPED,
     engine_flags: Sequence[str] = (),
+    clusters: Mapping[str, ClusterKind] = CLUSTERS,
     **manager_settings: Any,
 ) -> Iterator[Site]:
-    """A PrfaaS cluster "east" and a PD cluster "west"; the relay before west's wire has this shape."""
+    """These clusters, a node each; the relay before west's wire has this shape."""
     with Children(directory) as children, contextlib.ExitStack() as relays:
-        site = Site(children, Stack(children, directory), directory)
+        site = Site(children, Stack(children, directory), directory, clusters)
         site.start_manager(**manager_settings)
-        for name in CLUSTERS:
+        for name in clusters:
             wire = free_address()
             relay = relays.enter_context(Relay(wire, shape if name == "west" else UNSHAPED))
             site.start_cluster(name, relay, wire=wire, num_engines=num_engines, flags=engine_flags)
-        site.start_router()
+        site.start_routers()
         yield site
 
 
@@ -184,7 +197,7 @@ def running_pd_cluster(
             wire = free_address()
             relay = relays.enter_context(Relay(wire, UNSHAPED))
             site.start_node(f"w{number}", relay, cluster="west", role=role, wire=wire, flags=engine_flags)
-        site.start_router()
+        site.start_routers()
         yield site
 
 

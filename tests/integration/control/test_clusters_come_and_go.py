@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from prfaas.types import ClusterKind
 from tests.integration.control.site import Site, ask, client, fresh_prompt, running_site
 
 T = 256
 STATE_SECONDS = 60.0
+FOUR: Mapping[str, ClusterKind] = {"east": "prfaas", "north": "prfaas", "west": "pd", "south": "pd"}
 
 
-async def _until_reason(site: Site, reason: str) -> None:
+async def _until_reason(site: Site, reason: str, *, cluster: str = "west") -> None:
     """Ask with long prompts until one is decided so; every one on the way is answered in full."""
     async with asyncio.timeout(STATE_SECONDS), client() as session:
         while True:
-            outcome = await ask(session, site.router_url, fresh_prompt(2 * T))
+            outcome = await ask(session, site.router_urls[cluster], fresh_prompt(2 * T))
             assert outcome.is_whole, outcome.error
             if outcome.reason == reason:
                 return
+
+
+async def _until_prefilled_by(site: Site, cluster: str, instance: str) -> None:
+    """Ask with long prompts until `instance` has prefilled one more for `cluster`."""
+    before = site.transfers(instance)["sent"]
+    async with asyncio.timeout(STATE_SECONDS):
+        while site.transfers(instance)["sent"] == before:
+            await _until_reason(site, "long", cluster=cluster)
 
 
 @pytest.mark.timeout(240)
@@ -33,3 +45,21 @@ async def test_long_prompts_stay_while_the_only_prfaas_cluster_is_away_and_leave
         await _until_reason(site, "no_prefill_instance")
         site.kill_agent("east")
         await _until_reason(site, "long")
+
+
+@pytest.mark.timeout(240)
+async def test_of_two_prfaas_clusters_each_serves_both_pd_clusters_and_the_one_left_serves_them_alone(
+    tmp_path: Path,
+) -> None:
+    with running_site(tmp_path, num_engines=1, clusters=FOUR, threshold_tokens=T, expiry_seconds="3s") as site:
+        for prefill, pd in itertools.product(("east/0", "north/0"), ("west", "south")):
+            await _until_prefilled_by(site, pd, prefill)
+        site.agents["north"].child.process.kill()
+        for pd in ("west", "south"):
+            await _until_prefilled_by(site, pd, "east/0")
+        site.agents["east"].child.process.kill()
+        for pd in ("west", "south"):
+            await _until_reason(site, "no_prefill_instance", cluster=pd)
+        site.kill_agent("north")
+        for pd in ("west", "south"):
+            await _until_prefilled_by(site, pd, "north/0")
