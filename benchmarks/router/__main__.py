@@ -1,4 +1,4 @@
-"""`make bench AREA=router`: writes benchmarks/results/router.json; see docs/router.md. ARGS: door, decision, placement."""
+"""`make bench AREA=router`: writes benchmarks/results/router.json; see docs/router.md. ARGS name some of its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.router import decision, door, placement
+from benchmarks.router import control, decision, door, placement
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "router.json"
 Row = dict[str, Any]
@@ -33,7 +33,12 @@ def _decision() -> list[Row]:
     return rows
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {"decision": _decision, "placement": placement.measure, "door": _door}
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "decision": _decision,
+    "placement": placement.measure,
+    "door": _door,
+    "control": control.measure,
+}
 
 
 def main() -> None:

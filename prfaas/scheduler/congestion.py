@@ -1,9 +1,9 @@
 """Raises t before a link chokes, and gives it back: PrfaaS, section 3.4, the short timescale, with hysteresis.
 
 One step for each sample of a link (each second). Pressure is the worst of four signals, each as a share of its own
-limit. Above 1 the multiplier of t grows at once, at most once per `raise_seconds`; below `calm_ratio` for
-`calm_seconds` on end it shrinks by one step; in between it stays. So it moves a bounded number of times, and returns
-to 1 once the link is calm.
+limit. Above 1 the multiplier of t grows at once, at most once per `raise_seconds` and not while the pressure falls, as
+that of a queue does once nothing joins it; below `calm_ratio` for `calm_seconds` on end it shrinks by one step; in
+between it stays. So it moves a bounded number of times, and returns to 1 once the link is calm.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CongestionLimits:
     step_ratio: float = 1.5
     max_multiplier: float = 64.0
     raise_seconds: float = 2.0  # a figure is up to 2 s old: before that a rise cannot show, and t would overshoot
-    calm_seconds: float = 4.0  # eleven steps from the highest multiplier, so t is back within a minute
+    calm_seconds: float = 3.0  # eleven steps from the highest multiplier, so t is back well within a minute
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Congestion:
     changed_at: float = float("-inf")
     calm_since: float | None = None
     cause: Signal | None = None  # of the last rise
+    pressure: float = 0.0  # of the last sample
 
 
 def pressures(sample: PathSample, limits: CongestionLimits) -> dict[Signal, float]:
@@ -69,22 +70,22 @@ def step(state: Congestion, sample: PathSample, *, now: float, limits: Congestio
     """The state after one sample."""
     signals = pressures(sample, limits)
     cause = max(signals, key=lambda name: signals[name])
-    if signals[cause] >= 1:
-        return _raised(state, cause, now=now, limits=limits)
-    if signals[cause] > limits.calm_ratio:
-        return replace(state, calm_since=None)
+    its, was = replace(state, pressure=signals[cause]), state.pressure
+    if its.pressure > limits.calm_ratio:
+        rises = its.pressure >= max(1.0, was) and now - state.changed_at >= limits.raise_seconds
+        return _raised(its, cause, now=now, limits=limits) if rises else replace(its, calm_since=None)
     calm_since = now if state.calm_since is None else state.calm_since
     if state.multiplier == 1 or now - calm_since < limits.calm_seconds:
-        return replace(state, calm_since=calm_since)
+        return replace(its, calm_since=calm_since)
     lower = max(1.0, state.multiplier / limits.step_ratio)
-    return Congestion(lower, now, now, state.cause if lower > 1 else None)
+    return Congestion(lower, now, now, state.cause if lower > 1 else None, its.pressure)
 
 
 def _raised(state: Congestion, cause: Signal, *, now: float, limits: CongestionLimits) -> Congestion:
-    if state.multiplier >= limits.max_multiplier or now - state.changed_at < limits.raise_seconds:
+    if state.multiplier >= limits.max_multiplier:
         return replace(state, calm_since=None)
     higher = min(limits.max_multiplier, state.multiplier * limits.step_ratio)
-    return Congestion(higher, now, None, cause)
+    return Congestion(higher, now, None, cause, state.pressure)
 
 
 def raised_threshold(threshold_tokens: int, state: Congestion) -> int:

@@ -141,9 +141,11 @@ class Server:
     async def _stream(self, request: web.Request, token_ids: list[int]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        for token_id in token_ids:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        for number, token_id in enumerate(token_ids, 1):
             await response.write(f"data: {json.dumps(self._event([token_id]))}\n\n".encode())
-            await asyncio.sleep(self._pace.token_seconds)
+            await asyncio.sleep(started + number * self._pace.token_seconds - clock())
         await response.write(b"data: [DONE]\n\n")
         return response
 

@@ -66,6 +66,11 @@ def test_in_the_dead_band_t_stays() -> None:
     assert {state.multiplier for state in _run([between] * 100, raised, start=3.0)} == {raised.multiplier}
 
 
+def test_t_rises_no_further_while_a_queue_drains_and_does_when_it_grows_again() -> None:
+    queues = [replace(CALM, queued_bytes=queued * 10_000_000) for queued in (30, 28, 26, 24, 22, 20, 25)]
+    assert [state.multiplier for state in _run(queues)] == [1.5] * 6 + [2.25]
+
+
 def test_the_multiplier_is_bounded() -> None:
     assert _run([FULL] * 100)[-1].multiplier == LIMITS.max_multiplier
 
