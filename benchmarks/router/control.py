@@ -42,7 +42,7 @@ async def _role_change(directory: Path) -> list[dict[str, Any]]:
     """Answers a second once an instance has turned, over what the plan says that the new split sustains."""
     ratios, started = list[float](), time.monotonic()
     with shifted_mix.running_cluster(directory, role_changes="apply") as site:
-        await _seconds_until(lambda: shifted_mix.plan_of(site), "the first plan")
+        await _seconds_until(lambda: bool(shifted_mix.plan_of(site)), "the first plan")
         first = time.monotonic() - started
         async with shifted_mix.load(site, num_clients=NUM_CLIENTS) as outcomes:
             await _seconds_until(lambda: shifted_mix.num_changes(site, "done") == 1, "an instance has turned")
