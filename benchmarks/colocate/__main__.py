@@ -61,7 +61,7 @@ GPU = Setting(
     "cuda",
     "hybrid-8b",
     "bfloat16",
-    64,
+    256,
     Workload(256, 64, 16384, 1024),
     (512, 1024, 2048),
     16384,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import linear, logsigmoid, normalize, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, logsigmoid, normalize, rms_norm, silu
 
 from prfaas.colocate import linear_attention
+from prfaas.colocate.attention import attend_prompt, attend_rows
 from prfaas.colocate.cache import Cache
 from prfaas.colocate.shape import ModelShape
 from prfaas.colocate.weights import LayerWeights, Weights, mixer_widths
@@ -114,9 +114,11 @@ class HybridModel:
         rows = 0 if decode is None else len(decode.tokens)
         mixed = []
         if decode is not None:
-            mixed.append(_attend_rows(self.cache, layer, (q[:rows], k[:rows], v[:rows]), decode))
+            part = q[:rows], k[:rows], v[:rows]
+            mixed.append(attend_rows(self.cache, layer, part, positions=decode.positions, tables=decode.tables))
         if prompt is not None:
-            mixed.append(_attend_prompt(self.cache, layer, (q[rows:], k[rows:], v[rows:]), prompt))
+            part = q[rows:], k[rows:], v[rows:]
+            mixed.append(attend_prompt(self.cache, layer, part, start=prompt.start, table=prompt.table))
         return torch.cat(mixed).flatten(1)
 
     def _remember(
@@ -149,41 +151,3 @@ class HybridModel:
             mixed.append(out)
         normed = rms_norm(torch.cat(mixed), (value,), None, NORM_EPSILON)
         return normed.flatten(1) * silu(gate)
-
-
-QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _attend_rows(cache: Cache, layer: int, qkv: QKV, rows: DecodeRows) -> torch.Tensor:
-    """Each row's token against its blocks, itself included; static shapes, so that a CUDA graph can hold it."""
-    q, k, v = qkv
-    block = rows.tables.gather(1, (rows.positions // cache.block_tokens)[:, None])[:, 0]
-    offset = rows.positions % cache.block_tokens
-    cache.kv[layer, 0].index_put_((block, offset), k)
-    cache.kv[layer, 1].index_put_((block, offset), v)
-    keys, values = (cache.kv[layer, half][rows.tables].flatten(1, 2).transpose(1, 2) for half in (0, 1))
-    visible = torch.arange(keys.shape[2], device=q.device) <= rows.positions[:, None]
-    # The queries that share a key head are its "tokens": no key is repeated in memory.
-    grouped = q.unflatten(1, (keys.shape[1], -1))  # [row, kv head, query of the head, dim]
-    out = scaled_dot_product_attention(grouped, keys, values, attn_mask=visible[:, None, None])
-    return out.flatten(1, 2)
-
-
-def _attend_prompt(cache: Cache, layer: int, qkv: QKV, prompt: PromptPart) -> torch.Tensor:
-    """The prompt's tokens against themselves and, from a later start on, against what the blocks hold before them."""
-    q, k, v = qkv
-    end = prompt.start + len(q)
-    at = torch.arange(prompt.start, end, device=q.device)
-    block, offset = prompt.table[at // cache.block_tokens], at % cache.block_tokens
-    cache.kv[layer, 0].index_put_((block, offset), k)
-    cache.kv[layer, 1].index_put_((block, offset), v)
-    if prompt.start:
-        used = prompt.table[: -(-end // cache.block_tokens)]
-        k, v = (cache.kv[layer, half][used].flatten(0, 1)[:end] for half in (0, 1))
-    queries, keys, values = (part.transpose(0, 1)[None] for part in (q, k, v))
-    if prompt.start:
-        mask = causal_lower_right(len(q), end)
-        out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-    else:
-        out = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
-    return out[0].transpose(0, 1)

@@ -7,8 +7,11 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 
 from prfaas.colocate import device
+from prfaas.colocate.attention import in_place
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.cuda_streams import streams_of
 from prfaas.colocate.lockstep import Lockstep
@@ -63,3 +66,20 @@ def test_both_sides_of_a_split_compute_right() -> None:
             product = a @ b
         stream.synchronize()
         torch.testing.assert_close(product, expected)
+
+
+@pytest.mark.parametrize(("num_sequences", "max_queries"), [(5, 1), (1, 300)])
+def test_attention_in_place_equals_attention_over_gathered_blocks(num_sequences: int, max_queries: int) -> None:
+    torch.manual_seed(7)
+    keys, values = (torch.randn(9, 256, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    tables = torch.randperm(8, device="cuda")[: 3 if num_sequences == 1 else 1].expand(num_sequences, -1) + 1
+    lengths = torch.full((num_sequences,), tables.shape[1] * 256 - 17, device="cuda")
+    q = torch.randn(num_sequences * max_queries, 4, 64, device="cuda", dtype=torch.bfloat16)
+    starts = torch.arange(num_sequences + 1, device="cuda", dtype=torch.int32) * max_queries
+    out = in_place(q, keys, values, starts=starts, max_queries=max_queries, lengths=lengths, tables=tables)
+    k, v = (part[tables[0]].flatten(0, 1)[: lengths[0]].transpose(0, 1)[None] for part in (keys, values))
+    for i in range(num_sequences):
+        mine = q[i * max_queries : (i + 1) * max_queries].transpose(0, 1)[None]
+        mask = causal_lower_right(max_queries, int(lengths[0]))
+        wanted = scaled_dot_product_attention(mine, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        torch.testing.assert_close(out[i * max_queries : (i + 1) * max_queries], wanted, atol=2e-2, rtol=2e-2)
