@@ -1,14 +1,9 @@
-"""The process of one side: maps what it is given, then turns its loop until the supervisor has gone.
-
-python -m prfaas.colocate.side CONTROL_FD
-"""
+"""The process of one side: maps what it is given, then turns its loop until the supervisor has gone."""
 
 from __future__ import annotations
 
 import select
-import signal
 import socket
-import sys
 
 from prfaas.colocate import device, memory
 from prfaas.colocate.board import Board
@@ -24,10 +19,8 @@ from prfaas.scheduler.colocation import Policy
 IDLE_MILLISECONDS = 1000
 
 
-def main() -> int:
-    """Serve until the control socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to act on
-    control = socket.socket(fileno=int(sys.argv[1]))
+def run(control: socket.socket) -> int:
+    """Serve until the control socket closes; the exit status."""
     setup, fds = receive_setup(control)
     loop = build_loop(setup, fds, control)
     poller = select.poll()
@@ -75,7 +68,3 @@ def build_runner(setup: SideSetup, fds: SideFds) -> Runner:
         max_blocks=setup.cache.blocks_for(setup.max_tokens),
         num_threads=setup.num_threads,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

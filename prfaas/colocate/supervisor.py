@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prfaas import logs, metrics
@@ -21,6 +20,7 @@ from prfaas.colocate import board, cache, device, mps
 from prfaas.colocate.board import Board, Word
 from prfaas.colocate.cache import Cache, CacheShape
 from prfaas.colocate.front import Front, PeerRings, SideRings
+from prfaas.colocate.nursery import Born, Nursery
 from prfaas.colocate.pool import Answers, Pool, PoolSettings
 from prfaas.colocate.ring import clear_wakeups
 from prfaas.colocate.setup import SideFds, SideSetup, send_peer_rings, send_setup
@@ -33,7 +33,7 @@ from prfaas.model.colocation import ShareTable
 
 log = logs.get("colocate")
 
-MAX_DEATHS = 8  # within DEATH_WINDOW_SECONDS: then the fault is not one that a restart mends
+MAX_DEATHS = 8  # more within DEATH_WINDOW_SECONDS come from a fault that a restart does not mend
 DEATH_WINDOW_SECONDS = 60.0
 STOP_SECONDS = 5.0
 NAMES = (*SIDES, "front")
@@ -57,6 +57,7 @@ class ExecutorSettings:
     dwell_steps: int = 16
     num_threads: int = 0
     pool: PoolSettings | None = None
+    max_deaths: int = MAX_DEATHS  # within a minute
 
 
 @dataclass
@@ -73,9 +74,10 @@ class ExecutorFailed(PrfaasError):
 
 @dataclass(frozen=True)
 class Process:
-    popen: subprocess.Popen[bytes]
-    pid_fd: int
+    """A side that runs, or that the nursery has been asked for and has not forked yet: then `born` is None."""
+
     control: socket.socket
+    born: Born | None = None
 
 
 class Supervisor:
@@ -99,6 +101,7 @@ class Supervisor:
     async def __aenter__(self) -> Supervisor:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._wake["front"], self._on_tokens)
+        self._nursery = Nursery(self._on_birth, self._on_lost_births)
         for side, rings in self._front.open().items():
             self._start(side, rings)
         if self._pool is not None:
@@ -108,10 +111,13 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         self._loop.remove_reader(self._wake["front"])
         for process in self._processes.values():
-            self._loop.remove_reader(process.pid_fd)
             process.control.close()
-        for process in self._processes.values():
-            await asyncio.to_thread(_reap, process)
+        born = [process.born for process in self._processes.values() if process.born is not None]
+        for side in born:
+            self._loop.remove_reader(side.pid_fd)
+        await asyncio.to_thread(self._nursery.close)
+        for side in born:
+            await asyncio.to_thread(_await_end, side)
         if self._pool is not None:
             await self._pool.close()
         self._front.close()
@@ -184,39 +190,41 @@ class Supervisor:
         """Figures for people and tests: the board's words, live requests, process ids, restarts."""
         return {
             "live_requests": self._front.num_live,
-            "pids": {side: process.popen.pid for side, process in self._processes.items()},
+            "pids": {side: its.born.pid for side, its in self._processes.items() if its.born is not None},
+            "nursery": self._nursery.pid,
             "restarts": dict(self.num_restarts),
             **{word.name.lower(): self.board[word] for word in Word},
         }
 
     def _start(self, side: Side, rings: SideRings) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "prfaas.colocate.side", str(theirs.fileno())]
-        environment = {**os.environ, **self._environment(side)}
-        popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
-        process = Process(popen, os.pidfd_open(popen.pid), ours)
-        self._processes[side] = process
-        self._loop.add_reader(process.pid_fd, self._on_death, side)
+        self._processes[side] = Process(ours)
         other: Side = "decode" if side == "prefill" else "prefill"
         wake = (self._wake[side], self._wake["front"], self._wake[other])
         fds = SideFds(rings, os.dup(self._board_fd), *wake, memory=tuple(self._memfds()))
-        try:
-            send_setup(ours, self._setup(side), fds)
-        except BrokenPipeError:
-            log.warning("side.gone_at_start", side=side)  # its pidfd tells the rest
+        send_setup(ours, self._setup(side), fds)
         os.close(fds.board)
-        log.info("side.started", side=side, pid=popen.pid)
+        self._nursery.bear(side, theirs, self._environment(side))
+
+    def _on_birth(self, born: Born) -> None:
+        self._processes[born.side] = replace(self._processes[born.side], born=born)
+        self._loop.add_reader(born.pid_fd, self._on_death, born.side)
+        log.info("side.started", side=born.side, pid=born.pid)
+
+    def _on_lost_births(self, sides: list[Side]) -> None:
+        for side in sides:
+            self._on_death(side)
 
     def _on_death(self, side: Side) -> None:
         process = self._processes.pop(side)
-        self._loop.remove_reader(process.pid_fd)
         process.control.close()
-        _reap(process)
-        log.warning("side.died", side=side, pid=process.popen.pid, status=process.popen.returncode)
+        if process.born is not None:
+            self._loop.remove_reader(process.born.pid_fd)
+            os.close(process.born.pid_fd)
+        log.warning("side.died", side=side, pid=None if process.born is None else process.born.pid)
         now = time.monotonic()
         self._deaths = [moment for moment in self._deaths if now - moment < DEATH_WINDOW_SECONDS] + [now]
-        if len(self._deaths) > MAX_DEATHS:
+        if len(self._deaths) > self._settings.max_deaths:
             self._fail()
             return
         if side == "prefill":
@@ -288,11 +296,9 @@ def _is_prefill_leg(parameters: Mapping[str, Any] | None) -> bool:
     return direction_of(parameters or {}) == "send"
 
 
-def _reap(process: Process) -> None:
+def _await_end(side: Born) -> None:
     """Wait for the end of a process whose control socket is closed; one that does not go is killed."""
-    try:
-        process.popen.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.popen.send_signal(signal.SIGKILL)
-        process.popen.wait()
-    os.close(process.pid_fd)
+    if not select.select([side.pid_fd], [], [], STOP_SECONDS)[0]:
+        signal.pidfd_send_signal(side.pid_fd, signal.SIGKILL)
+        select.select([side.pid_fd], [], [], STOP_SECONDS)
+    os.close(side.pid_fd)

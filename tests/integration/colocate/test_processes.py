@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -17,7 +19,9 @@ from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.model import HybridModel
 from prfaas.colocate.sequential import generate
 from prfaas.colocate.shape import TINY
+from prfaas.colocate.sides import SIDES
 from prfaas.colocate.supervisor import MAX_DEATHS, ExecutorFailed, ExecutorSettings, Supervisor
+from tests.integration.colocate.states import STATES, Hold, pid_of
 from tests.waiting import until
 
 # One executor for all tests: a start takes seconds, because both sides load torch.
@@ -53,17 +57,13 @@ def expected() -> list[list[int]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def executor() -> AsyncIterator[Supervisor]:
-    async with Supervisor(SETTINGS) as supervisor:
+    async with Supervisor(replace(SETTINGS, max_deaths=1000)) as supervisor:
         yield supervisor
 
 
 async def answer(executor: Supervisor, index: int) -> list[int]:
     prompt, max_tokens = REQUESTS[index]
     return [token async for token in executor.generate(prompt, max_tokens)]
-
-
-def pid(executor: Supervisor, side: str) -> int:
-    return executor.status()["pids"][side]  # type: ignore[index,no-any-return]
 
 
 async def everything_is_free(executor: Supervisor) -> None:
@@ -79,24 +79,52 @@ async def test_fifty_concurrent_requests_get_exactly_the_sequential_tokens(
     assert executor.num_restarts == {"prefill": 0, "decode": 0}
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-async def test_a_side_that_is_killed_under_load_changes_no_token(
-    executor: Supervisor, expected: list[list[int]], side: str
-) -> None:
-    restarts, steps = executor.num_restarts[side], executor.board[Word.PREFILL_STEPS]  # type: ignore[index]
-    answers = asyncio.gather(*(answer(executor, i) for i in range(NUM_REQUESTS)))
-    await until(lambda: executor.board[Word.PREFILL_STEPS] >= steps + 5, seconds=60, what="five prompts prefilled")
-    os.kill(pid(executor, side), signal.SIGKILL)
-    assert await answers == expected
-    assert executor.num_restarts[side] == restarts + 1  # type: ignore[index]
+async def dies_in_state(executor: Supervisor, expected: list[list[int]], state: str, side: str, *, seed: int) -> None:
+    """Kill a side while six requests, drawn by the seed, are held in a state."""
+    chosen = random.Random(f"{state} {side} {seed}").sample(range(NUM_REQUESTS), 6)
+    restarts = executor.num_restarts[side]  # type: ignore[index]
+    with Hold(executor) as hold:
+        answers = await STATES[state](executor, hold, [REQUESTS[index] for index in chosen])
+        os.kill(pid_of(executor, side), signal.SIGKILL)
+    assert await answers == [expected[index] for index in chosen]
+    await until(lambda: executor.num_restarts[side] == restarts + 1, what="the restart")  # type: ignore[index]
     await everything_is_free(executor)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("state", STATES)
+async def test_the_death_of_either_side_in_any_state_changes_no_token(
+    executor: Supervisor, expected: list[list[int]], state: str, side: str
+) -> None:
+    await dies_in_state(executor, expected, state, side, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_deaths_in_states_drawn_by_chance_change_no_token(
+    executor: Supervisor, expected: list[list[int]]
+) -> None:
+    chance = random.Random(17)
+    for seed in range(200):
+        await dies_in_state(executor, expected, chance.choice([*STATES]), chance.choice(SIDES), seed=seed)
+
+
+async def test_without_its_nursery_the_executor_goes_on_and_still_survives_a_death(
+    executor: Supervisor, expected: list[list[int]]
+) -> None:
+    nursery = executor.status()["nursery"]
+    answers = asyncio.gather(*(answer(executor, i) for i in range(8)))
+    os.kill(nursery, signal.SIGKILL)  # type: ignore[arg-type]
+    os.kill(pid_of(executor, "decode"), signal.SIGKILL)
+    assert await answers == expected[:8]
+    assert executor.status()["nursery"] != nursery
 
 
 async def test_both_sides_killed_at_once_change_no_token(executor: Supervisor, expected: list[list[int]]) -> None:
     answers = asyncio.gather(*(answer(executor, i) for i in range(20)))
     await until(lambda: executor.board[Word.DECODE_BATCH] >= 2, seconds=60, what="a batch of two")
     for side in ("decode", "prefill"):
-        os.kill(pid(executor, side), signal.SIGKILL)
+        os.kill(pid_of(executor, side), signal.SIGKILL)
     assert await answers == expected[:20]
 
 
