@@ -21,7 +21,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.usable import GroupShape, Held, usable_prefix
+from prfaas.index.usable import GroupShape, Held, Rules, usable_prefix
 from prfaas.types import BlockHash, TransferId
 
 MAX_CANDIDATES = 8
@@ -222,20 +222,17 @@ def _split(units: bytes) -> list[BlockHash]:
 def _lengths(node: Holdings, path: list[BlockHash], limit_tokens: int) -> Iterator[tuple[int, BlockHash]]:
     """Lengths that one rank's arena can serve; `path[i]` is the hash of the first 16·i tokens."""
     layout = node.arena.layout
-    shapes = [GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in layout.groups]
-    blocks = tuple(_bitmap(node, index, path) for index in range(len(shapes)))
-    linear = [index for index, shape in enumerate(shapes) if shape.kind == "linear_state"]
-    if not linear:
-        held = Held(blocks, tuple(frozenset() for _ in shapes))
-        length = usable_prefix(shapes, held, limit_tokens).usable_tokens
+    rules = Rules([GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in layout.groups])
+    blocks = tuple(_bitmap(node, index, path) for index in range(len(rules.shapes)))
+    if not rules.states:
+        held = Held(blocks, (0,) * len(rules.shapes))
+        length = usable_prefix(rules, held, limit_tokens).usable_tokens
         if length:
             yield length, path[length // HASH_UNIT_TOKENS]
         return
-    for length, block_hash in _states(node, linear, path, limit_tokens):
-        exact = tuple(
-            frozenset([length]) if i in linear or node.has(i, block_hash) else frozenset() for i in range(len(shapes))
-        )
-        if usable_prefix(shapes, Held(blocks, exact), length).usable_tokens == length:
+    for length, block_hash in _states(node, rules.states, path, limit_tokens):
+        exact = tuple(int(i in rules.states or node.has(i, block_hash)) for i in range(len(rules.shapes)))
+        if usable_prefix(rules, Held(blocks, exact, [length]), length).usable_tokens == length:
             yield length, block_hash
 
 
@@ -248,7 +245,7 @@ def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:
 
 
 def _states(
-    node: Holdings, linear: list[int], path: list[BlockHash], limit_tokens: int
+    node: Holdings, linear: tuple[int, ...], path: list[BlockHash], limit_tokens: int
 ) -> Iterator[tuple[int, BlockHash]]:
     """States on the prompt's path that every linear group holds, longest first."""
     for unit in reversed(path):

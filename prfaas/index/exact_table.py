@@ -7,121 +7,142 @@ along its units such checkpoints stand, so that the asker, who has the tokens, c
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.segments import short_hash
+from prfaas.index.holder_sets import HolderSets
+from prfaas.index.segments import TAIL_BYTES, short_hash
+from prfaas.index.sieve import Sieve
 from prfaas.types import BlockHash
 
-_LOOK_EACH_UP = 12  # one look-up by position costs as much as this many in bulk
+_MASK_32 = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ExactEntry:
+class ExactEntry(NamedTuple):
     """Who holds something that ends at exactly `num_tokens`."""
 
     block_hash: BlockHash
     anchor: BlockHash
     num_tokens: int
-    holders: array[int]
+    holders: tuple[int, ...]
 
 
 class ExactTable:
-    """All checkpoints, keyed by the first 8 bytes of their hash and compared by all 16."""
+    """All checkpoints, keyed by the first 8 bytes of their hash and compared by all 16.
+
+    A value is one number: the hash's other 8 bytes, the length, the set of holders (64, 32 and 32 bits).
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[int, ExactEntry] = {}
+        self._entries: dict[int, int] = {}
+        self._anchors: dict[int, BlockHash] = {}  # of the entries whose anchor is another hash than their own
         self._odd: dict[int, tuple[int, ...]] = {}  # short anchor → lengths of the checkpoints that hang on it
-        self._ends: Counter[int] = Counter()  # unit → entries that end with it
-        self._anchors: Counter[int] = Counter()  # unit → odd entries that hang on it
+        self._sieve, self._odd_sieve = Sieve(), Sieve()  # of the keys of both
+        self._sets = HolderSets()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def store(self, holder: int, *, block_hash: BlockHash, anchor: BlockHash, num_tokens: int) -> bool:
         """Note that `holder` has it; False when that is known, or when another hash shares its first 8 bytes."""
-        key = short_hash(block_hash)
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = ExactEntry(block_hash, anchor, num_tokens, array("I"))
-            self._count(num_tokens, 1)
-            if num_tokens % HASH_UNIT_TOKENS:
-                at = short_hash(anchor)
-                self._odd[at] = tuple(sorted({*self._odd.get(at, ()), num_tokens}))
-        if entry.block_hash != block_hash or entry.num_tokens != num_tokens or holder in entry.holders:
+        key, claim = short_hash(block_hash), _rest(block_hash) << 32 | num_tokens
+        known = self._entries.get(key)
+        if known is None:
+            self._entries[key] = claim << 32 | self._sets.add(None, holder)
+            self._note_place(key, block_hash, anchor, num_tokens)
+            return True
+        if known >> 32 != claim or holder in self._sets[known & _MASK_32]:
             return False
-        entry.holders.append(holder)
+        self._entries[key] = claim << 32 | self._sets.add(known & _MASK_32, holder)
         return True
+
+    def _note_place(self, key: int, block_hash: BlockHash, anchor: BlockHash, num_tokens: int) -> None:
+        if not self._sieve.add(key):
+            self._sieve.rebuild(self._entries)
+        if anchor != block_hash:
+            self._anchors[key] = anchor
+        if num_tokens % HASH_UNIT_TOKENS:
+            at = short_hash(anchor)
+            self._odd[at] = tuple(sorted({*self._odd.get(at, ()), num_tokens}))
+            if not self._odd_sieve.add(at):
+                self._odd_sieve.rebuild(self._odd)
 
     def remove(self, holder: int, block_hash: BlockHash) -> bool:
         """Note that `holder` no longer has it; False when it had not."""
-        entry = self._entries.get(short_hash(block_hash))
-        if entry is None or entry.block_hash != block_hash or holder not in entry.holders:
+        key = short_hash(block_hash)
+        known = self._entries.get(key)
+        if known is None or known >> 64 != _rest(block_hash) or holder not in self._sets[known & _MASK_32]:
             return False
-        entry.holders.remove(holder)
-        if not entry.holders:
-            self._drop(entry)
+        self._remove_holder(key, known, holder)
         return True
 
-    def _count(self, num_tokens: int, change: int) -> None:
-        unit, tail = divmod(num_tokens, HASH_UNIT_TOKENS)
-        counter = self._anchors if tail else self._ends
-        counter[unit] += change
-        if not counter[unit]:
-            del counter[unit]
+    def _remove_holder(self, key: int, known: int, holder: int) -> None:
+        left = self._sets.discard(known & _MASK_32, holder)
+        if left is None:
+            self._drop(key, known >> 32 & _MASK_32)
+        else:
+            self._entries[key] = known >> 32 << 32 | left
 
-    def _drop(self, entry: ExactEntry) -> None:
-        self._count(entry.num_tokens, -1)
-        del self._entries[short_hash(entry.block_hash)]
-        at = short_hash(entry.anchor)
-        rest = tuple(length for length in self._odd.get(at, ()) if length != entry.num_tokens)
+    def _drop(self, key: int, num_tokens: int) -> None:
+        del self._entries[key]
+        anchor = self._anchors.pop(key, None)
+        if anchor is None or not num_tokens % HASH_UNIT_TOKENS:
+            return
+        at = short_hash(anchor)
+        rest = tuple(length for length in self._odd.get(at, ()) if length != num_tokens)
         if rest:
             self._odd[at] = rest
         else:
             self._odd.pop(at, None)
 
-    def get(self, block_hash: bytes, num_tokens: int) -> ExactEntry | None:
-        entry = self._entries.get(short_hash(block_hash))
-        return entry if entry and entry.block_hash == block_hash and entry.num_tokens == num_tokens else None
+    def holders_of(self, block_hash: bytes, num_tokens: int) -> tuple[int, ...]:
+        """Who holds this checkpoint; () when nobody does."""
+        known = self._entries.get(short_hash(block_hash))
+        if known is None or known >> 32 != _rest(block_hash) << 32 | num_tokens:
+            return ()
+        return self._sets[known & _MASK_32]
 
-    def at_units(self, units: bytes, num_units: int) -> list[ExactEntry]:
-        """The entries that end where one of the first `num_units` units ends; `units` are their hashes, joined."""
-        shorts = _shorts(units, num_units, self._ends)
-        found = [self._entries[key] for key in self._entries.keys() & shorts]
-        return [entry for entry in found if _unit_at(units, entry.num_tokens) == entry.block_hash]
+    def at_units(self, units: bytes, num_units: int) -> dict[int, tuple[int, ...]]:
+        """Length → holders of what ends where one of the first `num_units` units ends; `units` are their hashes."""
+        halves = np.frombuffer(units, np.uint64)
+        keys, rests = halves[::2][:num_units], halves[1::2]
+        positions = self._sieve.passing(keys)
+        found = {}
+        claims = zip(positions.tolist(), keys[positions].tolist(), rests[positions].tolist(), strict=True)
+        for position, key, rest in claims:
+            known = self._entries.get(key)
+            length = (position + 1) * HASH_UNIT_TOKENS
+            if known is not None and known >> 32 == rest << 32 | length:
+                found[length] = self._sets[known & _MASK_32]
+        return found
 
     def odd_lengths(self, units: bytes, num_units: int) -> list[int]:
         """Lengths, ascending, of checkpoints hanging on one of these units; their hash alone tells whether they fit."""
-        shorts = _shorts(units, num_units, self._anchors)
-        return sorted({length for key in self._odd.keys() & shorts for length in self._odd[key]})
+        if not self._odd:
+            return []
+        keys = np.frombuffer(units, np.uint64)[::2][:num_units]
+        passing = keys[self._odd_sieve.passing(keys)].tolist()
+        return sorted({length for key in passing for length in self._odd.get(key, ())})
 
     def sweep(self, is_alive: Callable[[int], bool]) -> int:
         """Forget dead holders; returns the number of entries dropped."""
-        dropped = 0
-        for entry in list(self._entries.values()):
-            dead = [holder for holder in entry.holders if not is_alive(holder)]
-            for holder in dead:
-                entry.holders.remove(holder)
-            if not entry.holders:
-                self._drop(entry)
-                dropped += 1
-        return dropped
+        before = len(self._entries)
+        for key in list(self._entries):
+            for holder in self._sets[self._entries[key] & _MASK_32]:
+                if not is_alive(holder):
+                    self._remove_holder(key, self._entries[key], holder)
+        return before - len(self._entries)
 
     def __iter__(self) -> Iterator[ExactEntry]:
-        return iter(list(self._entries.values()))
+        for key, known in list(self._entries.items()):
+            block_hash = BlockHash((key | known >> 64 << 64).to_bytes(HASH_BYTES, "little"))
+            anchor = self._anchors.get(key, block_hash)
+            yield ExactEntry(block_hash, anchor, known >> 32 & _MASK_32, self._sets[known & _MASK_32])
 
 
-def _shorts(units: bytes, num_units: int, wanted: Collection[int]) -> list[int]:
-    """Short hashes of the wanted units among the first `num_units`: of all of them where that is quicker."""
-    num_units = min(num_units, len(units) // HASH_BYTES)
-    if len(wanted) * _LOOK_EACH_UP > num_units:
-        return array("Q", units[: num_units * HASH_BYTES])[::2].tolist()
-    return [short_hash(units[(unit - 1) * HASH_BYTES : unit * HASH_BYTES]) for unit in wanted if 0 < unit <= num_units]
-
-
-def _unit_at(units: bytes, num_tokens: int) -> bytes:
-    end = num_tokens // HASH_UNIT_TOKENS * HASH_BYTES
-    return units[end - HASH_BYTES : end] if num_tokens % HASH_UNIT_TOKENS == 0 else b""
+def _rest(block_hash: bytes) -> int:
+    """What of a hash is not its key."""
+    return int.from_bytes(block_hash[TAIL_BYTES:], "little")

@@ -13,10 +13,10 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.events import Tier
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.exact_table import ExactEntry, ExactTable
-from prfaas.index.matching import Evidence, Family, kind_of
+from prfaas.index.exact_table import ExactTable
+from prfaas.index.matching import Evidence, Family, Kinds
 from prfaas.index.query import Answer, Query
-from prfaas.index.run_table import RunTable, bitmaps
+from prfaas.index.run_table import RunTable, bitmaps, chain_of
 from prfaas.index.segments import (
     CELL_BLOCKS,
     TAIL_BYTES,
@@ -41,7 +41,7 @@ class _Part:
     node: _Node
     holding: Holding
     family: Family
-    rank: int
+    place: int  # of its bits, in what is found of its family
     runs: RunTable
     exact: ExactTable
     digest: Digest = field(default_factory=Digest)
@@ -66,6 +66,7 @@ class Index:
         self._parts: list[_Part | None] = []
         self._runs: dict[tuple[str, int], RunTable] = {}
         self._exact: dict[str, ExactTable] = {}
+        self._kinds = Kinds()
         self._sweep: Iterator[int] | None = None
 
     # -- nodes
@@ -93,7 +94,7 @@ class Index:
         node.layouts.update(layouts)
         for fingerprint, layout in layouts.items():
             self._exact.setdefault(layout.model, ExactTable())
-            kind = kind_of(layout, node.cluster)
+            kind = self._kinds.of(layout, node.cluster)
             known = (family for family in node.families.values() if family.kind == kind)
             node.families[fingerprint] = next(known, None) or Family(node.name, kind)
 
@@ -160,7 +161,9 @@ class Index:
         group = layout.groups[holding.group]
         size = 0 if group.kind == "linear_state" else group.block_tokens
         runs = self._runs.setdefault((layout.model, size), RunTable())
-        part = _Part(node, holding, node.families[holding.layout], layout.shard.rank, runs, self._exact[layout.model])
+        family = node.families[holding.layout]
+        place = family.kind.place(holding.group, layout.shard.rank)
+        part = _Part(node, holding, family, place, runs, self._exact[layout.model])
         number = node.parts[holding] = len(self._parts)
         self._parts.append(part)
         return part, number
@@ -211,17 +214,12 @@ class Index:
         for (model, block_tokens), table in self._runs.items():
             if model != query.model or not block_tokens:
                 continue
-            pieces = table.pieces(query.chain(block_tokens))
-            for number, bits in bitmaps(pieces).items():
-                part = self._usable_part(number, tiers)
-                if part:
-                    evidence.add_blocks(part.family, group=part.holding.group, rank=part.rank, bits=bits)
+            for number, bits in bitmaps(table.pieces(chain_of(query.units, block_tokens))).items():
+                part = self._parts[number]
+                if part and part.node.live and part.holding.tier in tiers:
+                    evidence.of(part.family).blocks[part.place] |= bits
                     reach = max(reach, bits.bit_length() * block_tokens)
         return reach
-
-    def _usable_part(self, number: int, tiers: frozenset[Tier]) -> _Part | None:
-        part = self._parts[number]
-        return part if part and part.node.live and part.holding.tier in tiers else None
 
     def _find_exact(self, query: Query, evidence: Evidence, *, tiers: frozenset[Tier], reach_tokens: int) -> list[int]:
         """Collect checkpoints; returns the lengths of those whose hash the query did not state."""
@@ -230,10 +228,10 @@ class Index:
             return []
         sizes = [size for model, size in self._runs if model == query.model and size]
         num_units = (reach_tokens + max(sizes) if sizes else query.limit_tokens) // HASH_UNIT_TOKENS
-        stated = [table.get(block_hash, length) for length, block_hash in query.checkpoints]
-        for entry in [*table.at_units(query.units, num_units), *stated]:
-            if entry and entry.num_tokens <= query.limit_tokens:
-                self._add_exact(entry, evidence, tiers)
+        held_by = table.at_units(query.units, num_units)
+        for length, its in query.checkpoints:
+            held_by.setdefault(length, table.holders_of(its, length))
+        self._add_exact({end: held_by[end] for end in sorted(held_by) if end <= query.limit_tokens}, evidence, tiers)
         known = {length for length, _ in query.checkpoints}
         return [
             length
@@ -241,11 +239,20 @@ class Index:
             if length not in known and length <= query.limit_tokens
         ]
 
-    def _add_exact(self, entry: ExactEntry, evidence: Evidence, tiers: frozenset[Tier]) -> None:
-        for number in entry.holders:
-            part = self._usable_part(number, tiers)
-            if part:
-                evidence.add_exact(part.family, group=part.holding.group, rank=part.rank, num_tokens=entry.num_tokens)
+    def _add_exact(self, held_by: dict[int, tuple[int, ...]], evidence: Evidence, tiers: frozenset[Tier]) -> None:
+        """Collect who holds which length; `held_by` is in the order of lengths."""
+        evidence.ends = list(held_by)
+        by_holders: dict[tuple[int, ...], int] = {}
+        for place, holders in enumerate(held_by.values()):
+            by_holders[holders] = by_holders.get(holders, 0) | 1 << place
+        bitmaps: dict[int, int] = {}
+        for holders, bits in by_holders.items():
+            for number in holders:
+                bitmaps[number] = bitmaps.get(number, 0) | bits
+        for number, bits in bitmaps.items():
+            part = self._parts[number]
+            if part and part.node.live and part.holding.tier in tiers:
+                evidence.of(part.family).exact[part.place] |= bits
 
     # -- the whole of it
 
@@ -304,7 +311,7 @@ class Index:
 
 
 def _check_segment(part: _Part, segment: Segment) -> None:
-    shape = part.family.kind.shapes[part.holding.group]
+    shape = part.family.kind.rules.shapes[part.holding.group]
     if shape.kind == "linear_state":
         raise IndexRefusal("wrong_block_size", f"{part.node.name} announces blocks of a linear-state group")
     length, remainder = divmod(len(segment.tails), TAIL_BYTES)
@@ -317,7 +324,7 @@ def _check_segment(part: _Part, segment: Segment) -> None:
 
 
 def _check_checkpoint(part: _Part, its: Checkpoint) -> None:
-    shape = part.family.kind.shapes[part.holding.group]
+    shape = part.family.kind.rules.shapes[part.holding.group]
     if shape.kind != "linear_state" and its.num_tokens % shape.block_tokens == 0:
         raise IndexRefusal(
             "wrong_block_size", f"a partial block of {its.num_tokens} tokens in blocks of {shape.block_tokens}"

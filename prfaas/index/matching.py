@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from operator import and_, attrgetter, itemgetter, or_
+from typing import NamedTuple, TypeVar
 
 from prfaas.cachepool.layout import Layout
 from prfaas.index.query import Answer, ClusterMatch, NodeMatch
-from prfaas.index.usable import GroupShape, Held, Usable, usable_prefix
+from prfaas.index.usable import GroupShape, Held, Rules, Usable, usable_prefix
 from prfaas.types import AgentName, ClusterName
 
 Match = TypeVar("Match", NodeMatch, ClusterMatch)
 
 
-@dataclass(frozen=True)
-class Kind:
+class KindKey(NamedTuple):
     """What two nodes must share for their blocks to add up: all of a layout that its ranks have in common."""
 
     cluster: ClusterName
@@ -26,124 +27,113 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
+class Kind:
+    """One such kind. An index has one object of each, compared by identity: it is a key on the hot path."""
+
+    cluster: ClusterName
+    num_ranks: int
+    rules: Rules
+
+    def place(self, group: int, rank: int) -> int:
+        """Where `Found` has the bits of one group and rank."""
+        return group * self.num_ranks + rank
+
+
+@dataclass(frozen=True, eq=False)
 class Family:
-    """The layouts of one node that are the ranks of one engine shape; compared by identity, it is a key on the hot
-    path."""
+    """The layouts of one node that are the ranks of one engine shape; compared by identity as well."""
 
     node: AgentName
     kind: Kind
 
 
-def kind_of(layout: Layout, cluster: ClusterName) -> Kind:
-    shapes = tuple(GroupShape(group.kind, group.block_tokens, group.window_tokens or 0) for group in layout.groups)
-    return Kind(cluster, layout.model, layout.packing, layout.shard.size, shapes)
+class Kinds:
+    """Every kind that an index has met."""
+
+    def __init__(self) -> None:
+        self._known: dict[KindKey, Kind] = {}
+
+    def of(self, layout: Layout, cluster: ClusterName) -> Kind:
+        shapes = tuple(GroupShape(group.kind, group.block_tokens, group.window_tokens or 0) for group in layout.groups)
+        key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, shapes)
+        return self._known.setdefault(key, Kind(cluster, layout.shard.size, Rules(shapes)))
 
 
 class Evidence:
     """What was found of one prompt, per family: blocks and checkpoints of every rank."""
 
     def __init__(self, limit_tokens: int) -> None:
+        self.ends: Sequence[int] = ()  # lengths at which some checkpoint ends, ascending
         self._limit_tokens = limit_tokens
-        self._found: dict[Family, _Found] = {}
+        self._found: dict[Family, Found] = {}
 
-    def add_blocks(self, family: Family, *, group: int, rank: int, bits: int) -> None:
-        self._of(family).blocks[group][rank] |= bits
-
-    def add_exact(self, family: Family, *, group: int, rank: int, num_tokens: int) -> None:
-        ranks = self._of(family).exact[group]
-        ranks[num_tokens] = ranks.get(num_tokens, 0) | 1 << rank
-
-    def _of(self, family: Family) -> _Found:
+    def of(self, family: Family) -> Found:
+        """What was found of one family, to be added to."""
         found = self._found.get(family)
         if found is None:
-            found = self._found[family] = _Found(family.kind)
+            found = self._found[family] = Found(family.kind)
         return found
 
     def answer(self, odd_lengths: Iterable[int]) -> Answer:
         """Nodes and clusters, best first; of `odd_lengths` those that would beat every node."""
-        held = [(family, found.held()) for family, found in self._found.items()]
-        usable = [(family, self._usable(family.kind, held_here)) for family, held_here in held]
-        nodes = _best_first(
-            NodeMatch(family.node, family.kind.cluster, its.usable_tokens, its.attention_tokens, its.reason)
-            for family, its in usable
-        )
-        clusters = _best_first(
-            ClusterMatch(kind.cluster, its.usable_tokens, its.attention_tokens, its.reason)
-            for kind, its in self._over_clusters(held, usable)
-        )
+        nodes: list[NodeMatch] = []
+        by_kind: dict[Kind, list[tuple[Held, Usable]]] = {}
+        for family, found in self._found.items():
+            held = found.held(self.ends)
+            its = usable_prefix(family.kind.rules, held, self._limit_tokens)
+            nodes.append(NodeMatch(family.node, family.kind.cluster, *its))
+            by_kind.setdefault(family.kind, []).append((held, its))
+        clusters = [
+            ClusterMatch(kind.cluster, *(places[0][1] if len(places) == 1 else self._together(kind, places)))
+            for kind, places in by_kind.items()
+        ]
+        nodes = _best_of_each(nodes)
         best = nodes[0].usable_tokens if nodes else 0
         beyond = tuple(length for length in odd_lengths if length > best)
-        return Answer(tuple(_first_each(nodes)), tuple(_first_each(clusters)), beyond)
+        return Answer(tuple(nodes), tuple(_best_of_each(clusters)), beyond)
 
-    def _over_clusters(
-        self, held: Sequence[tuple[Family, Held]], usable: Sequence[tuple[Family, Usable]]
-    ) -> list[tuple[Kind, Usable]]:
-        """One entry per kind of engine; where a single node holds anything, its own answer."""
-        by_kind: dict[Kind, list[int]] = {}
-        for index, (family, _) in enumerate(held):
-            by_kind.setdefault(family.kind, []).append(index)
-        return [
-            (
-                kind,
-                usable[members[0]][1]
-                if len(members) == 1
-                else self._usable(kind, _union([held[i][1] for i in members])),
-            )
-            for kind, members in by_kind.items()
-        ]
-
-    def _usable(self, kind: Kind, held: Held) -> Usable:
-        return usable_prefix(kind.shapes, held, self._limit_tokens)
+    def _together(self, kind: Kind, places: Sequence[tuple[Held, Usable]]) -> Usable:
+        """What several nodes of one kind can serve."""
+        return usable_prefix(kind.rules, _union([held for held, _ in places]), self._limit_tokens)
 
 
-class _Found:
-    """Bits per group and rank, and per group the ranks that hold a checkpoint of a length."""
+class Found:
+    """Bits per group and rank (`Kind.place`): over the prompt's blocks, and over the lengths at which checkpoints end."""
+
+    __slots__ = ("_num_ranks", "blocks", "exact")
 
     def __init__(self, kind: Kind) -> None:
-        self.blocks = [[0] * kind.num_ranks for _ in kind.shapes]
-        self.exact: list[dict[int, int]] = [{} for _ in kind.shapes]
-        self._all_ranks = (1 << kind.num_ranks) - 1
+        self._num_ranks = kind.num_ranks
+        self.blocks = [0] * (len(kind.rules.shapes) * kind.num_ranks)
+        self.exact = self.blocks.copy()
 
-    def held(self) -> Held:
+    def held(self, ends: Sequence[int]) -> Held:
         """What every rank holds: a block counts when all its shards are there."""
-        blocks = tuple(_intersection(ranks) for ranks in self.blocks)
-        exact = tuple(
-            frozenset(length for length, ranks in lengths.items() if ranks == self._all_ranks) for lengths in self.exact
-        )
-        return Held(blocks, exact)
+        if self._num_ranks == 1:
+            return Held(tuple(self.blocks), tuple(self.exact), ends)
+        return Held(_in_every_rank(self.blocks, self._num_ranks), _in_every_rank(self.exact, self._num_ranks), ends)
 
 
-def _intersection(bitmaps: list[int]) -> int:
-    joined = bitmaps[0]
-    for bits in bitmaps[1:]:
-        joined &= bits
-    return joined
+def _in_every_rank(bits: Sequence[int], num_ranks: int) -> tuple[int, ...]:
+    groups = range(0, len(bits), num_ranks)
+    return tuple([functools.reduce(and_, bits[first : first + num_ranks]) for first in groups])
 
 
 def _union(places: Sequence[Held]) -> Held:
-    blocks, exact = list(places[0].blocks), list(places[0].exact)
-    for place in places[1:]:
-        blocks = [ours | theirs for ours, theirs in zip(blocks, place.blocks, strict=True)]
-        exact = [ours | theirs for ours, theirs in zip(exact, place.exact, strict=True)]
-    return Held(tuple(blocks), tuple(exact))
+    blocks = [functools.reduce(or_, bits) for bits in zip(*(its.blocks for its in places), strict=True)]
+    exact = [functools.reduce(or_, bits) for bits in zip(*(its.exact for its in places), strict=True)]
+    return Held(tuple(blocks), tuple(exact), places[0].ends)
 
 
-def _best_first(matches: Iterable[Match]) -> list[Match]:
-    useful = (match for match in matches if match.usable_tokens or match.attention_tokens)
-    return sorted(useful, key=_rank)
-
-
-def _first_each(matches: list[Match]) -> list[Match]:
-    """The best of each node or cluster: two engine shapes on one node are two matches."""
+def _best_of_each(matches: list[Match]) -> list[Match]:
+    """Best first what is of any use; of a node or cluster with two engine shapes the better one."""
+    useful = [its for its in matches if its.usable_tokens or its.attention_tokens]
+    useful.sort(key=_NAME)
+    useful.sort(key=_TOKENS, reverse=True)
     best: dict[str, Match] = {}
-    for match in matches:
-        best.setdefault(_name(match), match)
+    for its in useful:
+        best.setdefault(its[0], its)
     return list(best.values())
 
 
-def _name(match: NodeMatch | ClusterMatch) -> str:
-    return match.node if isinstance(match, NodeMatch) else match.cluster
-
-
-def _rank(match: NodeMatch | ClusterMatch) -> tuple[int, int, str]:
-    return -match.usable_tokens, -match.attention_tokens, _name(match)
+_NAME, _TOKENS = itemgetter(0), attrgetter("usable_tokens", "attention_tokens")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.run_table import Chain
 from prfaas.index.usable import CutReason
 from prfaas.types import AgentName, BlockHash, ClusterName
 
@@ -43,18 +42,8 @@ class Query:
                     "alien_hash", f"checkpoint at {length}: a positive length and {HASH_BYTES} bytes of hash"
                 )
 
-    def chain(self, block_tokens: int) -> Chain:
-        """The prompt's full blocks at one block size."""
-        per_block = block_tokens // HASH_UNIT_TOKENS
-        hashes = self.units
-        if per_block > 1:
-            ends = range(per_block * HASH_BYTES, len(self.units) + 1, per_block * HASH_BYTES)
-            hashes = b"".join([self.units[end - HASH_BYTES : end] for end in ends])
-        return Chain(hashes, array("Q", hashes)[::2].tobytes())
 
-
-@dataclass(frozen=True)
-class NodeMatch:
+class NodeMatch(NamedTuple):
     """What one node can serve of the prompt, from what its pool holds."""
 
     node: AgentName
@@ -64,8 +53,7 @@ class NodeMatch:
     reason: CutReason
 
 
-@dataclass(frozen=True)
-class ClusterMatch:
+class ClusterMatch(NamedTuple):
     """What the nodes of one cluster can serve together, blocks spread over them."""
 
     cluster: ClusterName

@@ -8,15 +8,20 @@ blocks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+
+from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index import run as runs
 from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tails
 from prfaas.types import BlockHash
 
-_HASH_BYTES = 16
+_CELL_BYTES = CELL_BLOCKS * TAIL_BYTES
 
 
 class Piece(NamedTuple):
@@ -33,6 +38,14 @@ class Chain:
 
     hashes: bytes
     tails: bytes
+
+
+def chain_of(units: bytes, block_tokens: int) -> Chain:
+    """A prompt's full blocks, from the hashes of its 16-token units."""
+    per_block = block_tokens // HASH_UNIT_TOKENS
+    if per_block > 1:
+        units = np.frombuffer(units, f"V{HASH_BYTES}")[per_block - 1 :: per_block].tobytes()
+    return Chain(units, np.ascontiguousarray(np.frombuffer(units, np.uint64)[::2]).tobytes())
 
 
 class RunTable:
@@ -90,26 +103,22 @@ class RunTable:
 
     def pieces(self, chain: Chain) -> list[Piece]:
         """Who holds what of the chain, cells of which nobody knows anything left out."""
-        found: list[Piece] = []
-        whole = CELL_BLOCKS * TAIL_BYTES
-        first = num_blocks = 0  # the piece that grows as long as whole cells have the same holders
-        holders = b""
-        for start in range(0, len(chain.tails), whole):
-            block = start // TAIL_BYTES
-            head = chain.hashes[block * _HASH_BYTES : (block + 1) * _HASH_BYTES]
-            tails = chain.tails[start : start + whole]
-            run = self._runs.get(head)
-            if run is None:
-                continue
-            if len(tails) != whole or not run.endswith(tails):
-                found += [Piece(block + offset, common, its) for _, offset, its, _, common in self._walk(head, tails)]
-            elif num_blocks and run[2:-whole] == holders and first + num_blocks == block:
-                num_blocks += CELL_BLOCKS
-            else:
-                found.append(Piece(first, num_blocks, holders))
-                first, num_blocks, holders = block, CELL_BLOCKS, run[2:-whole]
-        found.append(Piece(first, num_blocks, holders))
-        return found
+        num_cells = len(chain.tails) // _CELL_BYTES
+        heads, cells = _per_cell(num_cells)
+        found = [self._runs.get(head, b"") for head in heads.unpack_from(chain.hashes)]
+        agree = [*map(_ends_with, found, cells.unpack_from(chain.tails))]
+        num_whole = agree.index(False) if False in agree else num_cells
+        pieces = _joined([run[2:-_CELL_BYTES] for run in found[:num_whole]])
+        for cell in range(num_whole, num_cells):
+            if found[cell]:
+                pieces += self._partial(chain, cell * CELL_BLOCKS)
+        return pieces + self._partial(chain, num_cells * CELL_BLOCKS)
+
+    def _partial(self, chain: Chain, block: int) -> list[Piece]:
+        """The pieces of the cell that begins at `block`: of its runs, or of the part that the chain has of it."""
+        head = chain.hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES]
+        tails = chain.tails[block * TAIL_BYTES :][:_CELL_BYTES]
+        return [Piece(block + offset, common, its) for _, offset, its, _, common in self._walk(head, tails)]
 
     def sweep(self, head: BlockHash, is_alive: Callable[[int], bool]) -> int:
         """Forget dead holders in the cell of `head` and runs that nobody holds; returns the number of runs dropped."""
@@ -135,7 +144,7 @@ class RunTable:
 
     def heads(self) -> list[BlockHash]:
         """The heads of all cells, as they are at this moment."""
-        return [BlockHash(key) for key in list(self._runs) if len(key) == _HASH_BYTES]
+        return [BlockHash(key) for key in list(self._runs) if len(key) == HASH_BYTES]
 
     def cell(self, head: BlockHash) -> list[tuple[bytes, list[tuple[int, int]]]]:
         """Of every run of one cell: its path (tails from the head on) and (holder, bitmap over that path)."""
@@ -153,6 +162,27 @@ class RunTable:
         return found
 
 
+_ends_with: Callable[[bytes, bytes], bool] = bytes.endswith
+
+
+@functools.lru_cache(1024)
+def _per_cell(num_cells: int) -> tuple[Struct, Struct]:
+    """What takes the heads of so many cells from a chain's hashes, and their blocks from its tails."""
+    skipped = (CELL_BLOCKS - 1) * HASH_BYTES
+    return Struct(f"{HASH_BYTES}s{skipped}x" * num_cells), Struct(f"{_CELL_BYTES}s" * num_cells)
+
+
+def _joined(holders: list[bytes]) -> list[Piece]:
+    """Of the cells of a chain from its start on: neighbours with the same holders are one piece."""
+    pieces = []
+    first = 0
+    for cell in range(1, len(holders) + 1):
+        if cell == len(holders) or holders[cell] != holders[first]:
+            pieces.append(Piece(first * CELL_BLOCKS, (cell - first) * CELL_BLOCKS, holders[first]))
+            first = cell
+    return pieces
+
+
 def _key(head: bytes, offset: int, tails: bytes) -> bytes:
     if not offset:
         return head
@@ -161,7 +191,7 @@ def _key(head: bytes, offset: int, tails: bytes) -> bytes:
 
 
 def _offset(key: bytes) -> int:
-    return key[_HASH_BYTES] if len(key) > _HASH_BYTES else 0
+    return key[HASH_BYTES] if len(key) > HASH_BYTES else 0
 
 
 def bitmaps(pieces: list[Piece]) -> dict[int, int]:

@@ -10,10 +10,12 @@ block size are offered, since an engine resumes at block ends.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import and_
+from typing import Literal, NamedTuple
 
 from prfaas.types import GroupKind
 
@@ -35,16 +37,15 @@ class GroupShape:
     window_tokens: int = 0  # sliding_window only
 
 
-@dataclass(frozen=True)
-class Held:
-    """What one place holds of one prompt, per group: full blocks as a bitmap, lengths at which a checkpoint ends."""
+class Held(NamedTuple):
+    """What one place holds of one prompt, per group: full blocks as a bitmap, and checkpoints as one over `ends`."""
 
     blocks: tuple[int, ...]
-    exact: tuple[frozenset[int], ...]
+    exact: tuple[int, ...]
+    ends: Sequence[int] = ()  # lengths in tokens, ascending
 
 
-@dataclass(frozen=True)
-class Usable:
+class Usable(NamedTuple):
     """`usable_tokens` can be served by all groups; `attention_tokens` by the full-attention groups alone."""
 
     usable_tokens: int
@@ -52,36 +53,54 @@ class Usable:
     reason: CutReason
 
 
-def usable_prefix(shapes: Sequence[GroupShape], held: Held, limit_tokens: int) -> Usable:
+class Rules:
+    """What has to hold for a prefix of one model, worked out once from the shapes of its KV groups."""
+
+    def __init__(self, shapes: Sequence[GroupShape]) -> None:
+        self.shapes = tuple(shapes)
+        self.attention = tuple((i, s) for i, s in enumerate(shapes) if s.kind != "linear_state")
+        self.full = tuple((i, s.block_tokens) for i, s in enumerate(shapes) if s.kind == "full_attention")
+        self.windows = tuple((i, s) for i, s in enumerate(shapes) if s.kind == "sliding_window")
+        self.states = tuple(i for i, s in enumerate(shapes) if s.kind == "linear_state")
+        self.step = 1 if self.states else math.lcm(*(s.block_tokens for s in shapes))
+
+
+def usable_prefix(rules: Rules, held: Held, limit_tokens: int) -> Usable:
     """The longest prefix of at most `limit_tokens` that this place can serve."""
-    attention = _attention_tokens(shapes, held, limit_tokens)
-    if any(shape.kind == "linear_state" for shape in shapes):
-        length = next((end for end in _state_lengths(shapes, held, limit_tokens) if _serves(shapes, held, end)), 0)
+    attention = limit_tokens
+    for index, block_tokens in rules.full:
+        attention = min(attention, leading_ones(held.blocks[index]) * block_tokens)
+    if rules.states:
+        length = _longest_with_state(rules, held, limit_tokens)
     else:
-        length = _longest_on_grid(shapes, held, limit_tokens)
-    return Usable(length, attention, _reason(shapes, length, attention, limit_tokens))
+        length = attention - attention % rules.step
+        if rules.windows:
+            length = _longest_with_windows(rules, held, length)
+    return Usable(length, attention, _reason(rules, length, attention, limit_tokens))
 
 
-def _attention_tokens(shapes: Sequence[GroupShape], held: Held, limit_tokens: int) -> int:
-    runs = [leading_ones(held.blocks[i]) * s.block_tokens for i, s in enumerate(shapes) if s.kind == "full_attention"]
-    return min([limit_tokens, *runs])
+def _longest_with_state(rules: Rules, held: Held, limit_tokens: int) -> int:
+    """The longest length at which every linear group has its state and the others have what they need."""
+    states = functools.reduce(and_, [held.exact[index] for index in rules.states])
+    while states:
+        place = states.bit_length() - 1
+        if held.ends[place] <= limit_tokens and _serves(rules, held, place):
+            return held.ends[place]
+        states ^= 1 << place
+    return 0
 
 
-def _state_lengths(shapes: Sequence[GroupShape], held: Held, limit_tokens: int) -> list[int]:
-    """Lengths, longest first, at which every linear group has its state."""
-    states = [held.exact[index] for index, shape in enumerate(shapes) if shape.kind == "linear_state"]
-    return sorted((end for end in frozenset.intersection(*states) if end <= limit_tokens), reverse=True)
-
-
-def _serves(shapes: Sequence[GroupShape], held: Held, length: int) -> bool:
+def _serves(rules: Rules, held: Held, place: int) -> bool:
+    """Whether every attention group has what a resumption at `held.ends[place]` looks back on."""
+    length = held.ends[place]
     return all(
-        shape.kind == "linear_state" or _covers(shape, held.blocks[index], held.exact[index], length)
-        for index, shape in enumerate(shapes)
+        _covers(shape, held.blocks[index], length, ends_there=bool(held.exact[index] >> place & 1))
+        for index, shape in rules.attention
     )
 
 
-def _covers(shape: GroupShape, blocks: int, exact: frozenset[int], length: int) -> bool:
-    """Whether an attention group holds every token that a resumption at `length` looks back on."""
+def _covers(shape: GroupShape, blocks: int, length: int, *, ends_there: bool) -> bool:
+    """Whether a group's blocks hold it; one that is not full only where it `ends_there`."""
     first_token = max(0, length - shape.window_tokens + 1) if shape.kind == "sliding_window" else 0
     if first_token >= length:
         return True
@@ -89,26 +108,19 @@ def _covers(shape: GroupShape, blocks: int, exact: frozenset[int], length: int) 
     needed = full - first
     if needed > 0 and leading_ones(blocks >> first) < needed:
         return False
-    return length % shape.block_tokens == 0 or bool(blocks >> full & 1) or length in exact
+    return length % shape.block_tokens == 0 or bool(blocks >> full & 1) or ends_there
 
 
-def _longest_on_grid(shapes: Sequence[GroupShape], held: Held, limit_tokens: int) -> int:
-    """The longest multiple of every block size at which all groups (full or windowed) have what they need."""
-    step = math.lcm(*(shape.block_tokens for shape in shapes))
-    reach = min([limit_tokens, *(_reach(shape, held.blocks[i], limit_tokens) for i, shape in enumerate(shapes))])
-    ends = [_window_ends(shape, held.blocks[i]) for i, shape in enumerate(shapes) if shape.kind == "sliding_window"]
-    sizes = [shape.block_tokens for shape in shapes if shape.kind == "sliding_window"]
-    length = reach - reach % step
-    while length and not all(bits >> length // size & 1 for bits, size in zip(ends, sizes, strict=True)):
-        length -= step
+def _longest_with_windows(rules: Rules, held: Held, length: int) -> int:
+    """The longest multiple of every block size, at most `length`, whose end every window reaches back from."""
+    for index, shape in rules.windows:
+        if shape.window_tokens > 1:
+            length = min(length, held.blocks[index].bit_length() * shape.block_tokens)
+    ends = [(_window_ends(shape, held.blocks[index]), shape.block_tokens) for index, shape in rules.windows]
+    length -= length % rules.step
+    while length and not all(bits >> length // size & 1 for bits, size in ends):
+        length -= rules.step
     return length
-
-
-def _reach(shape: GroupShape, blocks: int, limit_tokens: int) -> int:
-    """No resumption is possible beyond this many tokens."""
-    if shape.kind == "full_attention":
-        return leading_ones(blocks) * shape.block_tokens
-    return blocks.bit_length() * shape.block_tokens if shape.window_tokens > 1 else limit_tokens
 
 
 def _window_ends(shape: GroupShape, blocks: int) -> int:
@@ -128,13 +140,12 @@ def leading_ones(bits: int) -> int:
     return (bits ^ (bits + 1)).bit_length() - 1
 
 
-def _reason(shapes: Sequence[GroupShape], length: int, attention: int, limit_tokens: int) -> CutReason:
-    has_state = any(shape.kind == "linear_state" for shape in shapes)
-    step = 1 if has_state else math.lcm(*(shape.block_tokens for shape in shapes))
+def _reason(rules: Rules, length: int, attention: int, limit_tokens: int) -> CutReason:
+    step = rules.step
     if length >= limit_tokens - limit_tokens % step:
         return "complete"
     if attention < step and length == 0:
         return "nothing"
     if length >= attention - attention % step:
         return "blocks"
-    return "state" if has_state else "window"
+    return "state" if rules.states else "window"

@@ -196,8 +196,8 @@ def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int
 
 def answer_message(answer: Answer) -> pb.MatchResponse:
     return pb.MatchResponse(
-        nodes=[pb.NodeMatch(**vars(its)) for its in answer.nodes],
-        clusters=[pb.ClusterMatch(**vars(its)) for its in answer.clusters],
+        nodes=[pb.NodeMatch(**its._asdict()) for its in answer.nodes],
+        clusters=[pb.ClusterMatch(**its._asdict()) for its in answer.clusters],
         odd_lengths=answer.odd_lengths,
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.index.usable import GroupShape, Held, Usable, leading_ones, usable_prefix
+from prfaas.index.usable import GroupShape, Held, Rules, Usable, leading_ones, usable_prefix
 
 FULL, FULL_64 = GroupShape("full_attention", 16), GroupShape("full_attention", 64)
 WINDOW, STATE = GroupShape("sliding_window", 16, 33), GroupShape("linear_state", 0)
-NONE: frozenset[int] = frozenset()
+NONE = 0
 
 
 def ones(count: int, *, first: int = 0) -> int:
@@ -21,38 +21,38 @@ def test_leading_ones(bits: int, count: int) -> None:
 
 
 def test_full_attention_ends_at_the_first_gap() -> None:
-    assert usable_prefix([FULL], Held((0b110111,), (NONE,)), 1000) == Usable(48, 48, "blocks")
+    assert usable_prefix(Rules([FULL]), Held((0b110111,), (NONE,)), 1000) == Usable(48, 48, "blocks")
 
 
 def test_the_limit_cuts_to_a_block_end() -> None:
-    assert usable_prefix([FULL], Held((ones(10),), (NONE,)), 100) == Usable(96, 100, "complete")
+    assert usable_prefix(Rules([FULL]), Held((ones(10),), (NONE,)), 100) == Usable(96, 100, "complete")
 
 
 def test_a_window_of_33_tokens_needs_two_blocks_before_the_resumption() -> None:
-    shapes = [FULL, WINDOW]
-    assert usable_prefix(shapes, Held((ones(10), ones(2, first=5)), (NONE, NONE)), 160).usable_tokens == 7 * 16
-    assert usable_prefix(shapes, Held((ones(10), ones(1, first=5)), (NONE, NONE)), 160).usable_tokens == 0
-    assert usable_prefix(shapes, Held((ones(10), 0b1), (NONE, NONE)), 160).usable_tokens == 16, (
+    rules = Rules([FULL, WINDOW])
+    assert usable_prefix(rules, Held((ones(10), ones(2, first=5)), (NONE, NONE)), 160).usable_tokens == 7 * 16
+    assert usable_prefix(rules, Held((ones(10), ones(1, first=5)), (NONE, NONE)), 160).usable_tokens == 0
+    assert usable_prefix(rules, Held((ones(10), 0b1), (NONE, NONE)), 160).usable_tokens == 16, (
         "nothing before the start"
     )
 
 
 def test_unlike_block_sizes_meet_at_common_multiples() -> None:
     held = Held((ones(2), ones(7)), (NONE, NONE))
-    assert usable_prefix([FULL_64, WINDOW], held, 1000).usable_tokens == 64
+    assert usable_prefix(Rules([FULL_64, WINDOW]), held, 1000).usable_tokens == 64
 
 
 def test_a_state_counts_at_its_exact_length_inside_a_held_block() -> None:
-    held = Held((ones(4), 0), (NONE, frozenset({50, 64, 70})))
-    assert usable_prefix([FULL, STATE], held, 1000) == Usable(64, 64, "blocks")
-    assert usable_prefix([FULL, STATE], held, 63) == Usable(50, 63, "state")
+    held = Held((ones(4), 0), (NONE, 0b111), (50, 64, 70))
+    assert usable_prefix(Rules([FULL, STATE]), held, 1000) == Usable(64, 64, "blocks")
+    assert usable_prefix(Rules([FULL, STATE]), held, 63) == Usable(50, 63, "state")
 
 
 def test_a_partial_block_carries_the_state_that_ends_where_it_ends() -> None:
-    held = Held((ones(4), 0), (frozenset({70}), frozenset({64, 70, 75})))
-    assert usable_prefix([FULL, STATE], held, 1000).usable_tokens == 70
+    held = Held((ones(4), 0), (0b010, 0b111), (64, 70, 75))
+    assert usable_prefix(Rules([FULL, STATE]), held, 1000).usable_tokens == 70
 
 
 def test_every_linear_group_needs_its_state() -> None:
-    held = Held((ones(4), 0, 0), (NONE, frozenset({32, 48}), frozenset({32})))
-    assert usable_prefix([FULL, STATE, STATE], held, 1000).usable_tokens == 32
+    held = Held((ones(4), 0, 0), (NONE, 0b11, 0b01), (32, 48))
+    assert usable_prefix(Rules([FULL, STATE, STATE]), held, 1000).usable_tokens == 32

@@ -1,0 +1,71 @@
+"""Checkpoints by exact length: found by hash and length together, counted by holder, gone with the last one."""
+
+from __future__ import annotations
+
+import random
+
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.exact_table import ExactTable
+from prfaas.types import BlockHash
+
+CHAIN = HashChain(root_hash("m"), list(range(640)))
+UNITS = b"".join(CHAIN.units)
+
+
+def store(table: ExactTable, holder: int, length: int) -> bool:
+    return table.store(holder, block_hash=CHAIN.at(length), anchor=CHAIN.at(length - length % 16), num_tokens=length)
+
+
+def test_a_hash_at_another_length_is_not_it() -> None:
+    table = ExactTable()
+    assert store(table, 3, 160)
+    assert table.holders_of(CHAIN.at(160), 160) == (3,)
+    assert table.holders_of(CHAIN.at(160), 176) == ()
+    assert table.holders_of(CHAIN.at(176), 160) == ()
+    assert not table.store(4, block_hash=CHAIN.at(160), anchor=CHAIN.at(160), num_tokens=176)
+
+
+def test_two_hashes_with_the_same_first_half_are_told_apart() -> None:
+    table = ExactTable()
+    store(table, 3, 160)
+    twin = BlockHash(CHAIN.at(160)[:8] + bytes(8))
+    assert not table.store(4, block_hash=twin, anchor=twin, num_tokens=160)
+    assert table.holders_of(twin, 160) == ()
+    assert not table.remove(3, twin)
+    forged = UNITS[: 9 * 16] + twin + UNITS[160:]
+    assert table.at_units(forged, 40) == {}
+    assert table.at_units(UNITS, 40) == {160: (3,)}
+
+
+def test_what_is_removed_is_gone_with_its_last_holder_and_leaves_nothing_behind() -> None:
+    table, chance = ExactTable(), random.Random(2)
+    held = [(holder, length) for holder in range(5) for length in (7, 16, 33, 160, 161, 640)]
+    for holder, length in held:
+        assert store(table, holder, length)
+        assert not store(table, holder, length)
+    chance.shuffle(held)
+    for number, (holder, length) in enumerate(held):
+        assert sum(len(entry.holders) for entry in table) == len(held) - number
+        assert table.remove(holder, CHAIN.at(length))
+        assert not table.remove(holder, CHAIN.at(length))
+    assert len(table) == 0
+    assert table.odd_lengths(UNITS, 40) == []
+
+
+def test_odd_lengths_are_told_by_where_they_hang() -> None:
+    table = ExactTable()
+    for length in (33, 40, 161):
+        store(table, 1, length)
+    assert table.odd_lengths(UNITS, 40) == [33, 40, 161]
+    assert table.odd_lengths(UNITS, 5) == [33, 40]
+    assert table.odd_lengths(b"".join(HashChain(root_hash("m"), list(range(32)) + [9] * 600).units), 37) == [33, 40]
+
+
+def test_sweeping_forgets_dead_holders_alone() -> None:
+    table = ExactTable()
+    for holder in (1, 2, 3):
+        store(table, holder, 160)
+    store(table, 2, 33)
+    assert table.sweep(lambda holder: holder == 3) == 1
+    assert table.holders_of(CHAIN.at(160), 160) == (3,)
+    assert [entry.num_tokens for entry in table] == [160]
