@@ -86,6 +86,16 @@ SSD_FAILURES = _counter(
     "Blocks that the SSD tier lost: reason read (not what was written, or no answer from the disk) or write.",
     ("reason",),
 )
+GATEWAY_REFUSALS = _counter(
+    "prfaas_router_gateway_refusals",
+    "Connections of gateways that were not let in for their certificate; reason says what was wrong.",
+    ("reason",),
+)
+PAGES_REFUSALS = _counter(
+    "prfaas_agent_pages_refusals",
+    "Connections to the agent's pages that were not let in for their certificate; reason says what was wrong.",
+    ("reason",),
+)
 GRANTS_REFUSED = _counter("prfaas_agent_grants_refused", "Transfers without a valid grant.", ("reason",))
 WIRE_REFUSALS = _counter(
     "prfaas_agent_wire_refusals",
@@ -160,6 +170,11 @@ ROLE_CHANGES = _counter(
     "prfaas_manager_role_changes",
     "Instances that were to take a role; outcome is recommended, begun or done.",
     ("role", "outcome"),
+)
+MANAGER_TLS_REFUSALS = _counter(
+    "prfaas_manager_tls_refusals",
+    "Connections that were not let in for their certificate; port is grpc or pages, reason what was wrong.",
+    ("port", "reason"),
 )
 ADMIN_ACTIONS = _counter(
     "prfaas_manager_admin_actions",

@@ -139,7 +139,8 @@ class AgentConfig:
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Leave the wire between agents unencrypted where certificates are set, or beyond private networks.",
+        doc="Leave the wire between agents unencrypted where certificates are set, or beyond private networks; and the pages "
+        "beyond loopback.",
     )
 
     def __post_init__(self) -> None:
@@ -176,22 +177,16 @@ class AgentConfig:
         """Address by name of the agents that this one dials to receive."""
         return _addresses("fetch_from", self.fetch_from)
 
-    def wire_certificates(self) -> Certificates | None:
-        """What encrypts the wire between agents, if it is.
+    def certificates(self, *, speaks: tuple[str, ...] = ()) -> Certificates | None:
+        """What the wire, and pages beyond loopback, show and ask for; None: they speak plain text.
 
         Raises:
             ConfigError: the files cannot be used.
         """
-        if (
-            self.tls_authority is None
-            or self.tls_certificate is None
-            or self.tls_key is None
-            or self.insecure_plaintext
-        ):
+        if self.insecure_plaintext or not (self.tls_authority and self.tls_certificate and self.tls_key):
             return None
-        return Certificates(
-            CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
-        )
+        files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
+        return Certificates(files, speaks=speaks)
 
 
 def _addresses(key: str, entries: tuple[str, ...]) -> dict[str, str]:

@@ -52,6 +52,7 @@ from prfaas.transport.sender import (
     SendEvent,
     SendFailed,
 )
+from prfaas.transport.tls_door import INNER, TlsDoor, door_before
 from prfaas.types import AgentName, CopyEnd, TransferId
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Agent:
         )
         callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
-        self._certificates = config.wire_certificates()
+        self._certificates = config.certificates()
         awaited = {name: self._link_to(AWAITED, AgentName(name)) for name in config.dialled_by}
         self._receiver = Receiver(
             ReceiverConfig(
@@ -149,15 +150,19 @@ class Agent:
         `started` hears the wire's address once everything listens.
         """
         self._loop = asyncio.get_running_loop()
+        door = self._pages_door()
         status = StatusServer(
-            self._config.status_listen,
+            INNER if door else self._config.status_listen,
             {"/healthz": self._health, "/status": self._status, "/transfers": self._transfer_log.to_list},
         )
         try:
             await self._engines.start()
             address = self._receiver.start()
             status.start()
-            _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=status.address)
+            if door is not None:
+                door.start(status.address)
+            pages = door.address if door else status.address
+            _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=pages)
             started(address)
             await self._serve_and_drain(asyncio.ensure_future(self._serve(address)))
         finally:
@@ -165,11 +170,23 @@ class Agent:
             for link in self._links.values():
                 link.close()
             self._receiver.close()
+            if door is not None:
+                await door.close()
             status.close()
             if self._ssd is not None:
                 self._ssd.close()
             self._pool.close()
             _log.info("agent.stopped", name=self._name)
+
+    def _pages_door(self) -> TlsDoor | None:
+        """Raises ConfigError: the pages are beyond loopback, with neither certificates nor a word of consent."""
+        return door_before(
+            self._config.status_listen,
+            self._config.certificates(speaks=("http/1.1",)),
+            setting="status_listen",
+            allows_plaintext=self._config.insecure_plaintext,
+            refused=lambda reason: metrics.PAGES_REFUSALS.labels(reason=reason).inc(),
+        )
 
     async def _serve(self, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -19,7 +19,7 @@ from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.examination import Patient, examine
 from prfaas.console.doctor.finding import findings_table
-from prfaas.console.pages import first_json
+from prfaas.console.pages import first_json, tls_of
 from prfaas.console.terminal import Answer, show
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
@@ -39,7 +39,9 @@ class Call:
 
     def page(self, path: str) -> Any:
         """A page of the managers. Raises PageUnreachable."""
-        return first_json(self.settings.pages, path, timeout_seconds=self.settings.timeout)
+        its = self.settings
+        tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
+        return first_json(its.pages, path, timeout_seconds=its.timeout, tls=tls)
 
 
 def _status(call: Call) -> Answer:
@@ -59,11 +61,12 @@ def _top(call: Call) -> Answer:
 
 
 def _explain(call: Call) -> Answer:
-    request, seconds = call.arguments.request, call.settings.timeout
+    request, seconds, its = call.arguments.request, call.settings.timeout, call.settings
+    tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
     failures = []
     for servers, path in ((call.settings.routers, "/debug/decision/"), (call.settings.pages, "/decisions/")):
         try:
-            found = first_json(servers, path + request, timeout_seconds=seconds)
+            found = first_json(servers, path + request, timeout_seconds=seconds, tls=tls)
         except PageUnreachable as error:
             failures.append(str(error))
             continue

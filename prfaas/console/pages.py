@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from prfaas.errors import PageUnreachable
@@ -14,14 +16,23 @@ from prfaas.errors import PageUnreachable
 MAX_PAGE_BYTES = 64 << 20  # the state of thousands of nodes has a few MB
 
 
-def read_json(url: str, *, timeout_seconds: float) -> Any:
+def tls_of(authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """How pages at https:// are asked for, from settings of which all are given or none. Raises OSError, SSLError."""
+    if not (authority and certificate and key):
+        return None
+    context = ssl.create_default_context(cafile=str(authority))
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> Any:
     """What a page says; None when it says that there is no such thing (404).
 
     Raises:
         PageUnreachable: nobody answers there in time, or the answer is no JSON.
     """
     try:
-        with urllib.request.urlopen(url, timeout=timeout_seconds) as response:
+        with urllib.request.urlopen(url, timeout=timeout_seconds, context=tls) as response:
             return json.loads(response.read(MAX_PAGE_BYTES))
     except urllib.error.HTTPError as error:
         with error:
@@ -32,7 +43,7 @@ def read_json(url: str, *, timeout_seconds: float) -> Any:
         raise PageUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
-def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float) -> Any:
+def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> Any:
     """A page of the first server of several that answers and knows of it; None when those that answer do not.
 
     Raises:
@@ -41,7 +52,7 @@ def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float) -> An
     failures: list[str] = []
     for base in bases:
         try:
-            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds)
+            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds, tls=tls)
         except PageUnreachable as error:
             failures.append(str(error))
             continue

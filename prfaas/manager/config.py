@@ -9,6 +9,7 @@ from typing import Literal
 from prfaas.config import check_together, setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
+from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
@@ -165,8 +166,13 @@ class ManagerConfig:
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")
+    tls_revocations: Path | None = setting(
+        "path", default=None, doc="PEM file: the authority's revocation list; whoever it names is refused."
+    )
     insecure_plaintext: bool = setting(
-        "flag", default=False, doc="Listen beyond loopback with the secret alone, unencrypted."
+        "flag",
+        default=False,
+        doc="Listen beyond loopback unencrypted: calls with the secret alone, pages for everybody who reaches them.",
     )
 
     def __post_init__(self) -> None:
@@ -177,3 +183,10 @@ class ManagerConfig:
         if self.bandwidth == "measured" and self.deployment is None:
             raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+
+    def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
+        """What listeners show and ask for; None: they speak plain text. Raises ConfigError when they cannot be used."""
+        if not (self.tls_authority and self.tls_certificate and self.tls_key):
+            return None
+        files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
+        return Certificates(files, speaks=speaks)

@@ -29,6 +29,7 @@ from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end
+from prfaas.transport.tls_door import INNER, door_before
 
 if TYPE_CHECKING:
     from prfaas.manager.planning import Planning
@@ -99,7 +100,14 @@ class Manager:
             plan=self._plan,
             decision=self.routing.decision,
         )
-        self._http = HttpServer(config.http_listen, views)
+        self._pages_door = door_before(
+            config.http_listen,
+            config.certificates(speaks=("http/1.1",)),
+            setting="http_listen",
+            allows_plaintext=config.insecure_plaintext,
+            refused=lambda reason: metrics.MANAGER_TLS_REFUSALS.labels(port="pages", reason=reason).inc(),
+        )
+        self._http = HttpServer(INNER if self._pages_door else config.http_listen, views)
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
 
@@ -137,7 +145,7 @@ class Manager:
 
     @property
     def http_address(self) -> str:
-        return self._http.address
+        return self._pages_door.address if self._pages_door else self._http.address
 
     @property
     def num_clusters_written(self) -> int:
@@ -164,6 +172,8 @@ class Manager:
             await self._redis.start()
         await self._check_redis()
         await self._http.start()
+        if self._pages_door is not None:
+            self._pages_door.start(self._http.address)
         self._grpc.bind()
         reachable_at = self._config.advertise or self._grpc.address
         self._replication.start(owner=f"{reachable_at} {self._config.name}-{secrets.token_hex(4)}")
@@ -209,6 +219,8 @@ class Manager:
         await self._grpc.close()
         await end(self._background)
         await self._replication.close()
+        if self._pages_door is not None:
+            await self._pages_door.close()
         await self._http.close()
         await self.store.close()
         if self._redis is not None:

@@ -29,6 +29,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
 from prfaas.rpc.translate import copy_end_from, copy_message, digests_from, node_from, ordered_role_from, prefix_from
+from prfaas.transport.tls_door import TlsDoor
 from prfaas.types import AgentName, TransferId
 from prfaas.units import is_loopback, split_address
 
@@ -76,6 +77,8 @@ class GrpcServer:
         self._rebalancing = rebalancing
         self._role_orders = role_orders
         self._operators = Operators(config.operators)
+        self._door: TlsDoor | None = None
+        self._inner = ""
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=(
@@ -95,8 +98,7 @@ class GrpcServer:
         Raises:
             ConfigError: the address is taken, or beyond loopback without TLS and without `insecure_plaintext`.
         """
-        host, _ = split_address(self._config.listen)
-        self.address = f"{host}:{self._bind(host)}"
+        self.address = self._bind()
 
     async def start(self) -> None:
         """Answer calls; health says NOT_SERVING until `set_serving`."""
@@ -105,18 +107,27 @@ class GrpcServer:
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self.set_serving(False)
         await self._server.start()
+        if self._door is not None:
+            self._door.start(self._inner)
 
-    def _bind(self, host: str) -> int:
-        config = self._config
+    def _bind(self) -> str:
+        config, certificates = self._config, self._config.certificates(speaks=("h2",))
+        if certificates is not None:
+            refused = metrics.MANAGER_TLS_REFUSALS
+            self._door = TlsDoor(
+                config.listen,
+                certificates,
+                setting="listen",
+                refused=lambda reason: refused.labels(port="grpc", reason=reason).inc(),
+            )
+            self._door.bind()
+            self._inner = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+            return self._door.address
+        host, _ = split_address(config.listen)
+        if not (config.insecure_plaintext or is_loopback(host)):
+            raise ConfigError(f"listen {config.listen}: beyond loopback set tls_* or insecure_plaintext: true")
         try:
-            if config.tls_certificate and config.tls_key and config.tls_authority:
-                chain = ((config.tls_key.read_bytes(), config.tls_certificate.read_bytes()),)
-                authority = config.tls_authority.read_bytes()
-                credentials = grpc.ssl_server_credentials(chain, authority, require_client_auth=True)
-                return int(self._server.add_secure_port(config.listen, credentials))
-            if not (config.insecure_plaintext or is_loopback(host)):
-                raise ConfigError(f"listen {config.listen}: beyond loopback set tls_* or insecure_plaintext: true")
-            return int(self._server.add_insecure_port(config.listen))
+            return f"{host}:{self._server.add_insecure_port(config.listen)}"
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"listen {config.listen}: {error}") from error
 
@@ -130,6 +141,8 @@ class GrpcServer:
         await self.set_serving(False)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(_DRAIN_SECONDS)
+        if self._door is not None:
+            await self._door.close()
 
     def _methods(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -167,12 +180,16 @@ class GrpcServer:
     async def _caller(self, context: Any, call: str) -> str:
         """The caller's name, from its certificate and its token."""
         name = caller(context.invocation_metadata() or (), self._secret)
-        names = context.auth_context().get("x509_common_name")
-        if name is None or (names and name.encode() not in names):
+        if name is None or (self._door is not None and self._certified(context) != name):
             await _abort(
                 context, call, IndexRefusal("unauthenticated", "the call's name and token do not fit the secret")
             )
         return name
+
+    def _certified(self, context: Any) -> str | None:
+        """The name in the certificate that a call came with."""
+        assert self._door is not None
+        return self._door.name_of(int(context.peer().rpartition(":")[2]))
 
     # -- agents
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from prfaas.config import check_together, records, setting
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
+from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.types import ClusterKind, InstanceRole
-from prfaas.units import choice
+from prfaas.units import choice, is_loopback, split_address
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class RouterConfig:
         "answered. Needs the extra `gateway`.",
     )
     insecure_plaintext: bool = setting(
-        "flag", default=False, doc="Listen for gateways beyond loopback unencrypted, without certificates."
+        "flag",
+        default=False,
+        doc="Listen beyond loopback for gateways without certificates, and for clients without keys.",
     )
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     clusters: tuple[ClusterConfig, ...] = setting(
@@ -110,10 +113,15 @@ class RouterConfig:
         "path", default=None, doc="PEM file: this router's certificate, for the name router."
     )
     tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_revocations: Path | None = setting(
+        "path", default=None, doc="PEM file: the authority's revocation list; gateways that it names are refused."
+    )
     tenant: str = setting("text", default="", doc="Salt of every prefix hash; equal in every engine's connector.")
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        if not (self.api_keys_file or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
+            raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, where everybody could ask")
         clusters = [cluster.name for cluster in self.clusters]
         if self.cluster and clusters and self.cluster not in clusters:
             raise ValueError(f"cluster: {self.cluster!r} is none of {', '.join(clusters)}")
@@ -126,3 +134,10 @@ class RouterConfig:
             raise ValueError("local_policy: the managers decide; leave it out")
         if not self.managers and not any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters):
             raise ValueError("clusters: no pd cluster with an instance, and no managers; nobody could decode")
+
+    def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
+        """What gateways are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
+        if not (self.tls_authority and self.tls_certificate and self.tls_key):
+            return None
+        files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
+        return Certificates(files, speaks=speaks)

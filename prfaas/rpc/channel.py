@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ class Tls:
     certificate: Path
     key: Path
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self.authority, self.certificate, self.key
+
     @classmethod
     def of(cls, authority: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
         """From settings, of which all are given or none."""
@@ -46,8 +51,11 @@ class Channel:
     def __init__(self, address: str, *, name: str, secret: bytes, tls: Tls | None = None) -> None:
         self.address = address
         self.metadata = credentials(name, secret)
+        self._tls = tls
+        self._changed_at = self._changes()
         self._channel = self._open(address, tls)
         self._calls = client_calls(self._channel)
+        self._former: list[Any] = []  # with older certificates; what was asked there ends there
 
     @staticmethod
     def _open(address: str, tls: Tls | None) -> Any:
@@ -64,15 +72,35 @@ class Channel:
             Fenced: another manager writes this cluster; ask there.
             IndexRefusal: the manager refuses the request; `reason` says why.
         """
+        self._renew()
         with translated_errors(self.address):
             return await self._calls[method](request, timeout=timeout_seconds, metadata=self.metadata)
 
     def stream(self, method: str, *arguments: Any) -> Any:
         """The call object of a streaming method; use it within `translated_errors`."""
+        self._renew()
         return self._calls[method](*arguments, metadata=self.metadata)
 
+    def _renew(self) -> None:
+        """Show new certificates once the files have changed; files in the middle of a change leave things as they are."""
+        changed_at = self._changes()
+        if changed_at == self._changed_at:
+            return
+        with contextlib.suppress(OSError):
+            renewed = self._open(self.address, self._tls)
+            self._former.append(self._channel)
+            self._channel, self._calls, self._changed_at = renewed, client_calls(renewed), changed_at
+
+    def _changes(self) -> tuple[int, ...]:
+        if self._tls is None:
+            return ()
+        with contextlib.suppress(OSError):
+            return tuple(path.stat().st_mtime_ns for path in self._tls.paths)
+        return ()
+
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in (*self._former, self._channel):
+            await channel.close()
 
 
 @contextmanager

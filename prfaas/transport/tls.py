@@ -45,13 +45,13 @@ class CertificateFiles:
 class Certificates:
     """Contexts made from the files, anew when these change. Any thread may ask."""
 
-    def __init__(self, files: CertificateFiles) -> None:
-        """Raises ConfigError when they cannot be used."""
-        self._files = files
+    def __init__(self, files: CertificateFiles, *, speaks: Sequence[str] = ()) -> None:
+        """`speaks`: the protocols inside that a listener offers (ALPN). Raises ConfigError when the files cannot be used."""
+        self._files, self._speaks = files, speaks
         self._lock = threading.Lock()
         self._changed_at = self._changes()
         try:
-            self._contexts = contexts_of(files)
+            self._contexts = self._load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"tls: {', '.join(map(str, files.paths))} cannot be used: {error}") from error
 
@@ -60,6 +60,18 @@ class Certificates:
         with self._lock:
             self._reload()
             return TlsStream(sock, self._contexts[is_listener], is_listener=is_listener)
+
+    def listening(self) -> ssl.SSLContext:
+        """The listening side's context, from the files as they are."""
+        with self._lock:
+            self._reload()
+            return self._contexts[1]
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        dialling, listening = contexts_of(self._files)
+        if self._speaks:
+            listening.set_alpn_protocols(list(self._speaks))
+        return dialling, listening
 
     def _changes(self) -> tuple[int, ...]:
         with contextlib.suppress(OSError):
@@ -72,7 +84,7 @@ class Certificates:
         if changed_at == self._changed_at:
             return
         try:
-            self._contexts = contexts_of(self._files)
+            self._contexts = self._load()
             self._changed_at = changed_at
             _log.info("tls.reloaded", certificate=str(self._files.certificate))
         except (OSError, ssl.SSLError) as error:
@@ -124,7 +136,7 @@ class TlsStream:
             try:
                 self._ssl.do_handshake()
                 self._flush(deadline)
-                return _common_name(self._ssl)
+                return common_name(self._ssl.getpeercert())
             except ssl.SSLWantReadError:
                 self._flush(deadline)
                 self._pull(deadline)
@@ -204,7 +216,7 @@ def refusal_of(error: ssl.SSLError) -> TlsRefusal:
     return "tls_untrusted" if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE" else "tls_failed"
 
 
-def _common_name(tls: ssl.SSLObject) -> str:
-    certificate: Mapping[str, Any] = tls.getpeercert() or {}
-    subject = (pair for pairs in certificate.get("subject", ()) for pair in pairs)
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """The name that a peer's certificate is for, as `getpeercert` has it; "" for none."""
+    subject = (pair for pairs in (certificate or {}).get("subject", ()) for pair in pairs)
     return next((value for kind, value in subject if kind == "commonName"), "")

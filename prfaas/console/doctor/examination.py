@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from prfaas.console.doctor import network
 from prfaas.console.doctor.certificates import certificate_findings
 from prfaas.console.doctor.finding import Finding, bad, good
 from prfaas.console.doctor.machine import Machine, room_findings, tcp_findings
+from prfaas.console.pages import tls_of
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
@@ -56,15 +59,29 @@ def examine(patient: Patient) -> list[Finding]:
         findings += room_findings(machine, agent, where="agent")
     for component, settings in loaded.items():
         findings += _CHECKS[component](settings, patient)
-    findings += [network.clock_finding(page, timeout_seconds=patient.console.timeout) for page in patient.console.pages]
+    seconds, tls = patient.console.timeout, _dialling(patient.console)
+    findings += [network.clock_finding(page, timeout_seconds=seconds, tls=tls) for page in patient.console.pages]
     return findings
+
+
+def _dialling(settings: Any) -> ssl.SSLContext | None:
+    """How one goes to pages with the certificate in some settings; None without one that can be used."""
+    with contextlib.suppress(OSError):
+        context = tls_of(settings.tls_authority, settings.tls_certificate, settings.tls_key)
+        if context is not None:
+            context.check_hostname = False  # it is this machine, under whatever address
+        return context
+    return None
 
 
 def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "agent", patient.console.timeout
-    running = network.answers(f"http://{agent.status_listen}/healthz", timeout_seconds=seconds)
+    running = network.answers(agent.status_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(agent))
     for key in ("listen", "status_listen"):
         yield network.port_finding(getattr(agent, key), key=key, where=where, is_running=running)
+    encrypted, allowed = agent.tls_certificate is not None, agent.insecure_plaintext
+    pages = agent.status_listen
+    yield network.plaintext_finding(pages, is_encrypted=encrypted, is_allowed=allowed, where=where)
     yield _socket_directory(agent.socket.parent)
     yield _advertised(agent)
     yield from _certificates(agent, name=agent.name, where=where)
@@ -93,11 +110,12 @@ def _advertised(agent: AgentConfig) -> Finding:
 
 def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "manager", patient.console.timeout
-    running = network.answers(f"http://{manager.http_listen}/healthz", timeout_seconds=seconds)
+    running = network.answers(manager.http_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(manager))
     for key in ("listen", "http_listen"):
         yield network.port_finding(getattr(manager, key), key=key, where=where, is_running=running)
     encrypted, allowed = manager.tls_certificate is not None, manager.insecure_plaintext
-    yield network.plaintext_finding(manager.listen, is_encrypted=encrypted, is_allowed=allowed, where=where)
+    for address in (manager.listen, manager.http_listen):
+        yield network.plaintext_finding(address, is_encrypted=encrypted, is_allowed=allowed, where=where)
     yield _heartbeat(manager)
     yield from _certificates(manager, name=None, where=where)
     yield from _secret_and_managers(manager, name="", where=where, patient=patient)
@@ -113,7 +131,7 @@ def _heartbeat(manager: ManagerConfig) -> Finding:
 
 def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "router", patient.console.timeout
-    running = network.answers(f"http://{router.listen}/health", timeout_seconds=seconds)
+    running = network.answers(router.listen, "/health", timeout_seconds=seconds)
     yield network.port_finding(router.listen, key="listen", where=where, is_running=running)
     yield from _certificates(router, name="router", where=where)
     yield from _secret_and_managers(router, name="router", where=where, patient=patient)

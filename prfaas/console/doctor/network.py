@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import email.utils
 import errno
+import http.client
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -57,11 +59,11 @@ def plaintext_finding(address: str, *, is_encrypted: bool, is_allowed: bool, whe
     return bad("plaintext", where, f"{address} is beyond loopback without TLS, and the start is refused", remedy=remedy)
 
 
-def clock_finding(page: str, *, timeout_seconds: float) -> Finding:
+def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> Finding:
     """How far this machine's clock is from a manager's, by the date of an answer."""
     try:
         asked = time.time()
-        with urllib.request.urlopen(page.rstrip("/") + "/healthz", timeout=timeout_seconds) as response:
+        with urllib.request.urlopen(page.rstrip("/") + "/healthz", timeout=timeout_seconds, context=tls) as response:
             date = response.headers["Date"]
         theirs = email.utils.parsedate_to_datetime(date).timestamp()
     except (OSError, ValueError, TypeError) as error:
@@ -92,13 +94,20 @@ def engine_findings(engine: EngineConfig, *, where: str, timeout_seconds: float)
     yield bad("engine_model", where, message, remedy=f"write model: {names[0] if names else 'its --served-model-name'}")
 
 
-def answers(url: str, *, timeout_seconds: float) -> bool:
-    """Whether a component's health page is there."""
+def answers(address: str, path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> bool:
+    """Whether a component's health page is there, plain or by its own certificate."""
+    host, port = split_address(address)
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    urls = [f"http://{host}:{port}{path}", *([f"https://{host}:{port}{path}"] if tls else [])]
+    return any(_answers(url, timeout_seconds=timeout_seconds, tls=tls) for url in urls)
+
+
+def _answers(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=timeout_seconds):
+        with urllib.request.urlopen(url, timeout=timeout_seconds, context=tls):
             return True
     except urllib.error.HTTPError as error:
         error.close()
         return True
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False

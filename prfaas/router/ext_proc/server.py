@@ -10,11 +10,12 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
 from prfaas.router.ext_proc.choosing import Choosing
 from prfaas.router.ext_proc.exchange import Exchange
-from prfaas.rpc.channel import Tls
+from prfaas.transport.tls_door import INNER, TlsDoor
 from prfaas.units import is_loopback, split_address
 
 DRAIN_SECONDS = 10.0
@@ -46,32 +47,45 @@ async def open_picker(config: RouterConfig, choosing: Choosing) -> AsyncIterator
     external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
     serving = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(serving, server)
-    host, _ = split_address(config.ext_proc_listen)
-    port = _bind(server, config, host)
+    door = _door(config)
+    listen = INNER if door else config.ext_proc_listen
+    address = f"{split_address(listen)[0]}:{_bind(server, listen)}"
     await server.start()
     for name in ("", SERVICE):
         await serving.set(name, health_pb2.HealthCheckResponse.SERVING)
+    if door is not None:
+        door.start(address)
     try:
-        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        yield door.address if door else address
     finally:
         await serving.enter_graceful_shutdown()
         await server.stop(DRAIN_SECONDS)
+        if door is not None:
+            await door.close()
 
 
-def _bind(server: Any, config: RouterConfig, host: str) -> int:
-    tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
-    try:
-        if tls is not None:
-            return int(server.add_secure_port(config.ext_proc_listen, _credentials(tls)))
+def _door(config: RouterConfig) -> TlsDoor | None:
+    """Mutual: gateways show a certificate of the same authority."""
+    host, _ = split_address(config.ext_proc_listen)
+    certificates = config.certificates(speaks=("h2",))
+    if certificates is None:
         if not (config.insecure_plaintext or is_loopback(host)):
             beyond = "beyond loopback set tls_* or insecure_plaintext: true"
             raise ConfigError(f"ext_proc_listen {config.ext_proc_listen}: {beyond}")
-        return int(server.add_insecure_port(config.ext_proc_listen))
+        return None
+    refused = metrics.GATEWAY_REFUSALS
+    door = TlsDoor(
+        config.ext_proc_listen,
+        certificates,
+        setting="ext_proc_listen",
+        refused=lambda reason: refused.labels(reason=reason).inc(),
+    )
+    door.bind()
+    return door
+
+
+def _bind(server: Any, listen: str) -> int:
+    try:
+        return int(server.add_insecure_port(listen))
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"ext_proc_listen {config.ext_proc_listen}: {error}") from error
-
-
-def _credentials(tls: Tls) -> Any:
-    """Mutual: gateways show a certificate of the same authority."""
-    chain = ((tls.key.read_bytes(), tls.certificate.read_bytes()),)
-    return grpc.ssl_server_credentials(chain, tls.authority.read_bytes(), require_client_auth=True)
+        raise ConfigError(f"ext_proc_listen {listen}: {error}") from error

@@ -135,6 +135,10 @@ def _manager_beyond_loopback_in_plain_text(patient: Patient) -> None:
     patient.manager = {"listen": "0.0.0.0:0", "http_listen": free_address(), "secret_file": str(patient.secret)}
 
 
+def _pages_beyond_loopback_for_everybody(patient: Patient) -> None:
+    patient.agent["status_listen"] = "0.0.0.0:0"
+
+
 def _expiry_within_a_heartbeat(patient: Patient) -> None:
     addresses = {"listen": free_address(), "http_listen": free_address()}
     patient.manager = {**addresses, "secret_file": str(patient.secret), "expiry_seconds": "5s"}
@@ -163,6 +167,7 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_key_that_others_may_read, "key_mode", "chmod 600"),
     (_engine_that_is_not_there, "engine", "curl http://127.0.0.1"),
     (_manager_beyond_loopback_in_plain_text, "plaintext", "set tls_authority"),
+    (_pages_beyond_loopback_for_everybody, "plaintext", "set tls_authority"),
     (_expiry_within_a_heartbeat, "heartbeat", "expiry_seconds: 30s"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tm
         await plain.call("Match", request, timeout_seconds=5)
     for channel in (honest, liar, plain):
         await channel.close()
+
+
+async def test_certificates_that_change_are_taken_up_on_both_sides(deployment: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    before, after = Authority(tmp_path), Authority(tmp_path / "new")
+    served, ours = before.issue("manager"), before.issue("n1")
+    manager = await deployment.start_manager(
+        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
+    )
+    channel = Channel(manager.address, name="n1", secret=SECRET, tls=Tls(ours.authority, ours.certificate, ours.key))
+    request = pb.MatchRequest(model="unheard-of")
+    with pytest.raises(IndexRefusal, match="unheard-of"):
+        await channel.call("Match", request, timeout_seconds=5)
+    for old, new in ((served, after.issue("manager")), (ours, after.issue("n1"))):
+        old.key.write_bytes(new.key.read_bytes())
+        old.certificate.write_bytes(new.certificate.read_bytes())
+    stranger = _tls(before, "n2")
+    served.authority.write_bytes(after.path.read_bytes())
+    with pytest.raises(IndexRefusal, match="unheard-of"):
+        await channel.call("Match", request, timeout_seconds=5)
+    former = Channel(manager.address, name="n2", secret=SECRET, tls=replace(stranger, authority=after.path))
+    with pytest.raises(ManagerUnreachable):
+        await former.call("Match", request, timeout_seconds=1)
+    for its in (channel, former):
+        await its.close()
 
 
 async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_settings(

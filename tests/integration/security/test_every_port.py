@@ -1,0 +1,177 @@
+"""With mutual TLS on, every port beyond loopback refuses plain, foreign, expired and revoked clients, and counts them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from prfaas.console.authority import DAY, Authority, Issued
+from tests.integration.security.listening import is_taken, listening_of
+from tests.waiting import wait_until
+from tools.processes import Child, Children, free_address
+from tools.stack import Stack
+
+Kind = Literal["plain", "nobody", "foreign", "expired", "revoked"]
+KINDS: dict[Kind, str] = {
+    "plain": "tls_none",
+    "nobody": "tls_untrusted",
+    "foreign": "tls_untrusted",
+    "expired": "tls_expired",
+    "revoked": "tls_revoked",
+}
+GET = b"GET /healthz HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # preface and empty SETTINGS
+
+
+@dataclass(frozen=True)
+class Port:
+    """What listens, what a client of it says first, and what counts those that it turns away."""
+
+    hello: bytes
+    speaks: str
+    metric: str
+    counted_by: str  # the port whose /metrics has it
+
+
+PORTS = {
+    "wire": Port(b"\0" * 64, "", "prfaas_agent_wire_refusals_total", "agent pages"),
+    "agent pages": Port(GET, "http/1.1", "prfaas_agent_pages_refusals_total", "agent pages"),
+    "manager": Port(HTTP2, "h2", 'prfaas_manager_tls_refusals_total{port="grpc"', "manager pages"),
+    "manager pages": Port(GET, "http/1.1", 'prfaas_manager_tls_refusals_total{port="pages"', "manager pages"),
+    "gateway": Port(HTTP2, "h2", "prfaas_router_gateway_refusals_total", "router"),
+}
+
+
+class Fortress:
+    """A manager, an agent and a router with certificates, listening at every address of this machine."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        (directory / "foreign").mkdir()
+        authority, foreign = Authority(directory), Authority(directory / "foreign")
+        self.issued: dict[str, Issued] = {
+            "valid": authority.issue("somebody"),
+            "expired": authority.issue("late", valid_for=-DAY),
+            "revoked": authority.issue("traitor"),
+            "foreign": foreign.issue("stranger"),
+        }
+        authority.revoke(self.issued["revoked"].serial)
+        self._authority = authority
+        self.ports = {name: free_address().rpartition(":")[2] for name in PORTS}
+        stack = Stack(children, directory)
+        self.router = free_address()
+        self.children = self._start(stack, children)
+        for address in (*(f"127.0.0.1:{port}" for port in self.ports.values()), self.router):
+            wait_until(partial(is_taken, address), seconds=60, what=address)
+
+    def _settings(self, name: str) -> dict[str, str]:
+        its = self._authority.issue(name)
+        files = {"tls_authority": its.authority, "tls_certificate": its.certificate, "tls_key": its.key}
+        return {key: str(path) for key, path in files.items()} | {"tls_revocations": str(its.revocations)}
+
+    def _start(self, stack: Stack, children: Children) -> list[Child]:
+        at = {name: f"0.0.0.0:{port}" for name, port in self.ports.items()}
+        manager, _, _ = stack.start_manager(
+            listen=at["manager"], http_listen=at["manager pages"], **self._settings("manager")
+        )
+        agent = stack.start_agent(
+            "west-0", listen=at["wire"], status_listen=at["agent pages"], **self._settings("west-0")
+        )
+        managers = [f"127.0.0.1:{self.ports['manager']}"]
+        router, _ = stack.start_router(
+            {
+                "listen": self.router,
+                "ext_proc_listen": at["gateway"],
+                "managers": managers,
+                **self._settings("router"),
+            }
+        )
+        return [manager, agent.child, router]
+
+    def talk(self, name: str, kind: str) -> bytes:
+        """What a client of some kind gets for its first words; nothing when it is turned away."""
+        port, address = PORTS[name], ("127.0.0.1", int(self.ports[name]))
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as sock:
+            if kind == "plain":
+                return _ask(sock, port.hello)
+            with _client(self.issued.get(kind), port.speaks).wrap_socket(sock) as tls:
+                return _ask(tls, port.hello)
+        return b""
+
+    def count(self, name: str, reason: str) -> float:
+        text = self._metrics(PORTS[name].counted_by)
+        pattern = re.escape(PORTS[name].metric) + rf'.*reason="{reason}"\}} (\S+)'
+        return sum(float(value) for value in re.findall(pattern, text))
+
+    def _metrics(self, where: str) -> str:
+        request = GET.replace(b"/healthz", b"/metrics")
+        if where == "router":
+            host, _, port = self.router.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=10) as sock:
+                return _ask(sock, request).decode()
+        context, address = _client(self.issued["valid"], "http/1.1"), ("127.0.0.1", int(self.ports[where]))
+        with socket.create_connection(address, timeout=10) as sock, context.wrap_socket(sock) as tls:
+            return _ask(tls, request).decode()
+
+
+def _client(issued: Issued | None, speaks: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if speaks:
+        context.set_alpn_protocols([speaks])
+    if issued is not None:
+        context.load_cert_chain(issued.certificate, issued.key)
+    return context
+
+
+def _ask(sock: socket.socket, words: bytes) -> bytes:
+    """All that comes back, or what came within a second of silence."""
+    sock.sendall(words)
+    sock.settimeout(1.0 if words.startswith(b"PRI") else 10.0)  # HTTP/2 stays open
+    parts = []
+    with contextlib.suppress(OSError):
+        while part := sock.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.fixture(scope="module")
+def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
+    directory = tmp_path_factory.mktemp("fortress")
+    with Children(directory) as children:
+        yield Fortress(children, directory)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PORTS)
+def test_who_has_no_certificate_that_counts_is_turned_away_and_counted(
+    fortress: Fortress, name: str, kind: Kind
+) -> None:
+    reason = KINDS[kind]
+    before = fortress.count(name, reason)
+    answer = fortress.talk(name, kind)
+    assert not answer.startswith(b"HTTP") and b"\0\0\0\x04" not in answer[:8]
+    wait_until(lambda: fortress.count(name, reason) > before, what=f"{reason} at {name}")
+
+
+@pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.hello == GET])
+def test_pages_answer_who_has_one(fortress: Fortress, name: str) -> None:
+    assert fortress.talk(name, "valid").startswith(b"HTTP/1.")
+
+
+@pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.hello == HTTP2])
+def test_calls_are_taken_from_who_has_one(fortress: Fortress, name: str) -> None:
+    assert fortress.talk(name, "valid")[3:4] == b"\x04", "its SETTINGS"
+
+
+def test_no_other_port_is_beyond_loopback(fortress: Fortress) -> None:
+    found = {its.port for child in fortress.children for its in listening_of(child) if its.is_beyond_loopback}
+    assert found == {int(port) for port in fortress.ports.values()}
