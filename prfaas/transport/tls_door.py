@@ -155,12 +155,14 @@ def door_before(
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close; what has not gone out by then is cut off."""
+    """Close; what has not gone out by then, or when the door closes, is cut off."""
     writer.close()
     try:
         async with asyncio.timeout(SHUTDOWN_SECONDS):
             await writer.wait_closed()
     except (OSError, TimeoutError):
+        pass
+    finally:
         writer.transport.abort()
 
 
