@@ -155,7 +155,9 @@ LEG_FAILURES = _counter(
 )
 
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
-THRESHOLD_TOKENS = _gauge("prfaas_manager_threshold_tokens", "t of the plan in force, before any path raises it.")
+THRESHOLD_TOKENS = _gauge(
+    "prfaas_manager_threshold_tokens", "t in force, the plan's or the configured one, before any path raises it."
+)
 STAGE_UTILIZATION = _gauge(
     "prfaas_manager_stage_utilization_ratio",
     "Of the instances of a role in a PD cluster: requests under way over what they run at once, smoothed.",
@@ -186,6 +188,41 @@ PATH_MULTIPLIER = _gauge(
     "What t is multiplied by while the links between two clusters are congested; 1: calm.",
     ("source", "destination"),
 )
+PATH_GOODPUT = _gauge(
+    "prfaas_manager_path_bytes_per_second",
+    "Payload that the links from one cluster to another carried in the last second, as agents report it.",
+    ("source", "destination"),
+)
+PATH_CAPACITY = _gauge(
+    "prfaas_manager_path_capacity_bytes_per_second",
+    "What the links from one cluster to another have been seen to carry; 0 while that is not known.",
+    ("source", "destination"),
+)
+PATH_UP = _gauge(
+    "prfaas_manager_path_up",
+    "1 while a link from one cluster to another is up, 0 when all that were dialled are down.",
+    ("source", "destination"),
+)
+MANAGER_INSTANCES = _gauge(
+    "prfaas_manager_instances", "Live instances by the role that they have now.", ("cluster", "role")
+)
+MANAGER_RUNNING = _gauge(
+    "prfaas_manager_running_requests", "Requests that engines compute, as they report it.", ("cluster",)
+)
+MANAGER_WAITING = _gauge(
+    "prfaas_manager_waiting_requests", "Requests that wait in engines, as they report it.", ("cluster",)
+)
+MANAGER_HELD_BLOCKS = _gauge(
+    "prfaas_manager_held_blocks",
+    "Blocks and checkpoints in the pools of live nodes; group is the kind of KV group.",
+    ("cluster", "group", "tier"),
+)
+MANAGER_HELD_BYTES = _gauge(
+    "prfaas_manager_held_bytes",
+    "Payload of the blocks in the pools of live nodes; group is the kind of KV group.",
+    ("cluster", "group", "tier"),
+)
+MANAGER_SESSIONS = _gauge("prfaas_manager_sessions", "Conversations that this manager remembers.")
 MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, once per holder.")
 MANAGER_RUNS = _gauge("prfaas_manager_index_runs", "Runs of up to 64 blocks in the index.")
 MANAGER_EVENTS = _counter("prfaas_manager_announcements", "Segments and checkpoints that nodes announced.")

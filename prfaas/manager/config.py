@@ -23,7 +23,7 @@ class ManagerConfig:
     name: str = setting("text", default="manager", doc="Name of this manager in logs and snapshots.")
     listen: str = setting("address", default="127.0.0.1:7410", doc="gRPC: agents, routers, command-line tools.")
     http_listen: str = setting(
-        "address", default="127.0.0.1:7411", doc="HTTP: /metrics, /healthz, /readyz, /state, /digests."
+        "address", default="127.0.0.1:7411", doc="HTTP: the dashboard, /metrics, /healthz, /readyz, /state, /digests."
     )
     advertise: str = setting(
         "text",

@@ -15,7 +15,11 @@ from prfaas.index.redis_store import RedisStore
 from prfaas.index.segments import digest_of_node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies
+from prfaas.manager.dashboard.feed import Feed
+from prfaas.manager.dashboard.overview import Overview
+from prfaas.manager.dashboard.pages import DashboardPages
 from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.manager.gauges import Gauges
 from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.holdings import holdings
 from prfaas.manager.http_server import HttpServer, Views
@@ -91,15 +95,17 @@ class Manager:
                 clock=time.monotonic,
             ),
         )
+        gauges = Gauges(self.world, paths=self.paths, routing=self.routing, replication=self._replication)
         views = Views(
-            refresh_metrics=self._refresh_metrics,
+            refresh_metrics=gauges.refresh,
             is_ready=lambda: self.is_ready,
             state=self._state,
             digests=self._digests,
             pool=lambda: holdings(self.world),
             plan=self._plan,
-            decision=self.routing.decision,
+            decisions=self.routing.decisions,
         )
+        self._feed = Feed(self._overview())
         self._pages_door = door_before(
             config.http_listen,
             config.certificates(speaks=("http/1.1",)),
@@ -107,7 +113,7 @@ class Manager:
             allows_plaintext=config.insecure_plaintext,
             refused=lambda reason: metrics.MANAGER_TLS_REFUSALS.labels(port="pages", reason=reason).inc(),
         )
-        self._http = HttpServer(INNER if self._pages_door else config.http_listen, views)
+        self._http = HttpServer(INNER if self._pages_door else config.http_listen, views, DashboardPages(self._feed))
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
 
@@ -137,6 +143,20 @@ class Manager:
         )
         self.routing.path_cost = planning.path_cost
         return planning
+
+    def _overview(self) -> Overview:
+        return Overview(
+            name=self._config.name,
+            started_at=time.time(),
+            world=self.world,
+            paths=self.paths,
+            routing=self.routing,
+            rebalancing=self._rebalancing,
+            can_plan=self._planning is not None,
+            is_stale=lambda: self._replication.is_stale,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
 
     @property
     def address(self) -> str:
@@ -184,6 +204,7 @@ class Manager:
             asyncio.create_task(self._tick(), name="tick"),
             asyncio.create_task(self._session_record.run(), name="sessions"),
             asyncio.create_task(self._rebalancing.run(), name="rebalancing"),
+            asyncio.create_task(self._feed.run(), name="dashboard"),
         ]
         if self._planning is not None:
             self._background.append(asyncio.create_task(self._planning.run(), name="planning"))
@@ -245,12 +266,3 @@ class Manager:
     def _digests(self) -> dict[str, str]:
         names = [member.node.name for member in self.world.live()]
         return {name: str(digest_of_node(self.world.index.digests(name))) for name in names}
-
-    def _refresh_metrics(self) -> None:
-        metrics.MANAGER_NODES.clear()
-        for member in self.world.live():
-            metrics.MANAGER_NODES.labels(cluster=member.node.cluster).inc()
-        metrics.MANAGER_BLOCKS.set(self.world.index.num_blocks())
-        metrics.MANAGER_RUNS.set(self.world.index.num_runs())
-        metrics.MANAGER_WRITES.set(self._replication.num_written)
-        metrics.MANAGER_RECORD_UP.set(self._replication.is_recording and not self._replication.is_stale)

@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), /state, /digests, /pool, /plan, /decisions/<id>."""
+"""HTTP beside gRPC: /metrics, /healthz (it lives), /readyz (it answers), JSON of what the manager knows, /dashboard/."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from aiohttp import web
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from prfaas.manager.dashboard.pages import DashboardPages
+from prfaas.manager.decided import Decisions
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.units import split_address
 
@@ -24,15 +26,16 @@ class Views:
     digests: Callable[[], dict[str, str]]
     pool: Callable[[], list[dict[str, Any]]]
     plan: Callable[[], dict[str, Any]]
-    decision: Callable[[bytes], dict[str, Any] | None]
+    decisions: Decisions
 
 
 class HttpServer:
     """One HTTP server on one address."""
 
-    def __init__(self, listen: str, views: Views) -> None:
+    def __init__(self, listen: str, views: Views, dashboard: DashboardPages) -> None:
         self._listen = listen
         self._views = views
+        self._dashboard = dashboard
         self._runner: web.AppRunner | None = None
         self.address = ""
 
@@ -53,8 +56,10 @@ class HttpServer:
                 web.get("/pool", self._pool),
                 web.get("/plan", self._plan),
                 web.get("/decisions/{id}", self._decision),
+                *self._dashboard.routes(),
             ]
         )
+        app.on_shutdown.append(self._dashboard.close)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         host, port = split_address(self._listen)
@@ -90,9 +95,9 @@ class HttpServer:
 
     async def _decision(self, request: web.Request) -> web.Response:
         try:
-            found = self._views.decision(bytes.fromhex(request.match_info["id"]))
+            found = self._views.decisions.get(bytes.fromhex(request.match_info["id"]))
         except ValueError:
             found = None
         if found is None:
             return web.json_response({"error": "not one of the latest decisions of this manager"}, status=404)
-        return web.json_response(found)
+        return web.json_response(found.document())

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prfaas import logs, metrics
 from prfaas.index.membership import LinkFigures, Member
 from prfaas.manager.world import World
-from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample, raised_threshold, step
+from prfaas.scheduler.congestion import (
+    Congestion,
+    CongestionLimits,
+    PathSample,
+    Signal,
+    pressures,
+    raised_threshold,
+    step,
+)
 from prfaas.scheduler.snapshot import PathState
 from prfaas.scheduler.threshold import PathCost, Supply, is_abundant
 from prfaas.types import AgentName, ClusterName
@@ -24,9 +32,24 @@ _Cost = Callable[[ClusterName, float], PathCost | None]
 _StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
 
 
+@dataclass(frozen=True)
+class PathView:
+    """A path as people look at it: all links from one cluster to another, over the last second."""
+
+    source: ClusterName
+    destination: ClusterName
+    is_down: bool
+    bytes_per_second: float
+    capacity_bytes_per_second: float  # 0: not known yet
+    congestion: Congestion
+    pressures: Mapping[Signal, float]  # each signal as a share of its limit
+
+
 @dataclass
 class _Watched:
     congestion: Congestion = field(default_factory=Congestion)
+    pressures: Mapping[Signal, float] = field(default_factory=dict)
+    bytes_per_second: float = 0.0
     mean_bytes_per_second: float = 0.0
     capacity_bytes_per_second: float = 0.0  # 0: not known yet
     is_abundant: bool = False
@@ -57,7 +80,7 @@ class Paths:
 
     def _take(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
         its, before = self._watched[pair], self._watched[pair].congestion
-        rate = sum(link.bytes_per_second for link in figures)
+        rate = its.bytes_per_second = sum(link.bytes_per_second for link in figures)
         its.mean_bytes_per_second += (rate - its.mean_bytes_per_second) * min(1.0, seconds / MEAN_SECONDS)
         its.capacity_bytes_per_second = sum(link.capacity_bytes_per_second for link in figures)
         its.is_down = all(link.is_down for link in figures)
@@ -70,6 +93,7 @@ class Paths:
             min_rtt_seconds=min((link.min_rtt_seconds for link in figures if link.min_rtt_seconds), default=0.0),
         )
         its.congestion = step(before, sample, now=now, limits=LIMITS)
+        its.pressures = pressures(sample, LIMITS)
         metrics.PATH_MULTIPLIER.labels(source=pair[0], destination=pair[1]).set(its.congestion.multiplier)
         if its.congestion.multiplier != before.multiplier:
             self._tell(pair, its.congestion)
@@ -88,6 +112,21 @@ class Paths:
     def pairs(self) -> frozenset[Pair]:
         """Those between which links are reported."""
         return frozenset(self._watched)
+
+    def views(self) -> list[PathView]:
+        """Every watched path, by source and destination."""
+        return [
+            PathView(
+                source,
+                destination,
+                its.is_down,
+                its.bytes_per_second,
+                its.capacity_bytes_per_second,
+                its.congestion,
+                its.pressures,
+            )
+            for (source, destination), its in sorted(self._watched.items())
+        ]
 
     @property
     def down(self) -> frozenset[Pair]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas import logs, metrics
+from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
@@ -236,7 +236,6 @@ class Planning:
             return
         self._in_force = plan.version
         self._world.version += 1
-        metrics.THRESHOLD_TOKENS.set(plan.threshold_tokens)
         _log.info(
             "plan.in_force",
             version=plan.version,

@@ -87,10 +87,10 @@ class Rebalancing:
         """A prefix as the policy sees it."""
         nodes = {name: its.node for name, its in members.items() if _num_bytes(its.node, prefix)}
         num_bytes = max((_num_bytes(node, prefix) for node in nodes.values()), default=0)
-        holders = frozenset(self._holders(prefix))
+        holders = frozenset(self.holders(prefix))
         return HotPrefix(_key(prefix), hits_per_second, num_bytes, frozenset(nodes), holders & nodes.keys())
 
-    def _holders(self, prefix: Prefix) -> Iterator[AgentName]:
+    def holders(self, prefix: Prefix) -> Iterator[AgentName]:
         """The nodes that hold all of it."""
         query = Query(prefix.model, prefix.units, prefix.num_tokens, ((prefix.num_tokens, prefix.end_hash),))
         answer = self._world.index.match(query)

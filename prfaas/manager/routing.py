@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from prfaas import grants
 from prfaas.errors import IndexRefusal
@@ -14,6 +12,7 @@ from prfaas.hashing import HASH_BYTES
 from prfaas.index.membership import Engine, EngineLoad, Member
 from prfaas.index.query import Answer, Query
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.decided import Decided, Decisions
 from prfaas.manager.load import AssignedLoad
 from prfaas.manager.paths import Paths
 from prfaas.manager.sessions import Session, Sessions
@@ -26,9 +25,6 @@ from prfaas.scheduler.route import NOBODY_PREFILLS, Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
-
-MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
-
 
 _NOTHING = pb.InFlight()
 _SEED_BYTES = 4  # of a request's id
@@ -71,7 +67,7 @@ class Routing:
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._cold_uses: dict[InstanceId, float] = {}
         self._assigned = AssignedLoad()
-        self._decisions: OrderedDict[bytes, tuple[Snapshot, RequestFacts, Decision]] = OrderedDict()
+        self.decisions = Decisions()
         self._save_session = save_session
         self._note_match = note
         self.sessions = Sessions(expiry_seconds=config.session_seconds)
@@ -100,7 +96,7 @@ class Routing:
         facts = self._facts(request, answer, now)
         snapshot = self.snapshot(places, request.cluster, request.in_flight)
         decision = route(snapshot, facts)
-        self._remember(request.request_id, snapshot, facts, decision)
+        self._remember(request, snapshot, facts, decision)
         if decision.reason in NOBODY_PREFILLS and decision.route == "refused":
             return pb.RouteResponse(route=decision.route, reason=decision.reason, version=self._world.version)
         if decision.decode is None:
@@ -112,20 +108,9 @@ class Routing:
             self._cold_uses[decision.decode] = now
         return self._response(request, decision, places=places, facts=facts, answer=answer)
 
-    def _remember(self, request_id: bytes, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
-        if request_id:
-            self._decisions[request_id] = (snapshot, facts, decision)
-            self._decisions.move_to_end(request_id)
-        if len(self._decisions) > MAX_DECISIONS:
-            self._decisions.popitem(last=False)
-
-    def decision(self, request_id: bytes) -> dict[str, Any] | None:
-        """One of the latest decisions, and what `scheduler.route` makes it again from."""
-        found = self._decisions.get(request_id)
-        if found is None:
-            return None
-        snapshot, facts, decision = found
-        return {"decision": asdict(decision), "snapshot": snapshot.to_dict(), "facts": facts.to_dict()}
+    def _remember(self, request: pb.RouteRequest, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
+        decided = Decided(self._wall_clock(), request.model, request.tenant, request.session, snapshot, facts, decision)
+        self.decisions.remember(request.request_id, decided)
 
     def knows_session(self, request: pb.RouteRequest) -> bool:
         """Whether memory has this request's session, or it has none."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prfaas.types import AgentName
@@ -24,19 +25,43 @@ class Sessions:
     def __init__(self, expiry_seconds: float, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._expiry_seconds = expiry_seconds
         self._max_sessions = max_sessions
-        self._sessions: OrderedDict[tuple[str, str], tuple[float, Session]] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], tuple[float, Session]] = OrderedDict()  # longest unused first
+        self._counts: Counter[AgentName] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def put(self, tenant: str, name: str, *, session: Session, now: float) -> None:
+        if (tenant, name) in self._sessions:
+            self._drop((tenant, name))
         self._sessions[tenant, name] = (now, session)
-        self._sessions.move_to_end((tenant, name))
-        while len(self._sessions) > self._max_sessions or self._oldest() <= now - self._expiry_seconds:
-            self._sessions.popitem(last=False)
+        self._counts[session.agent] += 1
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Forget what is idle for too long, or too many."""
+        while self._sessions and (
+            len(self._sessions) > self._max_sessions or self._oldest() <= now - self._expiry_seconds
+        ):
+            self._drop(next(iter(self._sessions)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        _, session = self._sessions.pop(key)
+        self._counts[session.agent] -= 1
+        if not self._counts[session.agent]:
+            del self._counts[session.agent]
 
     def _oldest(self) -> float:
         return next(iter(self._sessions.values()))[0]
+
+    def by_agent(self) -> Mapping[AgentName, int]:
+        """How many conversations were last answered at each node."""
+        return dict(self._counts)
+
+    def latest(self, now: float) -> Iterator[tuple[str, str, Session, float]]:
+        """(tenant, name, session, seconds since its last turn), the last used first."""
+        for (tenant, name), (at, session) in reversed(self._sessions.items()):
+            yield tenant, name, session, now - at
 
     def get(self, tenant: str, name: str, *, now: float) -> Session | None:
         """The session, unless it is unknown or idle for too long."""

@@ -46,3 +46,14 @@ def test_a_request_that_is_routed_again_counts_once_and_where_it_went_last() -> 
     load.assign(b"1", [InstanceId("e"), InstanceId("f")], now=0.0)
     load.assign(b"1", [InstanceId("e")], now=0.1)
     assert (load.of(InstanceId("e"), now=0.2), load.of(InstanceId("f"), now=0.2)) == (1, 0)
+
+
+def test_conversations_are_counted_where_they_were_last_answered() -> None:
+    sessions = Sessions(expiry_seconds=10.0)
+    sessions.put("t", "a", session=HERE, now=0.0)
+    sessions.put("t", "b", session=HERE, now=5.0)
+    sessions.put("t", "a", session=Session(AgentName("n2"), 200), now=6.0)
+    assert sessions.by_agent() == {"n1": 1, "n2": 1}
+    assert [(name, idle) for _, name, _, idle in sessions.latest(7.0)] == [("a", 1.0), ("b", 2.0)]
+    sessions.expire(15.0)
+    assert sessions.by_agent() == {"n2": 1}

@@ -1,0 +1,96 @@
+"""The dashboard's live data: a sample each second, and for whoever watches one document that all of them get."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from prfaas.manager.dashboard.history import History, PathSample, Sample
+from prfaas.manager.dashboard.overview import Overview, decision_counts
+
+TICK_SECONDS = 1.0  # as often as agents report
+
+
+class Feed:
+    """Steps while `run` runs. Slow watchers miss documents, never the latest."""
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+        self._history = History()
+        self._event = b""
+        self._number = 0
+        self._num_watchers = 0
+        self._is_closed = False
+        self._ticked = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            self._history.add(self._sample())
+            if self._num_watchers:
+                await self._publish()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _publish(self) -> None:
+        async with self._ticked:
+            self._event = self._now()
+            self._number += 1
+            self._ticked.notify_all()
+
+    async def close(self) -> None:
+        """End every `events`."""
+        self._is_closed = True
+        async with self._ticked:
+            self._ticked.notify_all()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events until `close`: `history` once, then `now` at once and at each tick."""
+        self._num_watchers += 1
+        try:
+            yield _event("history", {"samples": self._history.drawn()})
+            yield self._now()
+            while await self._ticks():
+                yield self._event
+        finally:
+            self._num_watchers -= 1
+
+    async def _ticks(self) -> bool:
+        """True at the next tick, False when there will be none."""
+        async with self._ticked:
+            number = self._number
+            await self._ticked.wait_for(lambda: self._number != number or self._is_closed)
+        return not self._is_closed
+
+    def _now(self) -> bytes:
+        document = self._overview.document()
+        return _event("now", document | {"sample": self._history.latest(), "changes": self._history.changes()})
+
+    def _sample(self) -> Sample:
+        its = self._overview
+        plan, live = its.world.plan, its.world.live()
+        return Sample(
+            at=its.wall_clock(),
+            threshold_tokens=its.routing.threshold_tokens,
+            plan_version=plan.version if plan else 0,
+            plan_limit=plan.limit if plan else "",
+            paths={_name(path): _path_sample(path) for path in its.path_records()},
+            counts={f"{its['route']}/{its['reason']}": its["count"] for its in decision_counts()},
+            roles={engine.instance: engine.role for member in live for engine in member.node.engines},
+            draining=dict(plan.draining.items()) if plan else {},
+            nodes={member.node.name: member.node.cluster for member in live},
+        )
+
+
+def _name(path: dict[str, Any]) -> str:
+    return f"{path['source']} → {path['destination']}"
+
+
+def _path_sample(path: dict[str, Any]) -> PathSample:
+    names = ("bytes_per_second", "capacity_bytes_per_second", "threshold_tokens", "multiplier", "cause", "is_down")
+    return PathSample(**{name: path[name] for name in names})
+
+
+def _event(name: str, document: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(document, separators=(',', ':'))}\n\n".encode()

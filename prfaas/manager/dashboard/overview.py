@@ -1,0 +1,159 @@
+"""What the dashboard shows of the present moment, as one JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from prfaas import metrics
+from prfaas.index.membership import Member
+from prfaas.manager.holdings import holdings
+from prfaas.manager.paths import Paths
+from prfaas.manager.rebalancing import Rebalancing
+from prfaas.manager.routing import Routing
+from prfaas.manager.world import World
+from prfaas.scheduler.congestion import raised_threshold
+from prfaas.scheduler.route import EXPLANATIONS
+
+MAX_REQUESTS = 50
+MAX_SESSIONS = 20
+MAX_PREFIXES = 12
+WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Reads a manager's parts. `clock` only goes forward; `wall_clock` is seconds since 1970."""
+
+    name: str
+    started_at: float  # seconds since 1970
+    world: World
+    paths: Paths
+    routing: Routing
+    rebalancing: Rebalancing
+    can_plan: bool
+    is_stale: Callable[[], bool]
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+    def document(self) -> dict[str, Any]:
+        """Everything that the page shows, but for what has been."""
+        members = self.world.live()
+        return {
+            "at": self.wall_clock(),
+            "manager": self._manager(),
+            "nodes": [self._node(member) for member in members],
+            "links": [link for member in members for link in self._links(member)],
+            "paths": list(self.path_records()),
+            "plan": asdict(self.world.plan) if self.world.plan else None,
+            "decisions": decision_counts(),
+            "pool": holdings(self.world),
+            "prefixes": self._prefixes(),
+            "sessions": self._sessions(),
+            "requests": [
+                {"id": key.hex(), **its.summary()} for key, its in islice(self.routing.decisions.latest(), MAX_REQUESTS)
+            ],
+        }
+
+    def _manager(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "started_at": self.started_at,
+            "version": self.world.version,
+            "is_settling": self.world.is_settling,
+            "is_stale": self.is_stale(),
+            "local_policy": self.routing.policy.local_policy,
+            "threshold_tokens": self.routing.threshold_tokens,
+            "can_plan": self.can_plan,
+        }
+
+    def _node(self, member: Member) -> dict[str, Any]:
+        node = member.node
+        loads = {load.instance: load for load in member.figures.engines}
+        plan = self.world.plan
+        return {
+            "name": node.name,
+            "cluster": node.cluster,
+            "cluster_kind": node.cluster_kind,
+            "silent_seconds": self.clock() - member.heard_at,
+            "is_leaving": node.name in self.world.leaving,
+            "engines": [
+                {
+                    "instance": engine.instance,
+                    "role": engine.role,
+                    "next_role": plan.draining.get(engine.instance) if plan else None,
+                    "model": engine.model,
+                    "load": asdict(loads[engine.instance]) if engine.instance in loads else None,
+                }
+                for engine in node.engines
+            ],
+        }
+
+    def _links(self, member: Member) -> Iterator[dict[str, Any]]:
+        for link in member.figures.links:
+            peer = self.world.membership.get(link.peer)
+            yield {
+                "node": member.node.name,
+                "cluster": member.node.cluster,
+                "peer_cluster": peer.node.cluster if peer else None,
+                **asdict(link),
+            }
+
+    def path_records(self) -> Iterator[dict[str, Any]]:
+        """Each watched path between two clusters, with its own t."""
+        for its in self.paths.views():
+            yield {
+                "source": its.source,
+                "destination": its.destination,
+                "is_down": its.is_down,
+                "bytes_per_second": its.bytes_per_second,
+                "capacity_bytes_per_second": its.capacity_bytes_per_second,
+                "multiplier": its.congestion.multiplier,
+                "cause": its.congestion.cause,
+                "pressures": its.pressures,
+                "threshold_tokens": raised_threshold(self.routing.threshold_tokens, its.congestion),
+            }
+
+    def _prefixes(self) -> list[dict[str, Any]]:
+        hottest = self.rebalancing.popularity.hottest(MAX_PREFIXES, 0.0, now=self.clock())
+        return [
+            {
+                "hash": prefix.end_hash.hex(),
+                "model": prefix.model,
+                "num_tokens": prefix.num_tokens,
+                "hits_per_second": rate,
+                "holders": sorted(self.rebalancing.holders(prefix)),
+            }
+            for prefix, rate in hottest
+        ]
+
+    def _sessions(self) -> dict[str, Any]:
+        sessions = self.routing.sessions
+        sessions.expire(self.clock())
+        latest = islice(sessions.latest(self.clock()), MAX_SESSIONS)
+        return {
+            "total": len(sessions),
+            "by_node": sessions.by_agent(),
+            "latest": [
+                {
+                    "tenant": tenant,
+                    "name": name,
+                    "node": its.agent,
+                    "num_prompt_tokens": its.num_prompt_tokens,
+                    "idle_seconds": idle,
+                }
+                for tenant, name, its, idle in latest
+            ],
+        }
+
+
+def decision_counts() -> list[dict[str, Any]]:
+    """Requests routed since the start, by route and reason, as /metrics counts them."""
+    return [
+        {**sample.labels, "count": sample.value, "explanation": WORDS.get(sample.labels["reason"], "")}
+        for metric in metrics.MANAGER_DECISIONS.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    ]

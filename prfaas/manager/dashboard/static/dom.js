@@ -1,0 +1,78 @@
+// Elements, and tables that change in place: what has the focus keeps it.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+export const html = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+export const byId = (id) => document.getElementById(id);
+
+// A metric's name as /metrics writes it.
+export function metric(name, labels = {}) {
+  const parts = Object.entries(labels).sort().map(([key, value]) => `${key}=${JSON.stringify(String(value))}`);
+  return parts.length ? `${name}{${parts.join(",")}}` : name;
+}
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// A cell is a text, or {text, metric, value, mood, numeric, ratio, press}: a figure, its metric, a meter, a button.
+function setCell(cell, wanted) {
+  const its = typeof wanted === "string" ? { text: wanted } : wanted;
+  cell.className = [its.numeric ? "n" : "", its.mood ?? "", its.nowrap ? "nowrap" : "", its.words ? "words" : ""].filter(Boolean).join(" ");
+  if (its.metric) {
+    cell.dataset.metric = its.metric;
+    cell.dataset.value = its.value;
+  }
+  if (its.press) return setButton(cell, its);
+  if (its.ratio !== undefined) return setMeter(cell, its);
+  setText(cell, its.text);
+}
+
+function setButton(cell, its) {
+  const button = cell.firstElementChild ?? cell.appendChild(html("button", { type: "button" }));
+  setText(button, its.text);
+  if (its.label) button.setAttribute("aria-label", its.label);
+  button.onclick = its.press;
+}
+
+function setMeter(cell, its) {
+  const meter = cell.firstElementChild ?? cell.appendChild(html("meter", { min: 0, max: 1 }));
+  meter.value = its.ratio;
+  meter.setAttribute("aria-label", its.text);
+  meter.title = its.text;
+}
+
+// Rows by key, in order; `cells` gives an item's cells, the first of which names the row.
+export function fillTable(table, items, { key, cells, empty }) {
+  const body = table.tBodies[0];
+  const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  const rows = items.map((item) => {
+    const name = String(key(item));
+    const row = known.get(name) ?? html("tr", { "data-key": name });
+    known.delete(name);
+    const wanted = cells(item);
+    while (row.cells.length < wanted.length) {
+      row.append(row.cells.length ? html("td") : html("th", { scope: "row" }));
+    }
+    wanted.forEach((cell, position) => setCell(row.cells[position], cell));
+    return row;
+  });
+  for (const row of known.values()) row.remove();
+  if (!rows.length) rows.push(emptyRow(table, empty));
+  rows.forEach((row, position) => {
+    if (body.rows[position] !== row) body.insertBefore(row, body.rows[position] ?? null);
+  });
+}
+
+function emptyRow(table, text) {
+  return html("tr", { class: "empty" }, html("td", { colspan: table.tHead.rows[0].cells.length }, text));
+}

@@ -1,0 +1,78 @@
+"""The latest decisions of a manager, each with what makes it again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prfaas.scheduler.route import EXPLANATIONS, Decision
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+
+MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One decision: `scheduler.route` makes it again from `snapshot` and `facts`."""
+
+    at: float  # seconds since 1970
+    model: str
+    tenant: str
+    session: str
+    snapshot: Snapshot
+    facts: RequestFacts
+    decision: Decision
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for people and for a replay."""
+        return {
+            "explanation": EXPLANATIONS[self.decision.reason],
+            "decision": asdict(self.decision),
+            "facts": self.facts.to_dict(),
+            "snapshot": self.snapshot.to_dict(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """One row of a list."""
+        return {
+            "at": self.at,
+            "model": self.model,
+            "session": self.session,
+            "route": self.decision.route,
+            "reason": self.decision.reason,
+            "prefill": self.decision.prefill,
+            "decode": self.decision.decode,
+            "num_prompt_tokens": self.facts.num_prompt_tokens,
+            "num_uncached_tokens": self._num_uncached_tokens(),
+            "threshold_tokens": self.snapshot.threshold_tokens,
+        }
+
+    def _num_uncached_tokens(self) -> int | None:
+        """What the decode node lacks: what t is compared with. None where nobody decodes."""
+        agents = {its.instance: its.agent for its in self.snapshot.instances}
+        agent = agents.get(self.decision.decode) if self.decision.decode is not None else None
+        return None if agent is None else self.facts.uncached_at(agent)
+
+
+class Decisions:
+    """The last `MAX_DECISIONS` by request id; a request that is decided again has its last decision."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[bytes, Decided] = OrderedDict()
+
+    def remember(self, request_id: bytes, decided: Decided) -> None:
+        if not request_id:
+            return
+        self._by_id[request_id] = decided
+        self._by_id.move_to_end(request_id)
+        if len(self._by_id) > MAX_DECISIONS:
+            self._by_id.popitem(last=False)
+
+    def get(self, request_id: bytes) -> Decided | None:
+        return self._by_id.get(request_id)
+
+    def latest(self) -> Iterator[tuple[bytes, Decided]]:
+        """Newest first."""
+        return reversed(self._by_id.items())

@@ -1,0 +1,99 @@
+"""A real Chromium that looks at one page, and what it noticed: console errors, requests, faults that axe-core finds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs playwright (pip install playwright axe-playwright-python)")
+pytest.importorskip("axe_playwright_python", reason="needs axe-core (pip install axe-playwright-python)")
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import ConsoleMessage, Page, Playwright, async_playwright
+
+from tests.waiting import POLL_SECONDS
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+UNANSWERED = "net::ERR_"  # Chromium's own words about a connection that nobody took
+
+
+def _path(playwright: Playwright) -> str:
+    """Where a Chromium is; skips by name where there is none."""
+    found = [path for name in NAMES if (path := shutil.which(name))]
+    own = playwright.chromium.executable_path
+    if not found and not Path(own).exists():
+        pytest.skip("needs Chromium: apt install chromium, or .venv/bin/playwright install chromium")
+    return found[0] if found else own
+
+
+class Window:
+    """One page of the browser."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", self._note)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def forget_unanswered(self) -> None:
+        """Leave out what Chromium itself says of connections while nobody listens."""
+        self.errors = [its for its in self.errors if UNANSWERED not in its]
+
+    async def text(self, selector: str) -> str:
+        """What people read there; "" when it is not there."""
+        found = self.page.locator(selector)
+        return (await found.first.text_content() or "") if await found.count() else ""
+
+    async def figures(self, panel: str) -> dict[str, float]:
+        """The metrics that a panel shows, and the figures that it shows of them."""
+        script = "its => its.map(one => [one.dataset.metric, Number(one.dataset.value)])"
+        shown = await self.page.locator(f"#{panel} [data-metric]").evaluate_all(script)
+        return {name: value for name, value in shown}  # noqa: C416 - two-element lists of JavaScript
+
+    async def faults(self) -> list[str]:
+        """What axe-core counts as serious or critical."""
+        report: dict[str, Any] = (await Axe().run(self.page)).response
+        grave = [its for its in report["violations"] if its["impact"] in ("serious", "critical")]
+        return [f"{its['id']}: {its['help']}: {[node['target'] for node in its['nodes']]}" for its in grave]
+
+    async def overflow(self) -> int:
+        """Pixels by which the page is wider than the window."""
+        script = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        width: int = await self.page.evaluate(script)
+        return width
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Callable[[], Awaitable[Window]]]:
+    """Opens windows of one headless Chromium."""
+    async with async_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = await playwright.chromium.launch(executable_path=_path(playwright), args=arguments)
+
+        async def window() -> Window:
+            return Window(await browser.new_page())
+
+        yield window
+        await browser.close()
+
+
+async def until_true(ask: Callable[[], Awaitable[object]], *, seconds: float = 20.0) -> None:
+    """Ask until the answer is true; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not await ask():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        await asyncio.sleep(5 * POLL_SECONDS)

@@ -1,0 +1,199 @@
+"""The dashboard in a real Chromium beside a real manager: it shows what the metrics say, live, for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+
+from prfaas.index.membership import EngineLoad, Figures, LinkFigures
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.client import ManagerClient
+from prfaas.types import AgentName, InstanceId
+from tests.free_ports import free_address
+from tests.integration.dashboard.browser import Window, chromium, until_true
+from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored
+from tests.integration.manager.test_routing import route_request
+from tests.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LAYOUT = hybrid_layout()
+WITH_FIGURES = ("summary", "map", "threshold", "routes", "paths", "pool", "sessions")
+BUSY = LinkFigures(AgentName("d1"), 40e6, 125e6, 0.08, 0.08, 1 << 20, 0.001, num_connections=8)
+
+
+class Stage:
+    """A manager on a fixed address, two nodes whose figures the test sets, and the window that looks at them."""
+
+    def __init__(self, deployment: Deployment, window: Window) -> None:
+        self.window = window
+        self.link = BUSY
+        self.address = free_address()
+        self.grpc = free_address()
+        self._deployment = deployment
+        self.manager: Manager
+        self.client: ManagerClient
+        self._num_requests = 0
+
+    async def start(self) -> None:
+        await self._deployment.start_redis()
+        await self.start_manager()
+        self.client = self._deployment.client(self.manager)
+        start = self._deployment.reporter
+        east = start("p1", self.manager, cluster="east", kind="prfaas", role="prefill", figures=self.prefill_figures)
+        west = start("d1", self.manager, cluster="west", role="decode", figures=self.decode_figures)
+        for reporter in (east, west):
+            self._deployment.run(reporter)
+            reporter.publish(stored(LAYOUT, chain_of(320), 320))
+        await until(lambda: self.manager.world.index.num_blocks() == 42, what="what both nodes hold")
+        await self.window.page.goto(f"http://{self.address}/")
+
+    async def start_manager(self) -> None:
+        self.manager = await self._deployment.start_manager(
+            name="west-manager", http_listen=self.address, listen=self.grpc, threshold_tokens=500, expiry_seconds=60.0
+        )
+
+    async def restart_manager(self) -> None:
+        await self._deployment.stop_manager(self.manager)
+        await until_true(lambda: self.says("lost"))
+        await self.start_manager()
+        await until_true(lambda: self.says("live"))
+
+    async def says(self, state: str) -> bool:
+        return await self.window.page.locator("#connection").get_attribute("data-state") == state
+
+    def prefill_figures(self) -> Figures:
+        return Figures(links=(self.link,), engines=(EngineLoad(InstanceId("p1-engine"), 2, 1, 0.5),))
+
+    def decode_figures(self) -> Figures:
+        return Figures(engines=(EngineLoad(InstanceId("d1-engine"), 7, 0, 0.25),))
+
+    async def ask(self, num_tokens: int) -> None:
+        self._num_requests += 1
+        chain = chain_of(num_tokens)
+        request_id = self._num_requests.to_bytes(8, "big")
+        await self.client.route(route_request(chain, request_id=request_id, session=f"s{num_tokens}"))
+
+    async def metrics(self) -> dict[str, float]:
+        """What /metrics says, by name as it writes it."""
+        async with aiohttp.ClientSession() as session, session.get(f"http://{self.address}/metrics") as response:
+            text = await response.text()
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        return {_written(one.name, one.labels): one.value for one in samples}
+
+    async def differs(self, panel: str) -> dict[str, tuple[float, float | None]]:
+        """What a panel shows unlike the metrics, as (shown, said)."""
+        shown, said = await self.window.figures(panel), await self.metrics()
+        assert shown, f"{panel} shows no figure"
+        return {name: (value, said.get(name)) for name, value in shown.items() if said.get(name) != value}
+
+    async def until_right(self, panel: str) -> None:
+        async def is_right() -> bool:
+            return not await self.differs(panel)
+
+        try:
+            await until_true(is_right)
+        except AssertionError:
+            assert await self.differs(panel) == {}, panel
+
+    async def row_of(self, table: str, words: str) -> str:
+        return await self.window.text(f"#{table} tbody tr:has-text('{words}')")
+
+
+def _written(name: str, labels: dict[str, str]) -> str:
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    return f"{name}{{{inside}}}" if labels else name
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        window = await (await stack.enter_async_context(chromium()))()
+        directory: Path = tmp_path_factory.mktemp("dashboard")
+        stage = Stage(await stack.enter_async_context(Deployment(directory)), window)
+        await stage.start()
+        await stage.ask(400)
+        await stage.ask(1000)
+        await until_true(lambda: _has(window.text("#map svg"), "east", "west", "carries"))
+        yield stage
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def quiet(stage: Stage) -> AsyncIterator[None]:
+    """Whatever a test does: nothing goes wrong in the page, and nothing is asked of anybody else."""
+    yield
+    assert stage.window.errors == []
+    assert [url for url in stage.window.requests if not url.startswith(f"http://{stage.address}/")] == []
+
+
+@pytest.mark.parametrize("panel", WITH_FIGURES)
+async def test_a_panel_shows_what_the_metrics_say(stage: Stage, panel: str) -> None:
+    await stage.until_right(panel)
+
+
+async def test_a_link_that_changes_shows_at_once_in_its_figures_and_its_words(stage: Stage) -> None:
+    stage.link = replace(BUSY, bytes_per_second=100e6, capacity_bytes_per_second=250e6)
+    await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "800 Mbit/s", "2.0 Gbit/s", "40 %"))
+    await stage.until_right("paths")
+    stage.link = replace(BUSY, is_down=True)
+    await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "down"))
+    await until_true(lambda: _has(stage.row_of("changes-table", "path down"), "east → west"))
+    stage.link = BUSY
+    await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
+
+
+async def test_a_request_shows_with_its_session_prefix_and_explanation(stage: Stage) -> None:
+    page = stage.window.page
+    await stage.ask(640)
+    await until_true(lambda: _has(stage.row_of("requests-table", "s640"), "local", "short", "640", "320", "d1-engine"))
+    await until_true(lambda: _has(stage.row_of("sessions-table", "s640"), "d1", "640 tokens"))
+    await until_true(lambda: _has(stage.row_of("prefixes-table", "tiny"), "320", "d1, p1"))
+    await stage.until_right("routes")
+    button = page.locator("#requests-table tr:has-text('s640') button")
+    await button.focus()
+    await page.keyboard.press("Enter")
+    await page.locator("#explanation[open]").wait_for()
+    said = await stage.window.text("#explanation")
+    assert "its uncached tokens do not exceed the threshold" in said
+    assert "d1-engine" in said and "p1-engine" in said
+    assert await stage.window.faults() == []
+    await page.keyboard.press("Escape")
+    await page.locator("#explanation[open]").wait_for(state="hidden")
+
+
+async def test_a_chart_can_be_read_with_the_keyboard(stage: Stage) -> None:
+    page = stage.window.page
+    await page.locator("#threshold-chart svg").focus()
+    await page.keyboard.press("End")
+    await until_true(lambda: _has(stage.window.text("#threshold-chart .readout"), "t 500"))
+    await page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1920])
+async def test_it_fits_and_can_be_used_by_everybody(stage: Stage, width: int, colours: str) -> None:
+    page = stage.window.page
+    await page.set_viewport_size({"width": width, "height": 900})
+    await page.locator("#theme").select_option(colours)
+    assert await stage.window.overflow() == 0
+    assert await stage.window.faults() == []
+
+
+async def test_it_survives_the_manager_and_goes_on_with_the_next(stage: Stage) -> None:
+    await stage.restart_manager()
+    stage.window.forget_unanswered()
+    await until_true(lambda: _has(stage.window.text("#map svg"), "east", "west", "carries"))
+    for panel in WITH_FIGURES:
+        await stage.until_right(panel)
+
+
+async def _has(text: object, *words: str) -> bool:
+    said = await text  # type: ignore[misc]
+    return all(word in said for word in words)

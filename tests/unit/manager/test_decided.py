@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from prfaas.manager.decided import MAX_DECISIONS, Decided, Decisions
+from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.types import AgentName, ClusterName, InstanceId
+
+DECODE = InstanceState(InstanceId("d1-engine"), ClusterName("west"), "pd", "both", AgentName("d1"))
+SNAPSHOT = Snapshot(500, (DECODE,))
+
+
+def decided(num_tokens: int, *, cached: int = 0, decision: Decision | None = None) -> Decided:
+    facts = RequestFacts(num_tokens, cached_tokens={AgentName("d1"): cached})
+    return Decided(1.0, "tiny", "acme", "s1", SNAPSHOT, facts, decision or route(SNAPSHOT, facts))
+
+
+def test_a_row_says_what_the_threshold_was_compared_with() -> None:
+    row = decided(400, cached=320).summary()
+    assert (row["num_prompt_tokens"], row["num_uncached_tokens"], row["threshold_tokens"]) == (400, 80, 500)
+    assert decided(400, decision=Decision("refused", "no_decode_instance")).summary()["num_uncached_tokens"] is None
+
+
+def test_the_latest_come_first_and_a_request_decided_again_counts_once() -> None:
+    decisions = Decisions()
+    for number in range(MAX_DECISIONS + 1):
+        decisions.remember(number.to_bytes(8, "big"), decided(number + 2))
+    decisions.remember((1).to_bytes(8, "big"), decided(77))
+    decisions.remember(b"", decided(5))
+    latest = list(decisions.latest())
+    assert [len(latest), latest[0][1].facts.num_prompt_tokens] == [MAX_DECISIONS, 77]
+    assert decisions.get((0).to_bytes(8, "big")) is None

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prfaas.manager.dashboard.history import SAMPLES, History, PathSample, Sample, changes
+
+CALM = PathSample(1e6, 2e6, 100, 1.0, None, is_down=False)
+BEFORE = Sample(
+    at=1.0,
+    threshold_tokens=100,
+    plan_version=1,
+    plan_limit="link",
+    paths={"east → west": CALM},
+    counts={"local/short": 3.0},
+    roles={"i1": "prefill", "i2": "decode"},
+    draining={},
+    nodes={"n1": "west"},
+)
+
+
+def told(now: Sample) -> list[tuple[str, str, str]]:
+    return [(its.kind, its.subject, its.detail) for its in changes(BEFORE, now)]
+
+
+def test_nothing_is_told_of_figures_that_only_move() -> None:
+    moved = replace(CALM, bytes_per_second=2e6)
+    assert told(replace(BEFORE, at=2.0, paths={"east → west": moved}, counts={"local/short": 9.0})) == []
+
+
+def test_a_new_plan_says_what_limits_it() -> None:
+    assert told(replace(BEFORE, plan_version=2, threshold_tokens=2000, plan_limit="decode")) == [
+        ("plan", "plan 2", "t 100 → 2,000 tokens, limited by decode")
+    ]
+
+
+def test_a_path_says_why_its_threshold_rose_and_when_it_falls() -> None:
+    raised = replace(CALM, multiplier=1.5, threshold_tokens=150, cause="queue")
+    assert told(replace(BEFORE, paths={"east → west": raised})) == [
+        ("congestion", "east → west", "its t 100 → 150 tokens: queue")
+    ]
+    down = replace(CALM, is_down=True)
+    assert told(replace(BEFORE, paths={"east → west": down})) == [("link_down", "east → west", "nobody answers")]
+    back = list(changes(replace(BEFORE, paths={"east → west": raised}), BEFORE))
+    assert [(its.kind, its.detail) for its in back] == [("calm", "its t 150 → 100 tokens")]
+
+
+def test_roles_and_nodes_are_told_one_by_one() -> None:
+    now = replace(BEFORE, roles={"i1": "decode", "i2": "decode"}, draining={"i2": "prefill"}, nodes={"n2": "east"})
+    assert told(now) == [
+        ("role_draining", "i2", "is to become prefill"),
+        ("role_changed", "i1", "prefill → decode"),
+        ("node_joined", "n2", "in east"),
+        ("node_left", "n1", "from west"),
+    ]
+
+
+def test_the_latest_samples_stay_and_the_newest_change_is_first() -> None:
+    history = History()
+    for number in range(SAMPLES + 5):
+        history.add(replace(BEFORE, at=float(number), plan_version=number))
+    assert [len(history.drawn()), history.drawn()[0]["at"]] == [SAMPLES, 5.0]
+    assert history.changes()[0]["subject"] == f"plan {SAMPLES + 4}"
