@@ -1,4 +1,5 @@
-"""`prfaas-ppd`: PPD's decision table: `build` measures it against living endpoints, `show` draws it."""
+"""`prfaas-ppd`: PPD's decision table: `build` measures it against living endpoints, `simulate` makes it in the twin, `show`
+draws it."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build or show; 2 when a flag or a file cannot be used, 1 when nothing could be measured."""
+    """Build, simulate or show; 2 when a flag or a file cannot be used, 1 when nothing could be measured."""
     flags = _parser().parse_args(argv)
     try:
-        return _build(flags) if flags.what == "build" else _show(flags)
+        return {"build": _build, "simulate": _simulate, "show": _show}[flags.what](flags)
     except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-ppd: {' '.join(str(error).split())}\n")
         return 2
@@ -51,7 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--seconds", default=10.0, type=float, help="of arrivals for each cell; 10 by default")
     build.add_argument("--vocabulary", default=1000, type=int, help="prompts are random token ids below it")
     build.add_argument("--seed", default=0, type=int)
-    for command in (show, build):
+    simulate = commands.add_parser("simulate", help="make a table in the twin, with the costs of PPD's authors")
+    simulate.add_argument(
+        "--prefill", default=1, type=int, metavar="NODES", help="that prefill for others; 1 by default"
+    )
+    simulate.add_argument("--decode", default=3, type=int, metavar="NODES", help="that decode; 3 by default")
+    simulate.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
+    simulate.add_argument("--qps", default=QPS, type=_list_of(float), metavar="LIST", help="conversations per second")
+    for command in (show, build, simulate):
         command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
         command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
     return parser
@@ -105,6 +113,15 @@ def _build(flags: argparse.Namespace) -> int:
         return 1
     flags.out.write_text(json.dumps(to_measured(table), indent=1) + "\n")
     print(draw(table))
+    return 0
+
+
+def _simulate(flags: argparse.Namespace) -> int:
+    twin = extras.load("prfaas.sim.ppd.experiment", extra="solve")
+    table = twin.ppd_table(flags.prefill, flags.decode, rates=flags.qps, progress=lambda *_: None)
+    weighted = _weighted(table, flags)
+    flags.out.write_text(json.dumps(to_measured(weighted), indent=1) + "\n")
+    print(draw(weighted))
     return 0
 
 

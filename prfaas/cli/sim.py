@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import prfaas
 from prfaas import config
@@ -18,13 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report; 2 when an input cannot be used or an extra is missing."""
     try:
         scenario = extras.load("prfaas.sim.scenario", extra="solve").Scenario
-        return _run(_parser(scenario).parse_args(argv))
+        studies = extras.load("prfaas.sim.studies", extra="solve").STUDIES
+        return _run(_parser(scenario, studies).parse_args(argv))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")
         return 2
 
 
-def _parser(scenario: type[object]) -> argparse.ArgumentParser:
+def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-sim", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run, in a list")
@@ -33,6 +35,13 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
         "--compare", metavar="SETTING=A,B", help="one run for each value, all with the same arrivals: variant=a,b"
     )
     several.add_argument("--sweep", metavar="SETTING=A,B", help="one run for each value, on all cores: load=50%%,80%%")
+    several.add_argument(
+        "--study", metavar="NAME", help="one of " + ", ".join(studies) + "; docs/twin.md says what each asks"
+    )
+    several.add_argument(
+        "--replay", type=Path, metavar="FILE", help="make recorded decisions again, a manager's or --record's"
+    )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with what it was made from")
     config.add_flags(parser, scenario)
     return parser
 
@@ -44,17 +53,34 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.check_config:
         print(config.show(command.read(flags.config, given)), end="")
         return 0
+    if flags.replay:
+        print(command.replay_file(flags.replay))
+        return 0
+    if flags.study:
+        return _study(flags)
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare)
     elif flags.sweep:
         runs = command.sweep(flags.config, given, flags.sweep, _progress)
     else:
-        runs = command.one(flags.config, given)
+        runs = command.one(flags.config, given, flags.record)
     if flags.json:
         listed = [report.to_json(name, run) for name, run in runs]
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(report.render(runs), end="")
+    return 0
+
+
+def _study(flags: argparse.Namespace) -> int:
+    studies = extras.load("prfaas.sim.studies", extra="solve")
+    if flags.study not in studies.STUDIES:
+        raise ConfigError(f"--study {flags.study}: none of {', '.join(studies.STUDIES)}")
+    tables = studies.STUDIES[flags.study](_progress)
+    if flags.json:
+        print(json.dumps([table.to_dict() for table in tables], indent=2, ensure_ascii=False))
+    else:
+        print(studies.shown(tables), end="")
     return 0
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prfaas import config
 from prfaas.errors import ConfigError
+from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.records import Recorder, read_records, replay
 from prfaas.sim.run import Run, arrival_rate, prepare, simulate
 from prfaas.sim.scenario import Scenario
-
-Progress = Callable[[int, int], None]  # runs done, of how many
 
 
 def read(file: Path | None, flags: Mapping[str, str]) -> Scenario:
@@ -25,10 +22,30 @@ def read(file: Path | None, flags: Mapping[str, str]) -> Scenario:
     return config.load(Scenario, component="sim", file=file, flags=flags)
 
 
-def one(file: Path | None, flags: Mapping[str, str]) -> list[tuple[str, Run]]:
-    """The scenario itself."""
+def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, Run]]:
+    """The scenario itself; its decisions go to `record`, one on each line."""
     scenario = read(file, flags)
-    return [(scenario.variant, simulate(scenario))]
+    if record is None:
+        return [(scenario.variant, simulate(scenario))]
+    with record.open("w", encoding="utf-8") as lines:
+        return [(scenario.variant, simulate(scenario, watch=Recorder(lines)))]
+
+
+def replay_file(path: Path) -> str:
+    """What `scheduler.route` makes again of recorded decisions, in words.
+
+    Raises:
+        ConfigError: the file cannot be read, or a decision comes out otherwise; it says how many and the first.
+    """
+    records = read_records(path)
+    differences = list(replay(records))
+    if not differences:
+        return f"{len(records)} decisions, each made again as recorded"
+    first = differences[0]
+    raise ConfigError(
+        f"{path}: {len(differences)} of {len(records)} decisions differ; number {first.position} was {first.recorded}, "
+        f"is {first.made}"
+    )
 
 
 def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, Run]]:
@@ -41,13 +58,7 @@ def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tu
 def sweep(file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress) -> list[tuple[str, Run]]:
     """A run for each value of "setting=a,b,c", each at its own load, on all cores."""
     variants = _variants(file, flags, choice)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(variants), os.cpu_count() or 1), mp_context=context) as workers:
-        futures = [workers.submit(simulate, scenario) for _, scenario in variants]
-        runs = []
-        for done, future in enumerate(futures, start=1):
-            runs.append(future.result())
-            progress(done, len(futures))
+    runs = on_all_cores(simulate, [scenario for _, scenario in variants], progress)
     return [(name, run) for (name, _), run in zip(variants, runs, strict=True)]
 
 

@@ -23,9 +23,16 @@ class Turn:
 
 
 class Conversations:
-    """Gives each conversation's next turn, `think_seconds` after the answer before it."""
+    """Gives each conversation's next turn, `think_seconds` after the answer before it.
 
-    def __init__(self, turns: Sequence[Turn], *, block_tokens: int = 16, think_seconds: float = 0.0) -> None:
+    Without `finds_answers` caches know prompts only: clients send text, and an answer's text need not come back as the
+    tokens that it was generated in.
+    """
+
+    def __init__(
+        self, turns: Sequence[Turn], *, block_tokens: int = 16, think_seconds: float = 0.0, finds_answers: bool = True
+    ) -> None:
+        self._finds_answers = finds_answers
         self._turns = turns
         self._block_tokens = block_tokens
         self._think_seconds = think_seconds
@@ -52,7 +59,7 @@ class Conversations:
             session=session,
             turn=index + 1,
             blocks=self._blocks(session, prompt),
-            blocks_after=self._blocks(session, prompt + turn.num_output_tokens),
+            blocks_after=self._blocks(session, prompt + turn.num_output_tokens * self._finds_answers),
         )
 
     def _blocks(self, session: int, num_tokens: int) -> list[BlockHash]:

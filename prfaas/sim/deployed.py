@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from prfaas.model.decoding import decode_capacity
-from prfaas.model.deployment import Deployment, PrfaasCluster
+from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.plan import Plan
 from prfaas.model.workload import Workload
+from prfaas.scheduler.colocation import Policy
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.engine_settings import EngineSettings
 from prfaas.sim.instance import EngineSpec
+from prfaas.sim.shared_instance import SharingSpec
 from prfaas.sim.twin import FollowUp, Node, Rules, Twin, Watch, Wires
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
@@ -53,18 +56,33 @@ def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: Eng
     for cluster in deployment.prfaas:
         yield from _prfaas(cluster, settings)
     for pd, split in zip(deployment.pd, plan.splits, strict=True):
-        capacity = decode_capacity(pd, deployment, workload)
-        memory, token = pd.profile.kv_memory_bytes, deployment.model.bytes_per_token
-        kv_tokens = memory / token if memory and token else math.inf
-        decode = EngineSpec(
-            pd.profile.prefill, pd.profile.decode, capacity.max_batch, kv_tokens, chunk_tokens=settings.chunk_tokens
-        )
+        decode = _decode_spec(pd, deployment, workload, settings)
         num_prefill = round(split.num_prefill)
         for index in range(pd.num_instances):
-            role: InstanceRole = "prefill" if index < num_prefill else "decode"
-            spec = EngineSpec(pd.profile.prefill, None) if role == "prefill" else decode
-            state = _state(pd.name, "pd", index, role)
-            yield Node(state, spec, settings.cache_blocks)
+            if settings.interference is not None:
+                policy = Policy(1.0 / deployment.objectives.decode_tokens_per_second)
+                sharing = SharingSpec(policy, settings.interference, workload.output.mean_context_tokens)
+                yield Node(_state(pd.name, "pd", index, "both"), decode, settings.cache_blocks, sharing)
+            elif index < num_prefill:
+                spec = EngineSpec(pd.profile.prefill, None)
+                yield Node(_state(pd.name, "pd", index, "prefill"), spec, settings.cache_blocks)
+            else:
+                yield Node(_state(pd.name, "pd", index, "decode"), decode, settings.cache_blocks)
+
+
+def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, settings: EngineSettings) -> EngineSpec:
+    """With the batch that its objective allows, the slower steps of a shared device counted."""
+    if settings.interference is not None:
+        slower = 1.0 - settings.interference.decode_memory_ratio
+        objectives = deployment.objectives
+        asked = replace(objectives, decode_tokens_per_second=objectives.decode_tokens_per_second / slower)
+        deployment = replace(deployment, objectives=asked)
+    capacity = decode_capacity(pd, deployment, workload)
+    memory, token = pd.profile.kv_memory_bytes, deployment.model.bytes_per_token
+    kv_tokens = memory / token if memory and token else math.inf
+    return EngineSpec(
+        pd.profile.prefill, pd.profile.decode, capacity.max_batch, kv_tokens, chunk_tokens=settings.chunk_tokens
+    )
 
 
 def _prfaas(cluster: PrfaasCluster, settings: EngineSettings) -> Iterator[Node]:

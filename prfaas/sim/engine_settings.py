@@ -12,6 +12,7 @@ from prfaas.scheduler.ppd import PpdTable, read_measured
 from prfaas.scheduler.snapshot import LocalPolicy
 from prfaas.sim.caches import CacheRules
 from prfaas.sim.scenario import Scenario
+from prfaas.sim.shared_instance import Interference
 from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS
 
 _LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd", "suffix": "suffix"}
@@ -31,6 +32,7 @@ class EngineSettings:
     num_layers: int = 1
     rtt_seconds: float = 0.0
     max_sessions: float = float("inf")
+    interference: Interference | None = None  # PD instances that prefill and decode at the same time
 
 
 def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
@@ -41,7 +43,7 @@ def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
     """
     tokens, block_tokens = scenario.cache_tokens, scenario.block_tokens
     return EngineSettings(
-        local_policy=_LOCAL_POLICIES[scenario.local_policy],
+        local_policy="decode" if scenario.shared else _LOCAL_POLICIES[scenario.local_policy],
         non_cached_tokens=scenario.non_cached_tokens,
         ppd_table=None if scenario.ppd_table is None else _ppd_table(scenario.ppd_table),
         requests_per_second=rate,
@@ -50,6 +52,7 @@ def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
         caches=CacheRules(block_tokens, policy_of(scenario.eviction), scenario.announce),
         num_layers=scenario.layers,
         rtt_seconds=scenario.rtt,
+        interference=Interference() if scenario.shared else None,
     )
 
 

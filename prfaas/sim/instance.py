@@ -19,7 +19,8 @@ class EngineSpec:
 
     `max_batch` requests decode at once and `kv_tokens` bound what they hold at their end (no request is preempted: its
     place is reserved when it starts). `chunk_tokens` is what an iteration takes of prompts and decode tokens together,
-    several prompts if they fit; None: one whole prompt an iteration.
+    several prompts if they fit; None: one whole prompt an iteration. A request whose KV has come from elsewhere holds up
+    the iteration that takes it in by `load_seconds`.
     """
 
     prefill: PrefillProfile
@@ -27,6 +28,7 @@ class EngineSpec:
     max_batch: int = 256
     kv_tokens: float = float("inf")
     chunk_tokens: int | None = None
+    load_seconds: float = 0.0
 
 
 class Prefill:
@@ -102,13 +104,13 @@ class Instance:
             self._begin_at(self._started, steps, self._batch.seconds(steps))
 
     def _iterate(self) -> None:
-        self._admit()
+        loading = self._admit() * self._spec.load_seconds
         self._chunk = self._next_chunk()
         self._idle = not self._chunk and not self._batch.num
         if self._idle:
             return
-        steps = 1 if self._chunk else self._batch.steps_to_next_end
-        seconds = self._mixed_seconds() if self._chunk else self._batch.seconds(steps)
+        steps = 1 if self._chunk or loading else self._batch.steps_to_next_end
+        seconds = loading + (self._mixed_seconds() if self._chunk else self._batch.seconds(steps))
         now = self._timeline.now
         self._begin_at(now, steps, seconds)
         self._give_first_tokens(now + (seconds if steps == 1 else self._batch.seconds(1)))
@@ -131,12 +133,16 @@ class Instance:
         if tokens == prefill.left:
             self._callbacks.on_last_chunk(prefill, seconds)
 
-    def _admit(self) -> None:
+    def _admit(self) -> int:
+        """Take in who fits; how many those are."""
+        admitted = 0
         while self._joining and self._has_room(self._joining[0]):
             request = self._joining.popleft()
             request.decode_start = self._timeline.now
             self._batch.join(request, request.num_prompt_tokens, request.num_output_tokens)
             self._fresh.append(request)
+            admitted += 1
+        return admitted
 
     def _has_room(self, request: Request) -> bool:
         staying = [one for one in self._current if one.stays]

@@ -17,9 +17,11 @@ from prfaas.sim.deployed import deploy, threshold_tokens
 from prfaas.sim.engine_settings import engine_settings
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
+from prfaas.sim.shared_instance import Interference
 from prfaas.sim.stations import Stations, StationSettings
 from prfaas.sim.summary import Counting, Slo, Summary, summarise
 from prfaas.sim.traffic import draw_requests, recorded_requests
+from prfaas.sim.twin import Watch
 from prfaas.solve import catalog
 from prfaas.solve.command import find_trace
 from prfaas.solve.deployment_file import read_deployment
@@ -60,8 +62,17 @@ def prepare(scenario: Scenario) -> Setup:
         deployment = variants[scenario.variant](deployment)
     if len(deployment.pd) != 1:
         raise ConfigError(f"{file}: the twin takes one PD cluster")
+    if scenario.shared:
+        deployment = _shared(deployment)
     plan, capacity = _plan(scenario, deployment, workload)
     return Setup(deployment, workload, plan, capacity)
+
+
+def _shared(deployment: Deployment) -> Deployment:
+    """All instances of the PD cluster give shares of themselves to both roles."""
+    (pd,) = deployment.pd
+    shared = replace(pd, shared_instances=pd.num_instances, overlap=Interference().overlap)
+    return replace(deployment, pd=(shared,))
 
 
 def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tuple[Plan, float]:
@@ -111,12 +122,19 @@ def counting(scenario: Scenario) -> Counting:
     return Counting(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
 
 
-def simulate(scenario: Scenario, *, rate: float | None = None) -> Run:
-    """Run a scenario, at `rate` requests (of `turns`: conversations) per second where given, else at its own load."""
+def simulate(scenario: Scenario, *, rate: float | None = None, watch: Watch | None = None) -> Run:
+    """Run a scenario, at `rate` requests (of `turns`: conversations) per second where given, else at its own load.
+
+    Raises:
+        ConfigError: as `prepare`, or `shared` or `watch` ask for what stations do not have.
+    """
     setup = prepare(scenario)
     asked = arrival_rate(scenario, setup) if rate is None else rate
-    run = _with_instances if scenario.fidelity == "instances" else _with_stations
-    return Run(scenario, setup, asked, run(scenario, setup, asked))
+    if scenario.fidelity == "instances":
+        return Run(scenario, setup, asked, _with_instances(scenario, setup, asked, watch))
+    if scenario.shared or watch:
+        raise ConfigError("shared instances and recorded decisions need fidelity: instances")
+    return Run(scenario, setup, asked, _with_stations(scenario, setup, asked))
 
 
 def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
@@ -132,10 +150,11 @@ def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
     )
 
 
-def _with_instances(scenario: Scenario, setup: Setup, rate: float) -> Summary:
+def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch | None) -> Summary:
     conversations = read_conversations(scenario)
     follow_up = conversations.following if conversations else None
-    twin = deploy(setup.deployment, setup.workload, setup.plan, engine_settings(scenario, rate), follow_up=follow_up)
+    settings = engine_settings(scenario, rate)
+    twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up, watch=watch)
     opening = traffic(scenario, setup, rate)
     if conversations:
         opening = [conversations.first(one.index, one.arrival) for one in opening]

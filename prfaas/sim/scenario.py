@@ -66,6 +66,11 @@ class Scenario:
         default="pd",
         doc="instances: what prefills within the PD cluster, as managers take it.",
     )
+    shared: bool = setting(
+        "flag",
+        default=False,
+        doc="instances: those of the PD cluster prefill and decode at the same time (RAPID-Serve).",
+    )
     non_cached_tokens: int = setting(
         "tokens", default=0, doc="instances, suffix: the least uncached part that a PD-P takes."
     )

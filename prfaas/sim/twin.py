@@ -14,6 +14,7 @@ from prfaas.sim.caches import CacheRules, Caches
 from prfaas.sim.gaps import Gaps
 from prfaas.sim.instance import Callbacks, EngineSpec, Instance, Prefill
 from prfaas.sim.request import Request
+from prfaas.sim.shared_instance import SharedInstance, SharingSpec
 from prfaas.sim.timeline import Timeline
 from prfaas.sim.transfer import Transfers
 from prfaas.sim.wire import Egress
@@ -21,16 +22,22 @@ from prfaas.types import AgentName, ClusterName, InstanceId
 
 FollowUp = Callable[[Request, float], Request | None]  # the request that an answer calls forth, given when it ended
 Watch = Callable[[Snapshot, RequestFacts, Decision], None]  # sees every decision with what it was made from
+Assign = Callable[[Request], tuple[Snapshot, frozenset[InstanceId]]]
 DEFAULT_CACHE_BLOCKS = 1 << 16
+_NOBODY: frozenset[InstanceId] = frozenset()
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine with one engine: what the scheduler knows of it, how it computes, what its cache may hold."""
+    """One machine with one engine: what the scheduler knows of it, how it computes, what its cache may hold.
+
+    With `sharing` it prefills and decodes at the same time.
+    """
 
     state: InstanceState
     spec: EngineSpec
     cache_blocks: int = DEFAULT_CACHE_BLOCKS
+    sharing: SharingSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,8 @@ class Rules:
     """The snapshot's fixed part, and what stands before the engines.
 
     A request takes `overhead_seconds` and `overhead_per_token_seconds` for each prompt token before its engine has it.
-    No more than `max_sessions` conversations are under way; the others wait before they are routed. `round_robin` gives
-    the decode instances their requests in turn, whatever is cached where.
+    No more than `max_sessions` conversations are under way; the others wait before they are routed. `assign` gives a
+    request rules of its own, and the decode instances that it may not go to.
     """
 
     snapshot: Snapshot
@@ -63,7 +70,7 @@ class Rules:
     overhead_seconds: float = 0.0
     overhead_per_token_seconds: float = 0.0
     max_sessions: float = math.inf
-    round_robin: bool = False
+    assign: Assign | None = None
 
 
 class Twin:
@@ -98,10 +105,11 @@ class Twin:
         self._arriving: Iterator[Request] = iter(())
         self._outside: deque[Request] = deque()
         self._num_sessions = 0
-        self._decoders = [state.instance for state in self._states if state.decodes]
 
-    def _engine(self, node: Node) -> Instance:
+    def _engine(self, node: Node) -> Instance | SharedInstance:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
+        if node.sharing is not None:
+            return SharedInstance(self.timeline, node.spec, callbacks, self.gaps, sharing=node.sharing)
         return Instance(self.timeline, node.spec, callbacks, self.gaps)
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -128,7 +136,8 @@ class Twin:
 
     def _arrive(self, request: Request) -> None:
         self.requests.append(request)
-        snapshot, facts = self._snapshot(), self._facts(request)
+        base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, _NOBODY)
+        snapshot, facts = replace(base, instances=tuple(self._states)), self._facts(request, excluded)
         decision = route(snapshot, facts)
         if self._watch is not None:
             self._watch(snapshot, facts, decision)
@@ -143,10 +152,7 @@ class Twin:
         overhead = self.rules.overhead_seconds + self.rules.overhead_per_token_seconds * request.num_prompt_tokens
         self.timeline.at(self.timeline.now + overhead, self._start, request)
 
-    def _snapshot(self) -> Snapshot:
-        return replace(self.rules.snapshot, instances=tuple(self._states))
-
-    def _facts(self, request: Request) -> RequestFacts:
+    def _facts(self, request: Request, excluded: frozenset[InstanceId]) -> RequestFacts:
         return RequestFacts(
             request.num_prompt_tokens,
             num_cached_tokens=0 if request.blocks else request.num_cached_tokens,
@@ -154,12 +160,9 @@ class Twin:
             session_agent=self._session_agent.get(request.session) if request.turn > 1 else None,
             turn=request.turn,
             max_output_tokens=request.num_output_tokens,
-            excluded=self._not_its_turn() if self.rules.round_robin else frozenset(),
+            excluded=excluded,
+            seed=request.index + 1,
         )
-
-    def _not_its_turn(self) -> frozenset[InstanceId]:
-        chosen = self._decoders[len(self.requests) % len(self._decoders)]
-        return frozenset(name for name in self._decoders if name != chosen)
 
     def _count(self, name: InstanceId, change: int) -> None:
         position = self._position[name]
@@ -181,7 +184,7 @@ class Twin:
         decision = self._decisions[prefill.request.index]
         assert decision.prefill is not None
         assert decision.decode is not None
-        source, target = self._nodes[decision.prefill].state, self._nodes[decision.decode].state
+        source, target = (self._nodes[decision.prefill].state, self._nodes[decision.decode].state)
         path = self._path(source, target.cluster)
         num_bytes = self._missing_bytes(prefill.request, target.agent)
         path.start(prefill.request, num_bytes, prefill_seconds=seconds, arrived=self._arrived)

@@ -62,6 +62,12 @@ def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureF
     assert suffix["ttft"]["mean"] < always["ttft"]["mean"]
 
 
+def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "decisions.jsonl")
+    output(capsys, "--fidelity", "instances", "--record", file)
+    assert output(capsys, "--replay", file) == "500 decisions, each made again as recorded\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -69,6 +75,9 @@ def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureF
         (["--compare", "speed=1,2"], "write a setting and its values"),
         (["--arrivals", "gamma:cw=3"], "cw"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
+        (["--study", "nothing"], "queueing, rapid, overlap"),
+        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--shared", "true"], "fidelity: instances"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(

@@ -1,0 +1,97 @@
+"""PrfaaS-PD whose PD instances prefill and decode at once: what the planner promises of it, and what the twin finds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from prfaas.model.planning import best_plan, homogeneous
+from prfaas.sim.deployed import deploy, threshold_tokens
+from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.request import Request
+from prfaas.sim.run import prepare
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.shared_instance import Interference
+from prfaas.sim.summary import Counting, summarise
+from prfaas.sim.traffic import draw_requests
+
+OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer
+THRESHOLDS = (0.5, 0.7, 0.85, 1.0)  # shares of the planned t: sharing makes local prefill slower than planned
+_REQUESTS, _OVERLOAD, _SEED = 1500, 1.3, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One deployment under one objective, its PD instances shared or not, with t at `threshold_ratio` of the planned."""
+
+    variant: str
+    tokens_per_second: float
+    shared: bool
+    threshold_ratio: float = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Requests per second: as planned, and as the saturated twin serves them; and the mean TPOT in seconds there."""
+
+    case: Case
+    planned: float
+    served: float
+    tpot_seconds: float
+
+
+def outcome(case: Case) -> Outcome:
+    """Plan a case and saturate it."""
+    setup = prepare(Scenario())
+    deployment = homogeneous(setup.deployment) if case.variant == "homogeneous-pd" else setup.deployment
+    objectives = replace(deployment.objectives, decode_tokens_per_second=case.tokens_per_second)
+    (pd,) = deployment.pd
+    interference = Interference() if case.shared else None
+    if interference:
+        pd = replace(pd, shared_instances=pd.num_instances, overlap=interference.overlap)
+    deployment = replace(deployment, pd=(pd,), objectives=objectives)
+    plan = best_plan(deployment, setup.workload, method="exact")
+    threshold = round(case.threshold_ratio * threshold_tokens(plan))
+    settings = EngineSettings(local_policy="decode" if case.shared else "pd", interference=interference)
+    twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), settings)
+    rate = _OVERLOAD * plan.system_throughput
+    twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))
+    summary = summarise(twin.requests, Counting(), gaps=twin.gaps.arrays())
+    return Outcome(case, plan.system_throughput, _sustained(twin.requests), summary.tpot.mean)
+
+
+def _sustained(requests: Sequence[Request]) -> float:
+    """What the slower of the two ways lets through: the least, over the reasons, of its rate over its share."""
+    ends = defaultdict[str, list[float]](list)
+    for one in requests:
+        ends[one.reason].append(one.decode_end)
+    return min(_rate(sorted(its)) * len(requests) / len(its) for its in ends.values())
+
+
+def _rate(ends: Sequence[float]) -> float:
+    """Between the first tenth and the last fifth."""
+    first, last = len(ends) // 10, len(ends) - len(ends) // 5
+    return (last - first) / (ends[last] - ends[first])
+
+
+def outcomes(progress: Progress) -> list[Outcome]:
+    """Each objective for both deployments, apart and shared; of the thresholds of a shared one the best."""
+    cases = [
+        Case(variant, rate, shared, ratio)
+        for variant in ("homogeneous-pd", "prfaas-pd")
+        for rate in OBJECTIVES
+        for shared in (False, True)
+        for ratio in (THRESHOLDS if shared and variant == "prfaas-pd" else (1.0,))
+    ]
+    return _best(on_all_cores(outcome, cases, progress))
+
+
+def _best(found: Sequence[Outcome]) -> list[Outcome]:
+    best: dict[tuple[str, float, bool], Outcome] = {}
+    for one in found:
+        key = one.case.variant, one.case.tokens_per_second, one.case.shared
+        if key not in best or one.served > best[key].served:
+            best[key] = one
+    return list(best.values())

@@ -1,0 +1,120 @@
+"""The deployments of PPD's experiment by their names: P and D nodes, pD nodes that prefill later turns, R replicas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Literal
+
+from prfaas.errors import ConfigError
+from prfaas.model.curve import polynomial
+from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
+from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
+from prfaas.scheduler.snapshot import InstanceState, Snapshot
+from prfaas.sim.conversations import Conversations, Turn
+from prfaas.sim.ppd.model import GRID_HARNESS, KV_BYTES_PER_TOKEN, MODEL, Harness, PpdModel
+from prfaas.sim.request import Request
+from prfaas.sim.twin import Node, Rules, Twin, Wires
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+
+NodeKind = Literal["P", "D", "pD", "R"]
+GRID = (
+    "4R", "1P_3D", "1P_3pD", "2P_2D", "2P_2pD", "3P_1D", "3P_1pD", "1P_1D_2pD", "1P_2D_1pD", "2P_1D_1pD", "1R_1P_2D",
+    "1R_1P_2pD", "1R_1P_1D_1pD", "1R_2P_1D", "1R_2P_1pD", "2R_1P_1D", "2R_1P_1pD",
+)  # fmt: skip
+_ROLES: dict[NodeKind, InstanceRole] = {"P": "prefill", "D": "decode", "pD": "decode", "R": "both"}
+_CLUSTER = ClusterName("pd")
+_KNUTH, _WEYL, _SPREAD = (2_654_435_761, 40_503, 1 << 32)  # a fixed shuffle of (conversation, turn)
+
+
+def kinds(configuration: str) -> list[NodeKind]:
+    """The kind of each node of a name such as "2P_2D", "1P_1D_2pD" or "4R".
+
+    Raises:
+        ConfigError: another form, or nobody decodes.
+    """
+    parts = [re.fullmatch(r"([1-9])(P|D|pD|R)", part) for part in configuration.split("_")]
+    found: list[NodeKind] = []
+    for part in parts:
+        if part is None:
+            raise ConfigError(f"PPD configuration {configuration!r}: write 2P_2D, 1P_1D_2pD or 4R")
+        found += int(part[1]) * [_kind(part[2])]
+    if not {"D", "pD", "R"} & set(found) or ({"D", "pD"} & set(found) and "P" not in found):
+        raise ConfigError(f"PPD configuration {configuration!r}: D needs P, and somebody has to decode")
+    return found
+
+
+def _kind(text: str) -> NodeKind:
+    return next(kind for kind in _ROLES if kind == text)
+
+
+def same_for_all(ppd_ttft_seconds: float) -> PpdTable:
+    """A table with one verdict: local when this TTFT is below the 1 s of P→D."""
+    cells: list[tuple[ContextClass, WorkloadType]] = [(one, kind) for one in FIRST_TURNS for kind in SECOND_TURNS]
+    return PpdTable(tuple(PpdEntry(context, kind, 1.0, 1.0, ppd_ttft_seconds, 1.0, 1.0) for context, kind in cells))
+
+
+_NOBODY_IS_LONGER = Snapshot(1 << 40, ())
+_ALWAYS_P = replace(_NOBODY_IS_LONGER, local_policy="ppd", ppd_table=same_for_all(2.0))  # x = 0
+_ALWAYS_LOCAL = replace(_NOBODY_IS_LONGER, local_policy="ppd", ppd_table=same_for_all(0.5))  # x = 1
+_RULES: dict[NodeKind, Snapshot] = {"D": _ALWAYS_P, "pD": _ALWAYS_LOCAL, "R": _NOBODY_IS_LONGER}
+
+
+class Proxy:
+    """As the authors' proxy assigns: conversations to the nodes that decode in turn, later turns to the same node.
+
+    An `Assign`. `strayed_ratio` of the later turns go P→D whatever their node does.
+    """
+
+    def __init__(self, nodes: Sequence[tuple[NodeKind, InstanceId]], strayed_ratio: float) -> None:
+        self._kind = {name: kind for kind, name in nodes if kind != "P"}
+        self._next = cycle(self._kind)
+        self._node_of: dict[int, InstanceId] = {}
+        self._strayed_ratio = strayed_ratio
+
+    def __call__(self, request: Request) -> tuple[Snapshot, frozenset[InstanceId]]:
+        name = self._node_of.get(request.session)
+        if name is None:
+            name = self._node_of[request.session] = next(self._next)
+        kind = self._kind[name]
+        rules = _ALWAYS_P if kind == "pD" and self._strays(request) else _RULES[kind]
+        return rules, frozenset(self._kind.keys() - {name})
+
+    def _strays(self, request: Request) -> bool:
+        mixed = (request.session * _KNUTH + request.turn * _WEYL) % _SPREAD
+        return request.turn > 1 and mixed < self._strayed_ratio * _SPREAD
+
+
+def twin(
+    configuration: str, turns: Sequence[Turn], model: PpdModel = MODEL, *, harness: Harness = GRID_HARNESS
+) -> Twin:
+    """A deployment that serves such conversations.
+
+    Raises:
+        ConfigError: as `kinds`.
+    """
+    nodes = [(kind, InstanceId(f"{kind}-{index}")) for index, kind in enumerate(kinds(configuration))]
+    has_proxy = any(kind == "P" for kind, _ in nodes)
+    rules = Rules(
+        _NOBODY_IS_LONGER,
+        assign=Proxy(nodes, harness.strayed_ratio),
+        overhead_seconds=model.overhead_seconds + (model.proxy_seconds if has_proxy else 0.0),
+        overhead_per_token_seconds=model.overhead_per_token_seconds,
+        max_sessions=model.max_sessions,
+    )
+    wires = Wires(
+        polynomial(0.0, KV_BYTES_PER_TOKEN),
+        {},
+        intra_bytes_per_second=model.kv_bytes_per_second,
+        setup_seconds=model.handover_seconds,
+        sends_all=True,
+    )
+    conversations = Conversations(turns, finds_answers=harness.finds_answers)
+    return Twin([_node(*one, model) for one in nodes], wires, rules, follow_up=conversations.following)
+
+
+def _node(kind: NodeKind, name: InstanceId, model: PpdModel) -> Node:
+    spec = model.prefill_engine if kind == "P" else model.decode_engine
+    return Node(InstanceState(name, _CLUSTER, "pd", _ROLES[kind], AgentName(name)), spec)

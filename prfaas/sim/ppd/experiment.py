@@ -1,0 +1,103 @@
+"""PPD's runs: Poisson conversations for ten seconds on one deployment, their averages by turn, and tables made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
+from prfaas.scheduler.ppd import ContextClass, PpdTable, Run, WorkloadType, build_table
+from prfaas.sim.conversations import Conversations, Turn
+from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.ppd.deployments import twin
+from prfaas.sim.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
+from prfaas.sim.request import Request
+
+ARRIVAL_SECONDS = 10.0
+TIMEOUT_SECONDS = 30.0  # of a turn
+MIN_CONVERSATIONS = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Each run once for each seed, under these costs and this harness."""
+
+    model: PpdModel = MODEL
+    harness: Harness = GRID_HARNESS
+    seeds: tuple[int, ...] = (1, 2)
+
+
+def converse(configuration: str, turns: Sequence[Turn], *, qps: float, effort: Effort, seed: int) -> list[Request]:
+    """The requests of all turns of a run, in order of arrival."""
+    generator = np.random.default_rng(seed)
+    count = max(MIN_CONVERSATIONS, round(qps * ARRIVAL_SECONDS))
+    times = np.sort(generator.uniform(0.0, count / qps, count)).tolist()
+    opening = Conversations(turns, finds_answers=effort.harness.finds_answers)
+    run = twin(configuration, turns, effort.model, harness=effort.harness)
+    run.run(opening.first(session, time) for session, time in enumerate(times))
+    return run.requests
+
+
+@dataclass(frozen=True)
+class TurnFigures:
+    """Averages of one turn, as the authors print them, and the share of its requests within the time-out."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+    success_ratio: float
+
+
+def measure(
+    configuration: str, turns: Sequence[Turn], *, qps: float, effort: Effort | None = None
+) -> list[TurnFigures]:
+    """Averages of each turn, over all seeds."""
+    effort = effort or Effort()
+    runs = [converse(configuration, turns, qps=qps, effort=effort, seed=seed) for seed in effort.seeds]
+    requests = [one for run in runs for one in run]
+    return [_figures([one for one in requests if one.turn == turn + 1]) for turn in range(len(turns))]
+
+
+def _figures(requests: Sequence[Request]) -> TurnFigures:
+    count = len(requests)
+    in_time = sum(one.end_to_end <= TIMEOUT_SECONDS for one in requests)
+    ttft, tpot = (math.fsum(one.ttft for one in requests), math.fsum(one.tpot for one in requests))
+    return TurnFigures(ttft / count, tpot / count, in_time / count)
+
+
+def workload(context: ContextClass, kind: WorkloadType) -> tuple[Turn, Turn]:
+    """Both turns of one of the 18 workloads."""
+    return Turn(*FIRST_TURNS[context]), Turn(*SECOND_TURNS[kind])
+
+
+_CLEAN = Effort(harness=TURN_HARNESS)  # a front door that strays nowhere
+
+
+def _turn_2(cell: tuple[str, ContextClass, WorkloadType, float]) -> Run:
+    configuration, context, kind, qps = cell
+    later = measure(configuration, workload(context, kind), qps=qps, effort=_CLEAN)[1]
+    return Run(context, kind, qps, later.ttft_seconds, later.tpot_seconds, later.success_ratio)
+
+
+def ppd_table(
+    num_prefill: int,
+    num_decode: int,
+    *,
+    progress: Progress,
+    ttft_weight: float = 1.0,
+    tpot_weight: float = 1.0,
+    rates: Sequence[float] = QPS,
+) -> PpdTable:
+    """The table of a deployment as managers load it: every workload and rate, simulated both ways, on all cores."""
+    cells = [
+        (f"{num_prefill}P_{num_decode}{way}", context, kind, qps)
+        for way in ("D", "pD")
+        for context in FIRST_TURNS
+        for kind in SECOND_TURNS
+        for qps in rates
+    ]
+    runs = on_all_cores(_turn_2, cells, progress)
+    half = len(runs) // 2
+    return build_table(runs[:half], runs[half:], ttft_weight=ttft_weight, tpot_weight=tpot_weight)

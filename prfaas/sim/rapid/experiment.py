@@ -1,0 +1,129 @@
+"""RAPID-Serve's comparison: the same eight GPUs as one shared node, as one node with chunks, or as 4 prefill and 4 decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from prfaas.model.curve import polynomial
+from prfaas.model.profile import PrefillProfile
+from prfaas.scheduler.colocation import Policy
+from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
+from prfaas.sim.rapid.hardware import Group, Model
+from prfaas.sim.request import Request
+from prfaas.sim.shared_instance import SharingSpec
+from prfaas.sim.summary import Counting, Slo, Summary, summarise
+from prfaas.sim.twin import Node, Rules, Twin, Wires
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+
+_NUM_GPUS = 8
+_CLUSTER = ClusterName("pd")
+_AT_ONCE = 1e4  # requests per second
+TTFT_SECONDS_PER_THOUSAND = 1.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Log-normal prompts with this mean, exponential answers; the paper names the data sets and the mean prompt only."""
+
+    name: str
+    mean_prompt_tokens: float
+    mean_output_tokens: float = 256.0
+    sigma: float = 0.6
+
+    def requests(self, count: int, rate: float, seed: int) -> list[Request]:
+        """Poisson arrivals at `rate` per second."""
+        generator = np.random.default_rng(seed)
+        times = np.cumsum(generator.exponential(1 / rate, count))
+        mu = np.log(self.mean_prompt_tokens) - self.sigma**2 / 2
+        prompts = np.clip(generator.lognormal(mu, self.sigma, count), 16, 8 * self.mean_prompt_tokens).astype(int)
+        outputs = np.maximum(generator.exponential(self.mean_output_tokens, count), 2).astype(int)
+        columns = zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+        return [
+            Request(index, time, prompt_tokens=prompt, output_tokens=output)
+            for index, (time, prompt, output) in enumerate(columns)
+        ]
+
+
+TRACES = (Trace("LMSYS", 2_000), Trace("arXiv", 8_000), Trace("long", 20_000))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What the hand-over costs a disaggregated pair: P sends for `busy_seconds` and its bytes at `busy_bytes_per_second`
+    in the place of computing; then the KV is on its way at `bytes_per_second`, and D computes the first token again."""
+
+    busy_seconds: float = 0.015
+    busy_bytes_per_second: float = 11e9
+    bytes_per_second: float = 7e9
+
+
+FREE_TRANSFER = Transfer(0.0, float("inf"), float("inf"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model on the eight GPUs, its ITL objective in seconds, and what a hand-over costs."""
+
+    model: Model
+    itl_slo_seconds: float
+    transfer: Transfer = Transfer()
+
+
+def _shared(setting: Setting) -> list[Node]:
+    spec = Group(setting.model, _NUM_GPUS).engine()
+    return [Node(_state("rapid", "both"), spec, sharing=SharingSpec(Policy(setting.itl_slo_seconds)))]
+
+
+def _chunked(setting: Setting, chunk_tokens: int) -> list[Node]:
+    return [Node(_state("chunked", "both"), Group(setting.model, _NUM_GPUS).engine(chunk_tokens=chunk_tokens))]
+
+
+def _disaggregated(setting: Setting) -> list[Node]:
+    spec = Group(setting.model, _NUM_GPUS // 2).engine()
+    per_token = setting.model.kv_bytes_per_token / setting.transfer.busy_bytes_per_second
+    busy = polynomial(setting.transfer.busy_seconds, per_token)
+    slower = replace(
+        spec, prefill=PrefillProfile(spec.prefill.fresh.plus(busy), 1, spec.prefill.max_tokens), decode=None
+    )
+    return [Node(_state("prefill", "prefill"), slower), Node(_state("decode", "decode"), spec)]
+
+
+def _state(name: str, role: InstanceRole) -> InstanceState:
+    return InstanceState(InstanceId(name), _CLUSTER, "pd", role, AgentName(name))
+
+
+SYSTEMS: Mapping[str, Callable[[Setting], list[Node]]] = MappingProxyType({
+    "rapid": _shared,
+    "chunked-512": lambda setting: _chunked(setting, 512),
+    "chunked-1024": lambda setting: _chunked(setting, 1024),
+    "chunked-2048": lambda setting: _chunked(setting, 2048),
+    "disaggregated": _disaggregated,
+})  # fmt: skip
+
+
+def _run(system: str, setting: Setting, requests: list[Request]) -> Twin:
+    policy: LocalPolicy = "pd" if system == "disaggregated" else "decode"
+    kv = polynomial(0.0, setting.model.kv_bytes_per_token)
+    wires = Wires(kv, {}, intra_bytes_per_second=setting.transfer.bytes_per_second)
+    twin = Twin(SYSTEMS[system](setting), wires, Rules(Snapshot(1 << 40, (), local_policy=policy)))
+    twin.run(requests)
+    return twin
+
+
+def run(system: str, setting: Setting, trace: Trace, *, rate: float, count: int = 400, seed: int = 1) -> Summary:
+    """One system under one trace at `rate` requests per second."""
+    twin = _run(system, setting, trace.requests(count, rate, seed))
+    slo = Slo(ttft_seconds_per_thousand=TTFT_SECONDS_PER_THOUSAND, tpot_seconds=setting.itl_slo_seconds)
+    return summarise(twin.requests, Counting(slo), gaps=twin.gaps.arrays())
+
+
+def saturated_throughput(system: str, setting: Setting, trace: Trace, *, count: int = 400) -> float:
+    """Requests per second while all wait that there will be, from the first tenth of them answered to the last."""
+    twin = _run(system, setting, trace.requests(count, _AT_ONCE, 1))
+    ends = sorted(one.decode_end for one in twin.requests)
+    first, last = count // 10, count - count // 10
+    return (last - first) / (ends[last] - ends[first])

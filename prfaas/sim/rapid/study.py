@@ -1,0 +1,109 @@
+"""RAPID-Serve's printed ratios beside the twin's: chunks, transfer, gains over chunked batching and disaggregation.
+
+The paper's averages are over its loads too, so each gain here is the mean over `LOADS`, shares of what the shared node
+sustains. Mixtral is not compared with disaggregation, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.rapid.experiment import FREE_TRANSFER, SYSTEMS, TRACES, Setting, Trace, run, saturated_throughput
+from prfaas.sim.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
+from prfaas.sim.summary import Summary
+
+SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}
+LOADS = tuple(quarter / 4 for quarter in range(1, 9))
+CHUNKS = ("chunked-512", "chunked-1024", "chunked-2048")
+NEAR_ZERO = 0.05  # requests per second over the arrivals: a baseline below it has collapsed
+_RUN_SECONDS, _LEAST, _MOST = 90.0, 200, 2000  # of arrivals, and bounds of their number
+_ALMOST_IDLE = 0.1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model and trace: runs of each system at each load, what each sustains, and what a free transfer would give."""
+
+    model: str
+    trace: Trace
+    sustained: dict[str, float]
+    runs: dict[str, list[Summary]]
+    transfer_throughput: float
+    transfer_ttft: float
+
+    def gain(self, baseline: str, over: str = "rapid") -> float:
+        """Mean over the loads of the throughput of `over` against the baseline's."""
+        pairs = zip(self.runs[over], self.runs[baseline], strict=True)
+        return fmean(ours.throughput / theirs.throughput for ours, theirs in pairs)
+
+    def itl_ratio(self, system: str, baseline: str) -> float:
+        """Mean over the loads of the mean ITL against the baseline's."""
+        pairs = zip(self.runs[system], self.runs[baseline], strict=True)
+        return fmean(ours.itl.mean / theirs.itl.mean for ours, theirs in pairs)
+
+    def goodput_gain(self, baseline: str) -> float | None:
+        """The ratio of the summed goodputs; None where the baseline's is near zero and the ratio means nothing."""
+        ours, theirs = (sum(one.goodput for one in self.runs[name]) for name in ("rapid", baseline))
+        arrivals = sum(one.arrivals for one in self.runs[baseline])
+        return ours / theirs if theirs > NEAR_ZERO * arrivals else None
+
+
+def cell(named: tuple[str, Trace]) -> Cell:
+    """Everything of one model and trace."""
+    model, trace = named
+    setting = SETTINGS[model]
+    free = replace(setting, transfer=FREE_TRANSFER)
+    sustained = {name: saturated_throughput(name, setting, trace) for name in SYSTEMS}
+    most = sustained["rapid"]
+    runs = {
+        name: [run(name, setting, trace, rate=load * most, count=_count(load * most)) for load in LOADS]
+        for name in SYSTEMS
+    }
+    idle = [
+        run("disaggregated", one, trace, rate=_ALMOST_IDLE * most, count=_LEAST).ttft.mean for one in (setting, free)
+    ]
+    throughput = saturated_throughput("disaggregated", free, trace) / sustained["disaggregated"]
+    return Cell(model, trace, sustained, runs, throughput, idle[0] / idle[1])
+
+
+def _count(rate: float) -> int:
+    return int(min(max(_RUN_SECONDS * rate, _LEAST), _MOST))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A printed ratio, ours, and how far apart they may be."""
+
+    name: str
+    printed: float
+    found: float
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.found - self.printed) <= self.tolerance
+
+
+def cells(progress: Progress) -> list[Cell]:
+    """All models and traces, on all cores."""
+    return on_all_cores(cell, [(model, trace) for model in SETTINGS for trace in TRACES], progress)
+
+
+def claims(found: Sequence[Cell]) -> list[Claim]:
+    """R1, R6 and R7 of the paper. Chunk law and transfer are what the constants were set by, the gains are predicted."""
+    large = [one for one in found if one.model == "Llama-70B"]
+    return [
+        Claim(
+            "chunks of 1K against 512, throughput", 1.2, fmean(one.gain(CHUNKS[0], CHUNKS[1]) for one in large), 0.05
+        ),
+        Claim("chunks of 1K against 512, ITL", 1.3, fmean(one.itl_ratio(CHUNKS[1], CHUNKS[0]) for one in large), 0.05),
+        Claim("free transfer, throughput", 1.4, fmean(one.transfer_throughput for one in large), 0.05),
+        Claim("transfer, TTFT", 1.9, fmean(one.transfer_ttft for one in large), 0.05),
+        Claim(
+            "over chunked batching, throughput", 1.7, fmean(one.gain(chunk) for one in found for chunk in CHUNKS), 0.3
+        ),
+        Claim("over disaggregation, throughput", 1.5, fmean(one.gain("disaggregated") for one in large), 0.3),
+    ]

@@ -1,0 +1,73 @@
+"""Decisions with what they were made from, in the form of a manager's `/decisions/<id>`: written down, and made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A decision that comes out otherwise than it was recorded, by its position in the file."""
+
+    position: int
+    recorded: dict[str, Any]
+    made: dict[str, Any]
+
+
+class Recorder:
+    """A `Watch` that writes each decision as one line of JSON."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __call__(self, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
+        record = {"decision": asdict(decision), "snapshot": snapshot.to_dict(), "facts": facts.to_dict()}
+        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a file: one as JSON, a list of them, or one on each line.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = _parsed(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not found or not all(isinstance(one, dict) and {"decision", "snapshot", "facts"} <= one.keys() for one in found):
+        raise ConfigError(f"{path}: no records as a manager's /decisions/<id> answers them")
+    return found
+
+
+def _parsed(text: str) -> list[Any]:
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return whole if isinstance(whole, list) else [whole]
+
+
+def replay(records: Iterable[dict[str, Any]]) -> Iterator[Difference]:
+    """The decisions that `scheduler.route` does not make again from their records.
+
+    Raises:
+        ConfigError: a record lacks a field, or has one that nobody knows.
+    """
+    for position, record in enumerate(records, start=1):
+        try:
+            snapshot, facts = Snapshot.from_dict(record["snapshot"]), RequestFacts.from_dict(record["facts"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"record {position}: {error!r}") from error
+        made = asdict(route(snapshot, facts))
+        if made != record["decision"]:
+            yield Difference(position, record["decision"], made)

@@ -1,0 +1,215 @@
+"""One engine that prefills and decodes at the same time on one KV cache, as RAPID-Serve's: two sides, one device."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from prfaas.model.colocation import ShareTable
+from prfaas.scheduler.colocation import OVERALLOCATED, Load, Partition, Policy, Sharing, next_sharing
+from prfaas.sim.batch import DecodeBatch
+from prfaas.sim.gaps import Gaps
+from prfaas.sim.instance import Callbacks, EngineSpec, Prefill
+from prfaas.sim.request import Request
+from prfaas.sim.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Interference:
+    """How fast each side is, relative to having the device to itself.
+
+    Decode is at its peak from `decode_peak_share` of the compute units on, and in proportion below; prefill is in
+    proportion to its share. What both do at once costs decode `decode_memory_ratio` and prefill `prefill_memory_ratio` of
+    their speed (memory bandwidth). Over-allocated, prefill keeps `overallocated_prefill` of its speed and decode
+    `overallocated_decode`.
+    """
+
+    decode_peak_share: float = 0.45
+    decode_memory_ratio: float = 0.035
+    prefill_memory_ratio: float = 0.02
+    overallocated_prefill: float = 0.75
+    overallocated_decode: float = 0.6
+
+    @property
+    def overlap(self) -> float:
+        """What an instance gains by sharing, in instances: a + b − 1 of the greatest shares of both roles."""
+        both = Partition(self.decode_peak_share, 1.0 - self.decode_peak_share)
+        return self.decode_speed(both) + self.prefill_speed(both) - 1.0
+
+    def decode_speed(self, partition: Partition) -> float:
+        """Of the decode side under a partition, prefill being busy where it has a share."""
+        if not partition.prefill_share:
+            return 1.0
+        if partition == OVERALLOCATED:
+            return self.overallocated_decode
+        return min(1.0, partition.decode_share / self.decode_peak_share) * (1.0 - self.decode_memory_ratio)
+
+    def prefill_speed(self, partition: Partition) -> float:
+        """Of the prefill side under a partition, decode being busy where it has a share."""
+        if not partition.decode_share:
+            return 1.0
+        if partition == OVERALLOCATED:
+            return self.overallocated_prefill
+        return partition.prefill_share * (1.0 - self.prefill_memory_ratio)
+
+
+def share_table(spec: EngineSpec, interference: Interference, *, context_tokens: float) -> ShareTable:
+    """What the resource manager learns offline: steps at contexts of so many tokens, by batch and share."""
+    assert spec.decode is not None, "a shared instance decodes"
+    shares = tuple(step / 20 for step in range(2, 19))
+    batches = tuple(batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if batch <= spec.max_batch)
+    alone = [spec.decode.step_seconds(batch, context_tokens) for batch in batches]
+    speeds = [interference.decode_speed(Partition(share, 1 - share)) for share in shares]
+    return ShareTable(
+        shares,
+        batches,
+        tuple(tuple(seconds / speed for speed in speeds) for seconds in alone),
+        tuple(seconds / interference.overallocated_decode for seconds in alone),
+    )
+
+
+@dataclass(frozen=True)
+class SharingSpec:
+    """How a device is shared: the speeds, the manager's policy, and the context length of its offline profile."""
+
+    policy: Policy
+    interference: Interference = Interference()
+    context_tokens: float = 8192.0
+
+
+class SharedInstance:
+    """Takes what an `Instance` takes. Prompts are prefilled whole, one after the other, while the others decode.
+
+    The partition is asked for before each decode step (`scheduler.colocation.next_sharing`), or when a prompt starts while
+    nobody decodes; each decode step is an event, since the next may be under another one. `reasons` counts the steps by
+    the reason of their partition.
+    """
+
+    def __init__(
+        self, timeline: Timeline, spec: EngineSpec, callbacks: Callbacks, gaps: Gaps, *, sharing: SharingSpec
+    ) -> None:
+        self.busy_seconds = 0.0
+        self.reasons: dict[str, int] = {}
+        self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps
+        self._interference, self._policy = sharing.interference, sharing.policy
+        self._profile = share_table(spec, sharing.interference, context_tokens=sharing.context_tokens)
+        self._batch = DecodeBatch(spec.decode)
+        self._queue: deque[Prefill] = deque()
+        self._joining: deque[Request] = deque()
+        self._current: Prefill | None = None
+        self._work_left = 0.0  # of the current prompt, in seconds of the whole device
+        self._speed = 1.0
+        self._moved_at = 0.0
+        self._version = 0
+        self._sharing = Sharing()
+        self._is_stepping = False
+        self._fresh: list[Request] = []  # decode without having had a token
+
+    def prefill(self, prefill: Prefill) -> None:
+        """Queue a prompt."""
+        self._queue.append(prefill)
+        self._start_prompt()
+
+    def decode(self, request: Request) -> None:
+        """Take over a request whose KV is here."""
+        self._joining.append(request)
+        if not self._is_stepping:
+            self._step()
+
+    # Prefill side
+
+    def _start_prompt(self) -> None:
+        if self._current is None and self._queue and self._has_room(self._queue[0].request):
+            self._current = self._queue.popleft()
+            request = self._current.request
+            request.prefill_start = self._moved_at = self._timeline.now
+            self._work_left = self._spec.prefill.seconds(self._current.new, self._current.cached)
+            if not self._is_stepping:
+                self._share()
+            self._callbacks.on_last_chunk(self._current, self._work_left / max(self._speed, 1e-9))
+            self._await_prompt()
+
+    def _has_room(self, request: Request) -> bool:
+        held = self._batch.reserved + sum(_held(one) for one in self._joining)
+        fits = held + _held(request) <= self._spec.kv_tokens or not held
+        return fits and self._batch.num + len(self._joining) < self._spec.max_batch
+
+    def _move(self) -> None:
+        """Let the current prompt be computed until now."""
+        passed = self._timeline.now - self._moved_at
+        self._moved_at = self._timeline.now
+        if self._current is not None:
+            self._work_left -= passed * self._speed
+            self.busy_seconds += 0.0 if self._is_stepping else passed
+
+    def _await_prompt(self) -> None:
+        self._version += 1
+        if self._current is not None and self._speed:
+            self._timeline.at(
+                self._timeline.now + max(self._work_left, 0.0) / self._speed, self._prompt_done, self._version
+            )
+
+    def _prompt_done(self, version: int) -> None:
+        if version != self._version:  # its speed has changed since
+            return
+        self._move()
+        done, self._current = self._current, None
+        assert done is not None, "a prompt that nobody computes is not awaited"
+        request, now = done.request, self._timeline.now
+        request.prefill_end = request.transfer_end = request.first_token = now
+        if done.stays and request.num_output_tokens > 1:
+            self._joining.append(request)
+        elif done.stays:
+            self._ended(request)
+        self._callbacks.on_prefilled(done)
+        self._start_prompt()
+        if not self._is_stepping:
+            self._step()
+
+    # Decode side
+
+    def _share(self) -> None:
+        """Ask for the partition, and let the prompt go on at its speed."""
+        self._move()
+        load = Load(self._batch.num, self._current is not None)
+        self._sharing = next_sharing(self._sharing, load, self._profile, policy=self._policy)
+        self.reasons[self._sharing.reason] = self.reasons.get(self._sharing.reason, 0) + 1
+        self._speed = self._interference.prefill_speed(self._sharing.partition)
+        self._await_prompt()
+
+    def _step(self) -> None:
+        while self._joining and (self._batch.num < self._spec.max_batch):
+            self._join(self._joining.popleft())
+        self._is_stepping = bool(self._batch.num)
+        self._share()
+        if self._is_stepping:
+            seconds = self._batch.seconds(1) / self._interference.decode_speed(self._sharing.partition)
+            self._timeline.at(self._timeline.now + seconds, self._stepped, seconds)
+
+    def _join(self, request: Request) -> None:
+        """One whose KV came from elsewhere has had no token: its last prompt token is computed again."""
+        request.decode_start = self._timeline.now
+        has_token = not math.isnan(request.first_token)
+        self._batch.join(request, request.num_prompt_tokens, request.num_output_tokens - has_token)
+        if not has_token:
+            self._fresh.append(request)
+
+    def _stepped(self, seconds: float) -> None:
+        self.busy_seconds += seconds
+        self._gaps.add(seconds, self._batch.num)
+        for request in self._fresh:
+            request.first_token = self._timeline.now
+        self._fresh.clear()
+        for request in self._batch.advance(1):
+            self._ended(request)
+        self._start_prompt()
+        self._step()
+
+    def _ended(self, request: Request) -> None:
+        request.decode_end = self._timeline.now
+        self._callbacks.on_ended(request)
+
+
+def _held(request: Request) -> int:
+    return request.num_prompt_tokens + request.num_output_tokens

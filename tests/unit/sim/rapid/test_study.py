@@ -1,0 +1,35 @@
+"""RAPID-Serve's ratios in the twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prfaas.sim.rapid.experiment import FREE_TRANSFER, TRACES, run, saturated_throughput
+from prfaas.sim.rapid.study import SETTINGS, cell, claims
+
+LARGE, ARXIV = SETTINGS["Llama-70B"], TRACES[1]
+
+
+def test_the_shared_node_sustains_more_than_chunks_and_more_than_two_halves() -> None:
+    sustained = {
+        name: saturated_throughput(name, LARGE, ARXIV, count=150)
+        for name in ("rapid", "chunked-512", "chunked-1024", "disaggregated")
+    }
+    assert sustained["rapid"] > sustained["chunked-1024"] > sustained["chunked-512"]
+    assert sustained["rapid"] > sustained["disaggregated"]
+
+
+def test_a_hand_over_costs_throughput_and_time() -> None:
+    free = replace(LARGE, transfer=FREE_TRANSFER)
+    sustained = [saturated_throughput("disaggregated", one, ARXIV, count=150) for one in (free, LARGE)]
+    assert sustained[0] > 1.3 * sustained[1]
+    idle = [run("disaggregated", one, ARXIV, rate=0.1, count=60).ttft.mean for one in (free, LARGE)]
+    assert idle[1] > 1.7 * idle[0]
+
+
+@pytest.mark.soak
+def test_every_printed_ratio_is_met() -> None:
+    found = [cell((model, trace)) for model in SETTINGS for trace in TRACES]
+    assert [claim for claim in claims(found) if not claim.holds] == []

@@ -1,0 +1,55 @@
+"""Decisions are made again from their records, whoever wrote them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.sim.records import Recorder, read_records, replay
+from prfaas.sim.run import simulate
+from prfaas.sim.scenario import Scenario
+
+
+@pytest.fixture(scope="module")
+def lines() -> str:
+    file = io.StringIO()
+    simulate(Scenario(fidelity="instances", requests=100), watch=Recorder(file))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["lines", "list", "one"])
+def test_recorded_decisions_are_made_again(lines: str, form: str, tmp_path: Path) -> None:
+    records = [json.loads(line) for line in lines.splitlines()]
+    texts = {"lines": lines, "list": json.dumps(records), "one": json.dumps(records[0])}
+    path = tmp_path / "decisions"
+    path.write_text(texts[form])
+    read = read_records(path)
+    assert len(read) == (1 if form == "one" else 100)
+    assert list(replay(read)) == []
+
+
+def test_a_decision_that_comes_out_otherwise_is_named(lines: str) -> None:
+    records = [json.loads(line) for line in lines.splitlines()]
+    records[6]["snapshot"]["threshold_tokens"] = 1 if records[6]["decision"]["reason"] == "pd" else 1 << 40
+    (difference,) = replay(records)
+    assert difference.position == 7
+    assert difference.recorded["reason"] != difference.made["reason"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "not json", '{"decision": {}}'])
+def test_what_are_no_records_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "decisions"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="decisions"):
+        read_records(path)
+
+
+def test_a_record_with_an_unknown_field_is_refused(lines: str) -> None:
+    record = json.loads(lines.splitlines()[0])
+    record["facts"]["colour"] = "red"
+    with pytest.raises(ConfigError, match="colour"):
+        list(replay([record]))

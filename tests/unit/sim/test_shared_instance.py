@@ -1,0 +1,99 @@
+"""An engine that prefills and decodes at once: who gets which share, how long it takes, and nothing gets lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.model.curve import polynomial
+from prfaas.model.profile import DecodeProfile, PrefillProfile
+from prfaas.scheduler.colocation import Policy
+from prfaas.sim.gaps import Gaps
+from prfaas.sim.instance import Callbacks, EngineSpec, Prefill
+from prfaas.sim.request import Request
+from prfaas.sim.shared_instance import Interference, SharedInstance, SharingSpec
+from prfaas.sim.timeline import Timeline
+
+SPEC = EngineSpec(PrefillProfile(polynomial(0.01, 1e-4), 1, 1e9), DecodeProfile(0.02, 1e-4), 64)
+TOGETHER = Interference(0.5, 0.04, 0.02, 0.8, 0.5)
+
+
+class Bench:
+    """One shared engine with nothing around it."""
+
+    def __init__(self, itl_slo_seconds: float, spec: EngineSpec = SPEC) -> None:
+        self.timeline, self.gaps = Timeline(), Gaps()
+        self.ended: list[Request] = []
+        callbacks = Callbacks(lambda *_: None, lambda _: None, self.ended.append)
+        sharing = SharingSpec(Policy(itl_slo_seconds), TOGETHER)
+        self.instance = SharedInstance(self.timeline, spec, callbacks, self.gaps, sharing=sharing)
+
+    def ask(self, moment: float, prompt: int, output: int) -> Request:
+        request = Request(0, moment, prompt_tokens=prompt, output_tokens=output)
+        self.timeline.at(moment, self.instance.prefill, Prefill(request, prompt, 0, stays=True))
+        return request
+
+    def longest_gap(self) -> float:
+        return float(self.gaps.arrays()[0].max())
+
+
+def test_a_prompt_alone_has_the_whole_device() -> None:
+    bench = Bench(0.1)
+    request = bench.ask(0.0, 10_000, 1)
+    bench.timeline.run()
+    assert request.first_token == pytest.approx(SPEC.prefill.seconds(10_000))
+
+
+def test_decode_alone_has_the_whole_device() -> None:
+    bench = Bench(0.1)
+    request = bench.ask(0.0, 100, 11)
+    bench.timeline.run()
+    assert request.tpot == pytest.approx(0.0201)
+
+
+def test_a_loose_objective_gives_both_everything() -> None:
+    bench = Bench(0.1)
+    bench.ask(0.0, 100, 200)
+    long = bench.ask(1.0, 10_000, 1)
+    bench.timeline.run()
+    assert bench.instance.reasons["overallocated"] > 0
+    assert bench.longest_gap() == pytest.approx(0.0201 / 0.5)
+    assert long.prefill_end - long.prefill_start == pytest.approx(1.01 / 0.8, rel=0.03)
+
+
+def test_a_tight_objective_gives_decode_what_meets_it_and_prefill_the_rest() -> None:
+    bench = Bench(0.025)
+    bench.ask(0.0, 100, 400)
+    long = bench.ask(1.0, 10_000, 1)
+    bench.timeline.run()
+    assert bench.instance.reasons["least_share"] > 0
+    assert bench.longest_gap() <= 0.025
+    assert long.prefill_end - long.prefill_start == pytest.approx(1.01 / (0.55 * 0.98), rel=0.03)
+
+
+def test_what_came_over_a_link_has_its_first_token_after_a_step() -> None:
+    bench = Bench(0.1)
+    request = Request(0, 0.0, prompt_tokens=100, output_tokens=3)
+    bench.timeline.at(0.0, bench.instance.decode, request)
+    bench.timeline.run()
+    assert request.first_token == pytest.approx(0.0201)
+    assert request.decode_end == pytest.approx(3 * 0.0201)
+
+
+asked = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 20_000), st.integers(1, 60)), min_size=1, max_size=15)
+
+
+@given(asked, st.sampled_from([0.01, 0.025, 0.1]), st.sampled_from([1, 3, 64]))
+def test_everybody_gets_all_tokens_first_come_first_prefilled(
+    asks: list[tuple[float, int, int]], itl_slo_seconds: float, max_batch: int
+) -> None:
+    spec = EngineSpec(SPEC.prefill, SPEC.decode, max_batch)
+    bench = Bench(itl_slo_seconds, spec)
+    requests = [bench.ask(*one) for one in sorted(asks)]
+    bench.timeline.run()
+    assert len(bench.ended) == len(requests)
+    assert bench.gaps.arrays()[1].sum() == sum(one.num_output_tokens - 1 for one in requests)
+    starts = [one.prefill_start for one in requests]
+    assert starts == sorted(starts)
+    assert all(one.decode_end >= one.first_token > one.arrival for one in requests)
