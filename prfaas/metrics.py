@@ -154,6 +154,12 @@ LEG_FAILURES = _counter(
     ("reason",),
 )
 
+BREAKERS_OPENED = _counter(
+    "prfaas_router_breakers_opened",
+    "Times an engine was left alone for a while because requests on end failed there.",
+    ("instance",),
+)
+
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
 THRESHOLD_TOKENS = _gauge(
     "prfaas_manager_threshold_tokens", "t in force, the plan's or the configured one, before any path raises it."

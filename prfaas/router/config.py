@@ -108,6 +108,13 @@ class RouterConfig:
     )
     request_timeout: float = setting("seconds", default=600.0, doc="When an answer that has not ended is given up.")
     probe_interval: float = setting("seconds", default=2.0, doc="How often engines are asked for their health.")
+    breaker_failures: int = setting(
+        "count",
+        default=5,
+        doc="After so many requests on end that an engine took and did not answer, it is left alone for breaker_seconds; "
+        "then one more failure does. 0: never.",
+    )
+    breaker_seconds: float = setting("seconds", default=10.0, doc="How long an engine that fails is left alone.")
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
     tls_certificate: Path | None = setting(
         "path", default=None, doc="PEM file: this router's certificate, for the name router."

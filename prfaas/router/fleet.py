@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
 
-from prfaas import logs
+from prfaas import logs, metrics
+from prfaas.router.breaker import Breaker
 from prfaas.router.config import ClusterConfig, RouterConfig
 from prfaas.scheduler.placement import choose
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
@@ -44,6 +46,7 @@ class Instance:
     base_models: frozenset[str] = field(default_factory=frozenset)  # without the adapters
     identity: str = ""  # the first served name, by which connectors name the weights
     renders: bool = True  # as far as known, it turns chats into token ids just as it would answer them
+    breaker: Breaker = field(default_factory=Breaker)
 
     @property
     def url(self) -> str:
@@ -60,13 +63,26 @@ class Instance:
             self.num_requests -= 1
             self.num_tokens -= num_tokens
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether requests go there: it is healthy, and has not just failed several."""
+        return self.healthy and not self.breaker.is_open(time.monotonic())
+
     def failed(self, reason: str) -> None:
         """It refused a connection: nobody asks it before the next good probe."""
         if self.healthy:
             _log.warning("instance.down", instance=self.address.name, reason=reason)
         self.healthy = False
 
-    def state(self) -> InstanceState:
+    def failed_leg(self, reason: str) -> None:
+        """It took a request and did not answer it."""
+        if self.breaker.failed(time.monotonic()):
+            metrics.BREAKERS_OPENED.labels(instance=self.address.name).inc()
+            seconds = self.breaker.seconds
+            _log.warning("instance.left_alone", instance=self.address.name, reason=reason, seconds=seconds)
+
+    def state(self, *, left_alone: bool = True) -> InstanceState:
+        """As decisions see it; `left_alone`: while it is, it counts as not healthy."""
         its = self.address
         return InstanceState(
             instance=its.name,
@@ -74,7 +90,7 @@ class Instance:
             cluster_kind=its.cluster_kind,
             role=its.role,
             agent=its.agent,
-            healthy=self.healthy,
+            healthy=self.is_asked if left_alone else self.healthy,
             num_requests=self.num_requests,
         )
 
@@ -106,16 +122,23 @@ class Fleet:
         self._instances = {}
         for its in addresses:
             before = known.get(its.name)
-            self._instances[its.name] = before if before and before.address == its else Instance(its)
+            self._instances[its.name] = before if before and before.address == its else self._new(its)
         self._changed.set()
+
+    def _new(self, address: InstanceAddress) -> Instance:
+        its = self._config
+        return Instance(address, breaker=Breaker(its.breaker_failures, its.breaker_seconds))
 
     def snapshot(self, model: str | None = None) -> Snapshot:
         """What decisions are made from: the instances that serve `model`, or all when none does, so that an engine says
-        so; decode instances are those of this router's own cluster, if it has one.
+        so; decode instances are those of this router's own cluster, if it has one. When all of those are being left alone
+        for their failures, they are asked all the same.
         """
         own = self._config.cluster
         serving = [its for its in self._instances.values() if model in its.models] or self._instances.values()
-        states = (instance.state() for instance in serving)
+        states = [instance.state() for instance in serving]
+        if not any(state.decodes for state in states):
+            states = [instance.state(left_alone=False) for instance in serving]
         seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")
         its = self._config
         return Snapshot(self.threshold_tokens, seen, local_policy=its.local_policy, without_prefill=its.without_prefill)

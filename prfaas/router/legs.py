@@ -121,6 +121,7 @@ class Legs:
                 first = await response.content.readany()
             except BaseException as error:
                 raise _translated("decode", instance, error) from error
+            instance.breaker.succeeded()
             return OpenAnswer(response, first, under_way.pop_all())
 
     async def prefill(
@@ -145,11 +146,14 @@ class Legs:
                     ) as response:
                         if response.status != 200:
                             raise await _engine_error("prefill", response)
-                        return _params(instance, await response.json())
+                        params = _params(instance, await response.json())
+                        instance.breaker.succeeded()
+                        return params
             except TimeoutError as error:
                 message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
+                instance.failed_leg("prefill_late")
                 raise LegFailed("prefill", "prefill_late", message) from error
-            except (aiohttp.ClientError, OSError) as error:
+            except (aiohttp.ClientError, OSError, LegFailed) as error:
                 raise _translated("prefill", instance, error) from error
 
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
@@ -196,13 +200,23 @@ async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed
 
 
 def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseException:
-    """What went wrong on a leg, in our words; a refused connection also takes the instance out of the choice."""
+    """What went wrong on a leg, in our words; a refused connection also takes the instance out of the choice, and other
+    failures do when they come on end.
+    """
     if isinstance(error, aiohttp.ClientConnectorError):
         instance.failed(repr(error))
         return LegFailed(leg, UNREACHABLE[leg], repr(error))
+    failure = error
     if isinstance(error, aiohttp.ClientError | OSError) and not isinstance(error, TimeoutError):
-        return LegFailed(leg, _BROKE_OFF[leg], repr(error))
-    return error
+        failure = LegFailed(leg, _BROKE_OFF[leg], repr(error))
+    if isinstance(failure, LegFailed) and not _is_the_requests_own(failure):
+        instance.failed_leg(failure.reason)
+    return failure
+
+
+def _is_the_requests_own(failure: LegFailed) -> bool:
+    """Whether an engine has judged the request rather than failed."""
+    return failure.answer is not None and failure.answer.status < 500
 
 
 async def _close_when_open(decode: asyncio.Task[OpenAnswer]) -> None:

@@ -74,7 +74,7 @@ class ManagerLink:
             max_output_tokens=ask.facts.max_output_tokens,
             turn=ask.facts.turn,
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
-            excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.healthy)],
+            excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.is_asked)],
             in_flight=_in_flight(self._fleet) if self._tells_in_flight else (),
         )
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from prfaas.router.openai import error_body
 from tests.integration.router.door import LONG, SHORT, STREAMED, Door, make_door
+from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import until
 
 
@@ -56,6 +57,43 @@ async def test_a_prefill_engine_that_refuses_connections_is_out_of_the_choice_at
         await door.post({"prompt": LONG})
         _, _, headers = await door.post({"prompt": LONG})
         assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "no_prefill_instance")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_an_engine_that_fails_on_end_is_left_alone_and_then_tried_again(role: str) -> None:
+    async with make_door(num_wests=2, breaker_failures=2, breaker_seconds=1.0) as door:
+        failing, prompt = (door.east, LONG) if role == "prefill" else (door.west, SHORT)
+        failing.status = 500
+        async with asyncio.timeout(20):
+            while not await _is_left_alone(door, prompt, failing):
+                pass
+            failing.status = 200
+            while not await _asked(door, prompt, failing):
+                pass
+
+
+async def _asked(door: Door, prompt: str, engine: PacedEngine) -> bool:
+    """Whether one more request, which is answered whole, reaches this engine."""
+    before = len(engine.bodies)
+    status, body, _ = await door.post({"prompt": prompt, "stream": True})
+    assert (status, body) == (200, STREAMED)
+    return len(engine.bodies) > before
+
+
+async def _is_left_alone(door: Door, prompt: str, engine: PacedEngine) -> bool:
+    """Whether it has failed twice and none of the next requests reaches it."""
+    asked = [await _asked(door, prompt, engine) for _ in range(8)]
+    return len(engine.bodies) >= 2 and not any(asked)
+
+
+async def test_the_only_decode_engine_is_asked_however_often_it_fails() -> None:
+    async with make_door(breaker_failures=1, breaker_seconds=3600.0) as door:
+        door.west.status = 500
+        for number in range(1, 4):
+            assert (await door.post({"prompt": SHORT}))[0] == 500
+            assert len(door.west.bodies) >= number
+        door.west.status = 200
+        assert (await door.post({"prompt": SHORT}))[0] == 200
 
 
 async def test_a_decode_engine_that_refuses_the_transfer_is_asked_again_without(door: Door) -> None:
