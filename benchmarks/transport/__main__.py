@@ -11,11 +11,11 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.transport import iperf, kv_engine
+from benchmarks.transport import iperf, kv_engine, plot
 from benchmarks.transport.hybrid_schedule import schedule
+from benchmarks.transport.near_end import Content
 from benchmarks.transport.ours import Ends, Figures
 from prfaas.solve.catalog import find_model
 from prfaas.transport.connection_policy import connection_count
@@ -25,7 +25,6 @@ GIB, MIB = 1 << 30, 1 << 20
 COLD_IPERF = "iperf3 -n 64M -P 16 bbr, cold, of the link"
 HYBRIDS = ("Kimi-Linear-48B-A3B", "Qwen3.5-397B-A17B", "Ring-2.5-1T")
 HYBRID_REPEATS = 5
-RESULT = Path(__file__).parents[1] / "results" / "transport.json"
 REPEATS, COLD_REPEATS, LAYERWISE_REPEATS = 5, 7, 20
 
 
@@ -57,8 +56,10 @@ def main() -> int:
     rows += [
         *({"link": "regional", **row} for row in (_cubic_row(), _tls_row())),
         *({"link": "alternating", **row} for row in _health_rows()),
+        *(row for name in names for row in _packing_rows(name)),
     ]
-    RESULT.write_text(json.dumps(rows, indent=1) + "\n")
+    plot.RESULT.write_text(json.dumps(rows, indent=1) + "\n")
+    plot.draw(rows, plot.PLOT)
     for row in rows:
         print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}")
     return 0
@@ -213,6 +214,27 @@ def _urgent_row(wan: Wan) -> dict[str, Any]:
         pairs = [ends.urgent(8 * MIB, bulk_bytes=GIB, after_seconds=0.3) for _ in range(REPEATS)]
     ratios = [beside.seconds / (2 * alone.seconds + wan.shape.rtt_seconds) for alone, beside in pairs]
     return _row("urgent 8 MiB beside 2 GiB, over twice alone + RTT", _spread(ratios, digits=2), "median <= 1")
+
+
+def _packing_rows(name: str) -> list[dict[str, Any]]:
+    """The same bytes packed where that pays, and never, in turn: noise must not be slower, floats should be faster."""
+    rows = []
+    contents: tuple[Content, ...] = ("noise", "bf16")
+    with Wan(PROFILES[name]) as wan:
+        for content in contents:
+            with Ends(wan, content=content) as packing, Ends(wan, content=content, packs=False) as plain:
+                for ends in (packing, plain):
+                    ends.transfer(GIB // 2, num_layers=32)
+                pairs = [
+                    (packing.transfer(GIB // 2, num_layers=32), plain.transfer(GIB // 2, num_layers=32))
+                    for _ in range(REPEATS)
+                ]
+            figure = _spread([without.seconds / its.seconds for its, without in pairs])
+            cpu = [statistics.median(its.cpu_seconds_per_gb for its in ends) for ends in zip(*pairs, strict=True)]
+            figure |= {"cpu_seconds_per_gb": round(cpu[0], 2), "without": round(cpu[1], 2)}
+            bar = "median >= 0.97" if content == "noise" else "median >= 1"
+            rows.append({"link": name, **_row(f"512 MiB of {content}, packing over not packing", figure, bar)})
+    return rows
 
 
 def _cubic_row() -> dict[str, Any]:

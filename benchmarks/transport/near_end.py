@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy
 
 from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
 from prfaas.transport.sender import (
@@ -21,6 +24,16 @@ from prfaas.transport.sender import (
     SendFailed,
     SendMemoryFree,
 )
+
+Content = Literal["noise", "bf16"]
+
+
+def keys_and_values(num_bytes: int) -> bytes:
+    """bf16 as attention keeps it: normally distributed, each of 128 channels with a scale of its own."""
+    source = numpy.random.default_rng(1)
+    scales = numpy.exp(source.standard_normal(128))
+    values = (source.standard_normal((num_bytes // 256, 128)) * scales).astype(numpy.float32)
+    return bytes((values.view(numpy.uint32) >> 16).astype(numpy.uint16))
 
 
 @dataclass
@@ -34,10 +47,10 @@ class _Transfer:
 class NearEnd:
     """One link, over which one transfer after another goes, or several at once."""
 
-    def __init__(self, address: str, config: LinkConfig) -> None:
+    def __init__(self, address: str, config: LinkConfig, *, content: Content) -> None:
         self._link = Link(address, config=config, local_name="near", peer_name="far", key=KEY, on_event=self._on_event)
         self._pool = memoryview(mmap.mmap(-1, 1 << 30))
-        pattern = os.urandom(1 << 20)
+        pattern = os.urandom(1 << 20) if content == "noise" else keys_and_values(1 << 20)
         for at in range(0, len(self._pool), len(pattern)):
             self._pool[at : at + len(pattern)] = pattern
         self._transfers: dict[bytes, _Transfer] = {}
@@ -163,4 +176,5 @@ class NearEnd:
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[2])
-    NearEnd(sys.argv[1], LinkConfig(certificates=certificates_of(settings.pop("tls")), **settings)).run()
+    what, certificates = settings.pop("content"), certificates_of(settings.pop("tls"))
+    NearEnd(sys.argv[1], LinkConfig(certificates=certificates, **settings), content=what).run()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.transport.hybrid_schedule import Ready
+from benchmarks.transport.near_end import Content
 from prfaas.console.authority import Authority
 from tools.wan import FAR, Wan
 
@@ -19,13 +20,27 @@ from tools.wan import FAR, Wan
 class Ends:
     """A sending and a receiving process, for as long as the context lasts."""
 
-    def __init__(self, wan: Wan, *, congestion_control: str = "bbr", is_encrypted: bool = False, **link: Any) -> None:
+    def __init__(
+        self,
+        wan: Wan,
+        *,
+        congestion_control: str = "bbr",
+        is_encrypted: bool = False,
+        content: Content = "noise",
+        **link: Any,
+    ) -> None:
         self._wan = wan
         self._directory = tempfile.TemporaryDirectory()
         near, far = _certificates(Path(self._directory.name)) if is_encrypted else ([], [])
         self._far_settings = json.dumps({"congestion_control": congestion_control, "tls": far})
         self._near_settings = json.dumps(
-            {"congestion_control": congestion_control, "insecure_plaintext": True, "tls": near, **link}
+            {
+                "congestion_control": congestion_control,
+                "insecure_plaintext": True,
+                "tls": near,
+                "content": content,
+                **link,
+            }
         )
 
     def __enter__(self) -> Ends:
@@ -103,6 +118,7 @@ class Figures:
     exposed_seconds: float
     cpu_seconds: float  # of both ends
     num_connections: int
+    saved_bytes: int  # by compression, since the link's start
 
     @property
     def bytes_per_second(self) -> float:
@@ -129,6 +145,7 @@ def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes
         exposed_seconds=(far["ended_ns"] - near["last_ready_ns"]) / 1e9,
         cpu_seconds=far["cpu_seconds"] + near["cpu_seconds"],
         num_connections=near["link"]["num_connections"],
+        saved_bytes=near["link"]["saved_bytes"],
     )
 
 

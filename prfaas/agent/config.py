@@ -37,6 +37,19 @@ class TenantConfig:
 
 
 @dataclass(frozen=True)
+class EgressConfig:
+    """What this node may send to some others together."""
+
+    peers: str = setting("text", required=True, doc="Which: an agent's name, or a pattern such as tokyo-*.")
+    max_rate: float = setting(
+        "rate",
+        required=True,
+        doc="What all connections to them may send together; those that send share it.",
+        minimum=1.0,
+    )
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """One machine's agent."""
 
@@ -86,8 +99,18 @@ class AgentConfig:
     max_link_rate: float = setting(
         "rate", default=0.0, doc="What all connections to one peer agent may send together; 0: what the link allows."
     )
+    egress: tuple[EgressConfig, ...] = setting(
+        records(EgressConfig),
+        default=(),
+        doc="Limits over several peers, such as those of one cluster; every entry that fits a peer holds for it.",
+    )
     congestion_control: str = setting(
         "text", default="bbr", doc="TCP congestion control; the kernel's own default where it has no such."
+    )
+    compression: str = setting(
+        "text",
+        default="auto",
+        doc="auto: chunks are compressed while the link is full and a sample shows that it makes them faster; off.",
     )
     reconnect_seconds: float = setting(
         "seconds", default=3.0, doc="How long a transfer survives with no connection to its peer."
@@ -153,6 +176,8 @@ class AgentConfig:
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         _addresses("fetch_from", self.fetch_from)
+        if self.compression not in ("auto", "off"):
+            raise ValueError(f"compression: {self.compression!r}; write auto or off")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
 

@@ -17,6 +17,7 @@ from prfaas.agent.config import AgentConfig
 from prfaas.agent.copying import Copying
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
 from prfaas.agent.keeping import Keeping
+from prfaas.agent.links import Links
 from prfaas.agent.plan import encode_probe
 from prfaas.agent.protocol import (
     Attach,
@@ -42,11 +43,8 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
 from prfaas.events import PoolChange
-from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
 from prfaas.transport.sender import (
-    Link,
-    LinkConfig,
     Outgoing,
     SendCompleted,
     SendEvent,
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
     from prfaas.agent.reporting import Reporting
 
 MakeReporting = Callable[..., "Reporting"]
-AWAITED = "its own connections"  # the address of a peer that dials this agent
 TICK_SECONDS = 0.1  # deadlines are looked at this often
 PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
 _log = logs.get("agent")
@@ -76,7 +73,9 @@ class Agent:
         self._reporting: Reporting | None = None
         self._name = AgentName(config.name)
         self._epoch = time.time_ns() // 1_000_000
-        self._wire_key = grants.derive_key(secret, "wire")
+        self._certificates = config.certificates()
+        wire_key = grants.derive_key(secret, "wire")
+        self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._sent_from_thread)
         self._pool = Pool(
             config.pool_bytes,
             transfer_ratio=config.transfer_ratio,
@@ -88,7 +87,6 @@ class Agent:
         self._ssd = (
             None if settings is None else Ssd(settings, self._pool, post=self._hand_over, on_change=self._announce)
         )
-        self._links: dict[tuple[str, AgentName], Link] = {}
         self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()
         grant_key = grants.derive_key(secret, "grant")
@@ -99,7 +97,7 @@ class Agent:
             grant_key=grant_key,
             pool=self._pool,
             handles=handles,
-            link_to=self._link_to,
+            link_to=self._links.to,
             transfer_log=self._transfer_log,
         )
         self._copying = Copying(
@@ -107,7 +105,7 @@ class Agent:
             grant_key=grant_key,
             pool=self._pool,
             ssd=self._ssd,
-            link_to=self._link_to,
+            link_to=self._links.to,
             transfer_log=self._transfer_log,
             report=self._report_copy,
         )
@@ -121,8 +119,6 @@ class Agent:
         )
         callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
-        self._certificates = config.certificates()
-        awaited = {name: self._link_to(AWAITED, AgentName(name)) for name in config.dialled_by}
         self._receiver = Receiver(
             ReceiverConfig(
                 listen=config.listen,
@@ -134,10 +130,10 @@ class Agent:
                 fetch_from=config.fetch_addresses(),
             ),
             local_name=config.name,
-            key=self._wire_key,
+            key=wire_key,
             accept=self._accept_from_thread,
             on_event=self._received_from_thread,
-            send_over={name: link.serve for name, link in awaited.items()},
+            send_over=self._links.awaited(),
         )
         self._receiving.receiver = self._receiver
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,8 +163,7 @@ class Agent:
             await self._serve_and_drain(asyncio.ensure_future(self._serve(address)))
         finally:
             await self._engines.close()
-            for link in self._links.values():
-                link.close()
+            self._links.close()
             self._receiver.close()
             if door is not None:
                 await door.close()
@@ -196,7 +191,7 @@ class Agent:
                     self._secret,
                     epoch=self._epoch,
                     wire_address=address,
-                    links=self._link_states,
+                    links=self._links.states,
                     on_copy=self._copying.take,
                 )
                 tasks.create_task(self._reporting.run())
@@ -235,11 +230,8 @@ class Agent:
             metrics.POOL_TENANT_BYTES.labels(tenant=tenant.tenant).set(pool.tenant_bytes.get(tenant.tenant, 0))
         for kind, count in (self._ssd.slots_by_kind() if self._ssd else {}).items():
             metrics.SSD_SLOTS.labels(kind=kind).set(count)
-        metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._link_states()))
+        metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._links.states()))
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
-
-    def _link_states(self) -> list[LinkState]:
-        return [link.snapshot() for link in self._links.values()]
 
     def _on_pool_change(self, change: PoolChange) -> None:
         if self._ssd is not None:
@@ -292,7 +284,7 @@ class Agent:
         transfer_id = TransferId(secrets.token_bytes(16))
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._probes[transfer_id] = answer
-        self._link_to(address, AgentName(name)).open(
+        self._links.to(address, AgentName(name)).open(
             Outgoing(
                 transfer_id=transfer_id,
                 open_body=encode_probe(layout),
@@ -344,29 +336,6 @@ class Agent:
 
     # The wire: its threads hand everything over to the loop
 
-    def _link_to(self, address: str, peer: AgentName) -> Link:
-        if peer in self._config.dialled_by:
-            address = AWAITED
-        link = self._links.get((address, peer))
-        if link is None:
-            link = self._links[address, peer] = Link(
-                address,
-                config=LinkConfig(
-                    num_connections=self._config.num_connections,
-                    max_bytes_per_second=self._config.max_link_rate,
-                    congestion_control=self._config.congestion_control,
-                    reconnect_seconds=self._config.reconnect_seconds,
-                    certificates=self._certificates,
-                    insecure_plaintext=self._config.insecure_plaintext,
-                    awaits_peer=address == AWAITED,
-                ),
-                local_name=self._name,
-                peer_name=peer,
-                key=self._wire_key,
-                on_event=self._sent_from_thread,
-            )
-        return link
-
     def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has stopped
@@ -413,7 +382,7 @@ class Agent:
             "ssd": self._ssd.slots_by_kind() if self._ssd else None,
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "inlets": [asdict(inlet) for inlet in self._receiver.inlets()],
-            "links": [link.snapshot().to_dict() for link in list(self._links.values())],
+            "links": [state.to_dict() for state in self._links.states()],
             "reporting": self._reporting.status() if self._reporting else None,
         }
 

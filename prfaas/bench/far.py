@@ -24,14 +24,22 @@ MAX_OBJECTS = 4096  # far more layers than any model has
 class Far:
     """Accepts transfers into memory that all of them share, since nobody reads it."""
 
-    def __init__(self, config: ReceiverConfig, *, key: bytes, memory_bytes: int, say: Callable[[str], None]) -> None:
-        """`say` gets one line per transfer, from any thread."""
+    def __init__(
+        self,
+        config: ReceiverConfig,
+        *,
+        key: bytes,
+        memory_bytes: int,
+        say: Callable[[str], None],
+        name: str = NAME,
+    ) -> None:
+        """`say` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one."""
         self._say = say
         self._memory = memoryview(mmap.mmap(-1, memory_bytes))
         self._memory[:: mmap.PAGESIZE] = bytes(len(range(0, memory_bytes, mmap.PAGESIZE)))  # no page fault is measured
         self._sizes: dict[bytes, int] = {}
         self._lock = threading.Lock()
-        self._receiver = Receiver(config, local_name=NAME, key=key, accept=self._accept, on_event=self._on_event)
+        self._receiver = Receiver(config, local_name=name, key=key, accept=self._accept, on_event=self._on_event)
 
     def start(self) -> str:
         """Listen; returns the bound "host:port".

@@ -25,6 +25,7 @@ from prfaas.transport.sender import (
     SendProgress,
 )
 
+NAME = "bench-near"
 DEADLINE_SECONDS = 3600.0
 PROGRESS_SECONDS = 0.2
 PATTERN_BYTES = 1 << 20
@@ -52,9 +53,19 @@ class Run:
 class Near:
     """A link to a far end, over which runs go one after another."""
 
-    def __init__(self, address: str, *, config: LinkConfig, key: bytes, layer_bytes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        config: LinkConfig,
+        key: bytes,
+        layer_bytes: Sequence[int],
+        name: str = NAME,
+        peer_name: str = FAR_NAME,
+    ) -> None:
+        """`name` is that of this side's certificate, `peer_name` that of the far end's, if there are any."""
         self._link = Link(
-            address, config=config, local_name="bench-near", peer_name=FAR_NAME, key=key, on_event=self._on_event
+            address, config=config, local_name=name, peer_name=peer_name, key=key, on_event=self._on_event
         )
         self._layers = _layers(layer_bytes)
         self._watch = _Watch()

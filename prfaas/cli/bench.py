@@ -12,6 +12,8 @@ from typing import Any
 
 import prfaas
 from prfaas import grants
+from prfaas.bench import far as far_end
+from prfaas.bench import near as near_end
 from prfaas.bench.far import Far
 from prfaas.bench.near import Near, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
@@ -21,8 +23,10 @@ from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import ReceiverConfig
 from prfaas.transport.sender import LinkConfig
+from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.units import KINDS, KindName
 
+TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
 
 
@@ -48,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     end.add_argument("--to", metavar="HOST:PORT", type=_kind("address"), help="send to the far end there")
     link.add_argument("--secret-file", required=True, type=Path, metavar="FILE", help="the deployment's secret")
     link.add_argument("--insecure-plaintext", action="store_true", help="allow public addresses, unencrypted")
+    for what in TLS_FILES:
+        link.add_argument(f"--tls-{what}", type=Path, metavar="FILE", help=f"PEM file: the {what}, as agents have it")
+    link.add_argument("--name", metavar="NAME", help="with --tls-: the name in this host's certificate")
+    link.add_argument("--peer", metavar="NAME", help="with --tls- and --to: the name in the far end's certificate")
     link.add_argument("--congestion-control", default="bbr", metavar="NAME", help="of TCP; bbr by default")
     link.add_argument("--memory", type=_kind("bytes"), default="1GiB", metavar="SIZE", help="far end: to receive into")
     link.add_argument("--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve")
@@ -81,14 +89,29 @@ def _key(flags: argparse.Namespace) -> bytes:
     return grants.derive_key(grants.read_secret(flags.secret_file), "bench")
 
 
+def _certificates(flags: argparse.Namespace) -> Certificates | None:
+    """What the --tls- flags name; a certificate is for a name, so these go together."""
+    files = [getattr(flags, f"tls_{what}") for what in TLS_FILES]
+    if not any(files):
+        return None
+    if not all(files) or not flags.name or (flags.to and not flags.peer):
+        raise ConfigError(
+            "tls: --tls-authority, --tls-certificate, --tls-key, --name, and with --to --peer, go together"
+        )
+    return Certificates(CertificateFiles(*files))
+
+
 def _serve(flags: argparse.Namespace) -> int:
     """Be the far end until SIGINT or SIGTERM."""
     stopping = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # of every thread that follows: one place waits for them
     config = ReceiverConfig(
-        flags.listen, insecure_plaintext=flags.insecure_plaintext, congestion_control=flags.congestion_control
+        flags.listen,
+        certificates=_certificates(flags),
+        insecure_plaintext=flags.insecure_plaintext,
+        congestion_control=flags.congestion_control,
     )
-    far = Far(config, key=_key(flags), memory_bytes=flags.memory, say=_say)
+    far = Far(config, key=_key(flags), memory_bytes=flags.memory, say=_say, name=flags.name or far_end.NAME)
     _say(f"listening on {far.start()}")
     signal.sigwait(stopping)
     far.close()
@@ -107,9 +130,11 @@ def _measure(flags: argparse.Namespace) -> int:
         num_connections=flags.connections,
         max_bytes_per_second=flags.max_rate,
         congestion_control=flags.congestion_control,
+        certificates=_certificates(flags),
         insecure_plaintext=flags.insecure_plaintext,
     )
-    near = Near(flags.to, config=config, key=_key(flags), layer_bytes=sizes)
+    names = {"name": flags.name or near_end.NAME, "peer_name": flags.peer or far_end.NAME}
+    near = Near(flags.to, config=config, key=_key(flags), layer_bytes=sizes, **names)
     try:
         found = _runs(near, sizes, prefill_seconds, flags)
     finally:

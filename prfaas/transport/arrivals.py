@@ -44,6 +44,8 @@ from prfaas.types import FailureReason
 MAX_TRANSFERS = 1024  # asked and arriving, over all peers
 MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
 MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
+MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 200 bytes each
+FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
 ChunkOutcome = Literal["whole", "changed", "lost"]
@@ -61,6 +63,7 @@ class _Arrival:
     assembler: Assembler | None = None
     writers: dict[Connection, Slab] = field(default_factory=dict)
     wire_bytes: int = 0
+    num_pieces: int = 0  # of what has arrived, disjoint
     ended_at: float | None = None
 
     @property
@@ -76,13 +79,20 @@ class Arrivals:
     """Every transfer that arrives, from any peer. Called from the threads that read connections."""
 
     def __init__(
-        self, *, accept: AcceptFunction, on_event: Callable[[ReceiveEvent], None], reconnect_seconds: float
+        self,
+        *,
+        accept: AcceptFunction,
+        on_event: Callable[[ReceiveEvent], None],
+        reconnect_seconds: float,
+        max_pieces: int = MAX_PIECES,
     ) -> None:
+        self._max_pieces = max_pieces
         self._accept = accept
         self._events: OrderedEvents[ReceiveEvent] = OrderedEvents(on_event)
         self._reconnect_seconds = reconnect_seconds
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, _Arrival] = {}
+        self._num_pieces = 0  # of all of them
         self._outbox: OrderedEvents[tuple[list[Connection], bytes]] = OrderedEvents(say_on_any)
         self._remembered: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  # what a late OPEN or chunk is answered
 
@@ -140,8 +150,12 @@ class Arrivals:
 
     # Chunks
 
-    def begin_write(self, connection: Connection, peer: str, header: Header) -> list[memoryview] | None:
+    def begin_write(
+        self, connection: Connection, peer: str, header: Header, *, wire_bytes: int
+    ) -> list[memoryview] | None:
         """Where a chunk goes, or None when it goes nowhere; `end_write` must follow in the first case.
+
+        `wire_bytes` is what it took on the wire, its header left out.
 
         Raises:
             RemoteProtocolError: it is no part of what that peer may send.
@@ -155,7 +169,11 @@ class Arrivals:
                 raise RemoteProtocolError("owner", "a chunk of another peer's transfer")
             arrival.connections.add(connection)
             arrival.alone_since = None
-            arrival.wire_bytes += HEADER_BYTES + header.length
+            arrival.wire_bytes += HEADER_BYTES + wire_bytes
+            if arrival.num_pieces > FAIR_PIECES and self._num_pieces > self._max_pieces:
+                raise RemoteProtocolError(
+                    "fragments", f"more than {self._max_pieces} separate pieces over all transfers"
+                )
             if arrival.assembler.use_of(slab) == "discard":
                 return None
             self._displace(arrival, slab)
@@ -205,8 +223,15 @@ class Arrivals:
                 if not comes_again:
                     text = f"{slab} came changed {MAX_ATTEMPTS_PER_CHUNK} times"
                     self._fail(arrival, "checksum", text)
+            self._count_pieces(arrival)
         self._tell()
         return comes_again
+
+    def _count_pieces(self, arrival: _Arrival) -> None:
+        is_here = self._arrivals.get(arrival.request.transfer_id) is arrival
+        now = arrival.assembler.num_pieces if is_here and arrival.assembler is not None else 0
+        self._num_pieces += now - arrival.num_pieces
+        arrival.num_pieces = now
 
     def what_became_of(self, peer: str, transfer_id: bytes) -> bytes | None:
         """The frame that answers a chunk of a transfer that does not take it any more; None when it does."""
@@ -261,6 +286,7 @@ class Arrivals:
         is_mine = self._arrivals.get(arrival.request.transfer_id) is arrival
         if not arrival.writers and arrival.accepted is not None and is_mine:
             del self._arrivals[arrival.request.transfer_id]
+            self._count_pieces(arrival)
             self._events.put(ReceiveMemoryFree(arrival.request.transfer_id))
 
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:

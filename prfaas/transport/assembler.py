@@ -27,6 +27,7 @@ class Assembler:
         self.total_bytes = sizes.total_bytes - sizes.bytes_of(held)  # that must come
         self.num_changed = 0
         self.arrived = Area()
+        self.num_pieces = 0  # that what has arrived is kept as
         self._attempts: dict[Slab, int] = {}
 
     @property
@@ -43,17 +44,19 @@ class Assembler:
             raise RemoteProtocolError("range", f"no object of this transfer has {slab}")
         if self.held.touches(slab.first, slab.last):
             raise RemoteProtocolError("range", f"{slab} is of objects that are here already")
-        if self.arrived.num_fragments > MAX_FRAGMENTS:
+        if self.num_pieces > MAX_FRAGMENTS:
             raise RemoteProtocolError("fragments", f"more than {MAX_FRAGMENTS} separate pieces")
         return "discard" if self.arrived.covers(slab) else "write"
 
     def landed(self, slab: Slab) -> None:
         """A chunk was written, and its checksum matches."""
         self.arrived.add(slab)
+        self.num_pieces = self.arrived.num_fragments
 
     def changed(self, slab: Slab) -> bool:
         """A chunk was written, and its checksum does not match; returns whether to ask for it again."""
         self.arrived.remove(slab)
+        self.num_pieces = self.arrived.num_fragments
         self.num_changed += 1
         self._attempts[slab] = self._attempts.get(slab, 0) + 1
         return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_changed < MAX_FRAGMENTS

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
-from prfaas.transport.connection_policy import RATE_BASED
+from prfaas.transport.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED
 from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.tls import Certificates, TlsStream
 from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
@@ -24,7 +24,6 @@ HANDSHAKE_SECONDS = 5.0  # for each read of the handshake, of which there are fo
 SEND_SECONDS = 10.0  # a peer that takes nothing for this long is gone
 SILENCE_SECONDS = 15.0  # a peer that says nothing for this long is gone; PING goes out at a third of it
 FRAME_SECONDS = 60.0  # a frame that has begun is there by then, or the connection ends
-NOT_SENT_LOW_WATER_BYTES = 128 << 10  # a connection takes new work only when its own is nearly on the wire
 SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
 _TCP_NOTSENT_LOWAT = 25
 _TCP_USER_TIMEOUT = 18

@@ -15,6 +15,7 @@ FIRST_CONNECTIONS = 8  # dialled at once, before the round trip is known
 MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8
 LOSS_BASED_CONNECTIONS = 32  # on a long link; more of them overshoot its queue together and lose their start
 LONG_RTT_SECONDS = 0.005
+NOT_SENT_LOW_WATER_BYTES = 128 << 10  # a connection takes new work only when its own is nearly on the wire
 FILLED_BYTES_PER_SECOND = 1.25e9  # 10 Gbit/s: what they should suffice for
 IN_FLIGHT_BYTES = 4.7e6  # of a connection with a send buffer of 4 MiB, which the kernel doubles
 RATE_BASED = frozenset({"bbr", "bbr2", "bbr3"})  # congestion control that follows the measured rate, not losses

@@ -18,10 +18,11 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.messages import NONCE_BYTES, PROOF_BYTES, Challenge, Hello
+from prfaas.transport.packing import CODECS
 from prfaas.transport.wire import NO_TRANSFER, VERSION, FrameType, Header
 
 VERSIONS = (VERSION,)
-CAPABILITIES = ("xxh3",)  # what this side can do beyond the version; unknown ones are ignored
+CAPABILITIES = ("xxh3", *CODECS)  # what this side can do beyond the version; unknown ones are ignored
 _NO_PROOF = bytes(PROOF_BYTES)
 
 
@@ -32,17 +33,21 @@ class Identity:
     name: str
     key: bytes
     boot_id: bytes = NO_TRANSFER
+    capabilities: tuple[str, ...] = CAPABILITIES
 
 
 def dial(connection: Connection, identity: Identity, *, peer_name: str, receives: bool = False) -> Challenge:
     """Prove who we are, and have the listener prove that it is `peer_name`; `receives`: it is the one that will send.
+
+    Returns its answer, with the capabilities of both.
+
 
     Raises:
         OSError: the connection is gone.
         RemoteProtocolError: it is somebody else, knows another secret, or refuses.
     """
     boot_id = identity.boot_id if receives else NO_TRANSFER
-    hello = Hello(identity.name, secrets.token_bytes(NONCE_BYTES), VERSIONS, CAPABILITIES, boot_id)
+    hello = Hello(identity.name, secrets.token_bytes(NONCE_BYTES), VERSIONS, identity.capabilities, boot_id)
     connection.write(messages.encode_hello(hello))
     challenge = messages.decode_challenge(_payload(connection))
     transcript = _transcript(hello, challenge)
@@ -58,11 +63,13 @@ def dial(connection: Connection, identity: Identity, *, peer_name: str, receives
     if receives:
         connection.state = "receiving"
     connection.set_read_timeout(SILENCE_SECONDS)
-    return challenge
+    return replace(challenge, capabilities=tuple(set(challenge.capabilities) & set(identity.capabilities)))
 
 
 def answer(connection: Connection, identity: Identity, *, sends_to: Container[str] = ()) -> Hello:
     """Let a dialer prove who it is, and prove who we are. Peers of `sends_to` may dial to receive.
+
+    Returns what it said, with the capabilities of both.
 
     Raises:
         OSError: the connection is gone.
@@ -73,7 +80,7 @@ def answer(connection: Connection, identity: Identity, *, sends_to: Container[st
     version = max(set(VERSIONS) & set(hello.versions), default=None)
     if version is None:
         raise RemoteProtocolError("version", f"the peer speaks {hello.versions}, this side {VERSIONS}")
-    common = tuple(word for word in CAPABILITIES if word in hello.capabilities)
+    common = tuple(word for word in identity.capabilities if word in hello.capabilities)
     nonce = secrets.token_bytes(NONCE_BYTES)
     challenge = Challenge(identity.name, nonce, version, common, identity.boot_id, _NO_PROOF)
     transcript = _transcript(hello, challenge)
@@ -89,7 +96,7 @@ def answer(connection: Connection, identity: Identity, *, sends_to: Container[st
         connection.state = "sending"
     connection.write(Header(FrameType.WELCOME, 0).encode())
     connection.set_read_timeout(SILENCE_SECONDS)
-    return hello
+    return replace(hello, capabilities=common)
 
 
 def _check_certificate(connection: Connection, name: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,10 +14,22 @@ from prfaas.transport import messages
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.packing import CODECS, Packer, Way, ways
+from prfaas.transport.packing_choice import TRIAL_BYTES, PackSample
 from prfaas.transport.tcp_info import TcpInfo
-from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
+from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header, packed_header
 
 WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it looks at what there is to do again
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A chunk to send. `way`: how it is packed, None as it is; `is_trial`: its beginning is to be packed in every way."""
+
+    chunk: Chunk
+    source: Callable[[int], memoryview]
+    way: Way | None = None
+    is_trial: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,8 +43,8 @@ class Work(Protocol):
     """What a line does for: the link, seen from one of its lines."""
 
     def next_job(self, line: Line, timeout_seconds: float) -> Job | None: ...
-    def take_chunk(self, line: Line) -> tuple[Chunk, Callable[[int], memoryview]] | None: ...
-    def sent(self, line: Line, chunk: Chunk) -> None: ...
+    def take_chunk(self, line: Line) -> Taken | None: ...
+    def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None: ...
     def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
     def have(self, line: Line, transfer_id: bytes, have: Have) -> None: ...
     def done(self, transfer_id: bytes, done: Done) -> None: ...
@@ -43,19 +56,28 @@ class Work(Protocol):
 class Line:
     """Frames of one link over one connection, which has been through its handshake."""
 
-    def __init__(self, work: Work, connection: Connection, *, generation: int) -> None:
-        """`generation` numbers the peer's processes as the link has met them."""
+    def __init__(
+        self, work: Work, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
+    ) -> None:
+        """`generation` numbers the peer's processes as the link has met them; `capabilities` are those of both ends."""
         self.generation = generation
         self.is_alive = True
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
+        self._ways = ways([name for name in CODECS if name in capabilities])
         self._work = work
         self._connection = connection
         self._lock = threading.Lock()
         self._in_flight: deque[Chunk] = deque()  # sent and not acknowledged, oldest first
         self._num_acknowledged = 0  # of all chunks sent on this connection
+        self._packer = Packer()
         self._changed: set[int] = set()  # numbers of chunks that did not match their checksum
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether both ends have a codec."""
+        return bool(self._ways)
 
     def run(self) -> None:
         """Send until the connection is lost, or has served for long enough.
@@ -101,24 +123,49 @@ class Line:
         elif self._connection.wait_writable(WRITABLE_SECONDS):
             taken = self._work.take_chunk(self)
             if taken is not None:
-                self._send(*taken)
+                self._send(taken)
 
-    def _send(self, chunk: Chunk, source: Callable[[int], memoryview]) -> None:
-        slab = chunk.slab
+    def _send(self, taken: Taken) -> None:
+        chunk, slab = taken.chunk, taken.chunk.slab
+        samples: list[PackSample] = []
         with self._lock:
             self._in_flight.append(chunk)
             self.in_flight_bytes += slab.num_bytes
         try:
-            views = [source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
+            views = [taken.source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")
-            self._connection.write(
-                chunk_header(chunk.transfer_id, slab, chunk_checksum(chunk.transfer_id, slab, views)), *views
-            )
+            if taken.is_trial:
+                samples += self._try(_beginning(views, TRIAL_BYTES))
+            checksum = chunk_checksum(chunk.transfer_id, slab, views)
+            packed = self._pack(views, taken.way, samples) if taken.way in self._ways else None
+            if packed is None:
+                self._connection.write(chunk_header(chunk.transfer_id, slab, checksum), *views)
+            else:
+                head = packed_header(chunk.transfer_id, slab, checksum, packed_bytes=len(packed))
+                self._connection.write(head, packed)
             for view in views:
                 view.release()
         finally:
-            self._work.sent(self, chunk)
+            self._work.sent(self, chunk, samples)
+
+    def _try(self, beginning: list[memoryview]) -> list[PackSample]:
+        samples: list[PackSample] = []
+        for way in self._ways:
+            self._pack(beginning, way, samples)
+        return samples
+
+    def _pack(self, views: list[memoryview], way: Way | None, samples: list[PackSample]) -> bytes | None:
+        """The packed chunk, None when it is not shorter; what it took goes to `samples`."""
+        if way is None:
+            return None
+        began, cpu_began = time.monotonic(), time.thread_time()
+        raw = b"".join(views)
+        packed = self._packer.pack(raw, way)
+        size = len(raw) if packed is None else len(packed)
+        seconds, cpu_seconds = time.monotonic() - began, time.thread_time() - cpu_began
+        samples.append(PackSample(way, len(raw), size, seconds, cpu_seconds))
+        return packed
 
     # Reading
 
@@ -166,3 +213,14 @@ class Line:
                 self._changed.discard(self._num_acknowledged)
                 self._num_acknowledged += 1
         self._work.acknowledged(self, landed, changed)
+
+
+def _beginning(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """Views of the first `num_bytes` bytes, or of all where there are fewer."""
+    taken = []
+    for view in views:
+        if num_bytes <= 0:
+            break
+        taken.append(view[:num_bytes])
+        num_bytes -= len(view)
+    return taken

@@ -27,6 +27,8 @@ class LinkState:
     congestion: CongestionReason | None  # why it is choked; None: it is not
     sent_bytes: int  # by the kernel, headers left out
     retransmitted_bytes: int  # of those
+    packing: str  # how chunks are compressed at present, as "zstd/2" (codec, bytes of an element); "": they are not
+    saved_bytes: int  # by compression
     pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
 
     @property

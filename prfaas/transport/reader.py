@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import OpenRequest
+from prfaas.transport.packing import Packer, read_head
 from prfaas.transport.wire import FrameType, Header, chunk_checksum
 
 MAX_CHUNKS_PER_ACK = 16
@@ -16,16 +19,24 @@ SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
 MAX_ANSWERED = 64
 LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
 LARGE_FRAME_PATIENCE_SECONDS = 5.0
+MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over all connections
+MAX_PACKED_FRAMES = 64  # packed chunks that are being read and unpacked, 3 MiB each
+
+
+class FrameBounds:
+    """How many frames may be in memory at once, over all connections."""
+
+    def __init__(self) -> None:
+        self.large = threading.Semaphore(MAX_LARGE_FRAMES)
+        self.packed = threading.Semaphore(MAX_PACKED_FRAMES)
 
 
 class Reader:
     """Serves one connection whose peer has proven its name."""
 
-    def __init__(
-        self, arrivals: Arrivals, connection: Connection, *, peer: str, large_frames: threading.Semaphore
-    ) -> None:
-        """`large_frames` is shared by all connections: how many large control frames may be in memory."""
-        self._large_frames = large_frames
+    def __init__(self, arrivals: Arrivals, connection: Connection, *, peer: str, bounds: FrameBounds) -> None:
+        self._large_frames, self._packed_frames = bounds.large, bounds.packed
+        self._packer = Packer()
         self._arrivals = arrivals
         self._connection = connection
         self._peer = peer
@@ -51,15 +62,25 @@ class Reader:
         if header.type is FrameType.CHUNK:
             self._chunk(header)
             return
+        if header.type is FrameType.PACKED:
+            with self._allowed(self._packed_frames):
+                self._packed(header)
+            return
         if header.length <= LARGE_FRAME_BYTES:
             self._control(header)
-        elif self._large_frames.acquire(timeout=LARGE_FRAME_PATIENCE_SECONDS):
-            try:
-                self._control(header)
-            finally:
-                self._large_frames.release()
         else:
+            with self._allowed(self._large_frames):
+                self._control(header)
+
+    @contextlib.contextmanager
+    def _allowed(self, frames: threading.Semaphore) -> Iterator[None]:
+        """Hold one of the frames that may be in memory at once, over all connections."""
+        if not frames.acquire(timeout=LARGE_FRAME_PATIENCE_SECONDS):
             raise RemoteProtocolError("memory", "too many large frames at once; come again")
+        try:
+            yield
+        finally:
+            frames.release()
 
     def _control(self, header: Header) -> None:
         payload = self._connection.read_payload(header)
@@ -85,13 +106,43 @@ class Reader:
         self._arrivals.open(self._connection, request, opened.sizes)
 
     def _chunk(self, header: Header) -> None:
-        views = self._arrivals.begin_write(self._connection, self._peer, header)
+        views = self._arrivals.begin_write(self._connection, self._peer, header, wire_bytes=header.length)
         if views is None:
             self._discard(header)
         elif self._read(header, views):
-            again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)
-            self._connection.write(again.encode())
+            self._ask_again(header)
         self._num_chunks += 1
+
+    def _ask_again(self, header: Header) -> None:
+        again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)
+        self._connection.write(again.encode())
+
+    def _packed(self, header: Header) -> None:
+        payload = self._connection.read_payload(header)
+        chunk = header.unpacked(read_head(payload).raw_bytes)
+        views = self._arrivals.begin_write(self._connection, self._peer, chunk, wire_bytes=header.length)
+        if views is None:
+            self._answer_unwanted(header.transfer_id)
+        elif self._unpack(chunk, views, payload):
+            self._ask_again(header)
+        self._num_chunks += 1
+
+    def _unpack(self, chunk: Header, views: list[memoryview], payload: bytearray) -> bool:
+        """Unpack a chunk into its memory; whether it must come again. What does not match is never written."""
+        outcome: ChunkOutcome = "changed"
+        try:
+            raw = memoryview(self._packer.unpack(payload))
+            if chunk_checksum(chunk.transfer_id, chunk.slab, [raw]) == chunk.checksum:
+                outcome = "whole"
+                for view in views:
+                    view[:], raw = raw[: len(view)], raw[len(view) :]
+        except RemoteProtocolError:  # a byte that changed on the way can make it no packing at all
+            outcome = "changed"
+        finally:
+            for view in views:
+                view.release()
+            comes_again = self._arrivals.end_write(self._connection, chunk, outcome)
+        return comes_again
 
     def _read(self, header: Header, views: list[memoryview]) -> bool:
         """Read a chunk into its memory; whether it must come again."""
@@ -111,10 +162,13 @@ class Reader:
         while left:
             self._connection.read_into([scratch[:left]])
             left -= min(left, len(scratch))
-        if header.transfer_id not in self._answered:
-            answer = self._arrivals.what_became_of(self._peer, header.transfer_id)
+        self._answer_unwanted(header.transfer_id)
+
+    def _answer_unwanted(self, transfer_id: bytes) -> None:
+        if transfer_id not in self._answered:
+            answer = self._arrivals.what_became_of(self._peer, transfer_id)
             if answer is not None:
-                self._remember(header.transfer_id)
+                self._remember(transfer_id)
                 say(self._connection, answer)
 
     def _remember(self, transfer_id: bytes) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from prfaas import metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
-from prfaas.transport.arrivals import AcceptFunction, Arrivals, say
+from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals, say
 from prfaas.transport.connection import Connection, listen, tune
 from prfaas.transport.handshake import Identity
 from prfaas.transport.inbound import (
@@ -30,7 +30,7 @@ from prfaas.transport.inbound import (
 )
 from prfaas.transport.inlet import Inlet, InletConfig, InletState
 from prfaas.transport.messages import Ending, Hello
-from prfaas.transport.reader import Reader
+from prfaas.transport.reader import FrameBounds, Reader
 from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER, FrameType
 from prfaas.types import FailureReason
@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's header in memory
-MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over all connections
 MAX_STRANGERS = 64  # that have not proven who they are; the longest-waiting one goes first
 TICK_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
@@ -64,13 +63,14 @@ class ReceiverConfig:
     insecure_plaintext: bool = False
     reconnect_seconds: float = 3.0
     congestion_control: str = "bbr"
+    max_pieces: int = MAX_PIECES  # that all arriving transfers together may be kept as
     num_connections: int = 0  # to each of `fetch_from`; 0: as many as the round trip asks for
     fetch_from: Mapping[str, str] = field(
         default_factory=dict
     )  # senders to dial, as they cannot dial us: address by name
 
 
-SendOver = Callable[[Connection, bytes], None]
+SendOver = Callable[[Connection, Hello], None]
 
 
 class Receiver:
@@ -88,13 +88,15 @@ class Receiver:
     ) -> None:
         """`accept` gets a reply function, which any thread may call, at once or later.
 
-        `send_over[peer](connection, boot_id)` sends over a connection that this peer has dialled to receive, until it is lost.
+        `send_over[peer](connection, hello)` sends over a connection that this peer has dialled to receive, until it is lost.
         """
         self._config = config
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
-        self._arrivals = Arrivals(accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds)
+        self._arrivals = Arrivals(
+            accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds, max_pieces=config.max_pieces
+        )
         self._send_over = send_over or {}
-        self._large_frames = threading.Semaphore(MAX_LARGE_FRAMES)
+        self._bounds = FrameBounds()
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
         self._strangers: dict[Connection, None] = {}  # in order of arrival
@@ -220,8 +222,8 @@ class Receiver:
         except ssl.SSLError as error:
             with self._lock:
                 self._count_refusal(refusal_of(error))
-        except OSError:
-            pass
+        except OSError as error:
+            self._count_slowness(error)
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)
@@ -232,7 +234,7 @@ class Receiver:
         with self._lock:
             self._num_outgoing += 1
         try:
-            self._send_over[hello.name](connection, hello.boot_id)
+            self._send_over[hello.name](connection, hello)
         finally:
             with self._lock:
                 self._num_outgoing -= 1
@@ -240,11 +242,17 @@ class Receiver:
     def _read(self, connection: Connection, peer: str) -> None:
         """Read a connection whose peer has proven its name, until it is lost; raises OSError then."""
         try:
-            Reader(self._arrivals, connection, peer=peer, large_frames=self._large_frames).run()
+            Reader(self._arrivals, connection, peer=peer, bounds=self._bounds).run()
         except RemoteProtocolError as error:
             self._refuse(connection, error)
         finally:
             self._arrivals.forget(connection)
+
+    def _count_slowness(self, error: OSError) -> None:
+        """A peer that was silent, or dragged a frame out, is ended by this side; other connections are just lost."""
+        if isinstance(error, BlockingIOError) or (isinstance(error, TimeoutError) and error.errno is None):
+            with self._lock:
+                self._count_refusal("slow")
 
     def _refuse(self, connection: Connection, error: RemoteProtocolError) -> None:
         with self._lock:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from prfaas.transport import handshake
 from prfaas.transport.area import Slab
@@ -13,11 +12,13 @@ from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import Connection, make_socket
 from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.dialler import Dialler
-from prfaas.transport.handshake import Identity
-from prfaas.transport.line import Job, Line
-from prfaas.transport.link_meter import LinkMeter, LinkSample
+from prfaas.transport.egress_budget import Demand
+from prfaas.transport.handshake import CAPABILITIES, Identity
+from prfaas.transport.line import Job, Line, Taken
+from prfaas.transport.link_config import LinkConfig
+from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_state import LinkState
-from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.messages import Challenge, Done, Ending, Have, Hello
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.outbound import (
     Outgoing,
@@ -29,9 +30,7 @@ from prfaas.transport.outbound import (
     SendProgress,
 )
 from prfaas.transport.outbox import Outbox
-from prfaas.transport.rate_search import RateSearch
-from prfaas.transport.tcp_info import TcpInfo
-from prfaas.transport.tls import Certificates
+from prfaas.transport.packing_choice import PackSample
 from prfaas.types import FailureReason
 
 __all__ = [
@@ -48,21 +47,10 @@ __all__ = [
 
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
+UNUSED_RATIO = 0.8  # a link that carries less than this of its share leaves the rest to others, with some room to grow
+PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
 NOT_DIALLED = "(it dials this agent, and has no connection)"
-
-
-@dataclass(frozen=True)
-class LinkConfig:
-    """How a link is made."""
-
-    num_connections: int = 0  # 0: as many as the round trip asks for
-    max_bytes_per_second: float = 0.0  # of payload and frames, over all connections; 0: as fast as the link allows
-    congestion_control: str = "bbr"
-    reconnect_seconds: float = 3.0
-    certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
-    insecure_plaintext: bool = False
-    awaits_peer: bool = False  # it is the peer that dials, to receive; this side never does
 
 
 class Link:
@@ -81,7 +69,7 @@ class Link:
         """Events come from the link's threads, in order, with none of its locks held."""
         self.address = address
         self._config = config
-        self._identity = Identity(local_name, key)
+        self._identity = Identity(local_name, key, capabilities=CAPABILITIES if config.packs else ())
         self._peer_name = peer_name
         self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
         self._changed = threading.Condition(threading.Lock())
@@ -94,9 +82,8 @@ class Link:
         )
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
-        self._meter, self._rate_search = LinkMeter(), RateSearch()
-        self._num_searches = 0
-        self._counted: tuple[int, ...] = (0, 0, 0)  # bytes delivered to the peer's kernel, sent, retransmitted
+        self._gauge = LinkGauge()
+        self._pace = config.max_bytes_per_second  # of all connections together; 0: none is told
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
@@ -156,6 +143,8 @@ class Link:
                 line.abort()
             self._changed.notify_all()
         self._events.tell()
+        for budget in self._config.budgets:
+            budget.forget(self)
         self._dialler.join()
         if self._watcher.ident is not None:
             self._watcher.join()
@@ -175,9 +164,11 @@ class Link:
                 acknowledged_bytes=self._outbox.acknowledged_bytes,
                 rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
-                sent_bytes=self._counted[1],
-                retransmitted_bytes=self._counted[2],
-                **vars(self._meter.health),
+                sent_bytes=self._gauge.sent_bytes,
+                retransmitted_bytes=self._gauge.retransmitted_bytes,
+                **vars(self._gauge.health),
+                packing=f"{way.codec}/{way.width}" if (way := self._gauge.packing.way) else "",
+                saved_bytes=self._gauge.packing.saved_bytes,
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
 
@@ -209,29 +200,9 @@ class Link:
 
     def _measure(self, now: float) -> None:
         with self._changed:
-            lines = [(line, info) for line in self._lines if (info := line.tcp_info()) is not None]
-            for line, info in lines:
-                self._counted = tuple(map(sum, zip(self._counted, info.grown_since(line.seen), strict=True)))
-                line.seen = info
-            delivered, sent, retransmitted = self._counted
-            sample = LinkSample(
-                now,
-                delivered_bytes=delivered,
-                sent_bytes=sent,
-                retransmitted_bytes=retransmitted,
-                queued_bytes=self._outbox.queued_bytes,
-                unacknowledged_bytes=sum(line.in_flight_bytes for line, _ in lines),
-                rtt_seconds=max((info.rtt_seconds for _, info in lines), default=0.0),
-                min_rtt_seconds=min((info.min_rtt_seconds for _, info in lines), default=0.0),
-            )
-            self._meter.add(sample)
-            if lines and self._rate_search.is_due(sample, num_connections=len(lines)):
-                self._search_rate(lines)
-
-    def _search_rate(self, lines: list[tuple[Line, TcpInfo]]) -> None:
-        """One connection looks for a higher rate; which one goes round."""
-        self._num_searches += 1
-        lines[self._num_searches % len(lines)][0].search_rate()
+            self._gauge.measure(now, self._lines, self._outbox)
+        if self._config.budgets:
+            self._follow_budgets()
 
     # Lines come and go
 
@@ -248,21 +219,21 @@ class Link:
             if config.certificates is not None:
                 connection.secure(config.certificates, is_listener=False)
             challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
-            self._serve(connection, challenge.boot_id, number)
+            self._serve(connection, challenge, number)
         finally:
             connection.close()
 
-    def serve(self, connection: Connection, boot_id: bytes) -> None:
-        """Send over a connection that the peer has dialled, from its process `boot_id`, until it is lost."""
+    def serve(self, connection: Connection, hello: Hello) -> None:
+        """Send over a connection that the peer has dialled, until it is lost."""
         with self._changed:
             if self._dialler.is_closed.is_set():
                 return
             self._start()
             number = len(self._lines)
-        self._serve(connection, boot_id, number)
+        self._serve(connection, hello, number)
 
-    def _serve(self, connection: Connection, boot_id: bytes, number: int) -> None:
-        line = self._connected(connection, boot_id, number)
+    def _serve(self, connection: Connection, said: Challenge | Hello, number: int) -> None:
+        line = self._connected(connection, said, number)
         if line is None:
             return
         try:
@@ -272,11 +243,11 @@ class Link:
         finally:
             self._lost(line)
 
-    def _connected(self, connection: Connection, boot_id: bytes, number: int) -> Line | None:
+    def _connected(self, connection: Connection, said: Challenge | Hello, number: int) -> Line | None:
         """A line for a new connection, or None when there are enough."""
         with self._changed:
-            if boot_id != self._boot_id:
-                self._peer_restarted(boot_id)
+            if said.boot_id != self._boot_id:
+                self._peer_restarted(said.boot_id)
             if self._config.awaits_peer:
                 self._dialler.num_wanted = min(number + 1, MAX_DIALLED_CONNECTIONS)
             elif not self._lines:
@@ -284,7 +255,8 @@ class Link:
             self._outbox.set_num_connections(self._dialler.num_wanted)
             if number >= self._dialler.num_wanted:
                 return None
-            line = Line(self, connection, generation=self._generation)
+            capabilities = said.capabilities if self._config.packs else ()
+            line = Line(self, connection, generation=self._generation, capabilities=capabilities)
             self._lines.add(line)
             self._disconnected_since = None
             self._dialler.last_error = ""
@@ -294,8 +266,20 @@ class Link:
             return line
 
     def _share_rate(self) -> None:
-        for line in self._lines if self._config.max_bytes_per_second else ():
-            line.pace(self._config.max_bytes_per_second / len(self._lines))
+        for line in self._lines if self._pace else ():
+            line.pace(self._pace / len(self._lines))
+
+    def _follow_budgets(self) -> None:
+        """Send no faster than this link's share of what it sends from together with others."""
+        carried, pace = self._gauge.health.achievable_bytes_per_second, self._pace
+        is_slower = 0 < carried < UNUSED_RATIO * pace
+        with self._changed:
+            demand = Demand(self._outbox.num_transfers > 0, carried / UNUSED_RATIO if is_slower else float("inf"))
+            shares = [budget.share(self, demand) for budget in self._config.budgets]
+            wanted = min(filter(None, (self._config.max_bytes_per_second, *shares)), default=0.0)
+            if abs(wanted - pace) > PACE_STEP_RATIO * pace:
+                self._pace = wanted
+                self._share_rate()
 
     def _peer_restarted(self, boot_id: bytes) -> None:
         """Another process answers: what the earlier one acknowledged is lost, its connections are dead."""
@@ -338,17 +322,21 @@ class Link:
                 self._changed.wait(end - now)
         raise ConnectionAbortedError("the connection was lost, or is not wanted")
 
-    def take_chunk(self, line: Line) -> tuple[Chunk, Callable[[int], memoryview]] | None:
+    def take_chunk(self, line: Line) -> Taken | None:
         """The next bytes to send; their memory is in use until `sent`."""
         with self._changed:
             taken = self._outbox.take() if line.is_alive else None
             line.reads = taken[0].transfer_id if taken is not None else None
-            return taken
+            if taken is None:
+                return None
+            packing = self._gauge.packing
+            return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
 
-    def sent(self, line: Line, chunk: Chunk) -> None:
-        """The line has read the chunk's memory for the last time."""
+    def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None:
+        """The line has read the chunk's memory for the last time; `samples`: what packing it took."""
         with self._changed:
             line.reads = None
+            self._gauge.packing.learn(samples)
             if self._outbox.sent(chunk):
                 self._changed.notify()
         self._events.tell()

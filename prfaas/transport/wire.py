@@ -10,7 +10,7 @@ in which both sides prove that they know the secret, over fresh nonces; then fra
                                ◀──  WELCOME
     OPEN (object sizes, body)  ──▶                    once per transfer, again when the receiver may have lost it
                                ◀──  HAVE (held objects, slabs received) | ERROR
-    CHUNK (slab)               ──▶                    on any connection
+    CHUNK (slab), or PACKED    ──▶                    on any connection
                                ◀──  ACK (how many chunks of this connection) | AGAIN (which came changed)
     END (total)                ──▶                    every byte has been handed to a connection
                                ◀──  DONE              every byte is there
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -65,6 +65,7 @@ class FrameType(IntEnum):
     PONG = 14
     END = 15
     REOPEN = 16
+    PACKED = 17
 
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -87,11 +88,12 @@ MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
     FrameType.PONG: 0,
     FrameType.END: 0,
     FrameType.REOPEN: 0,
+    FrameType.PACKED: MAX_CHUNK_BYTES,
 }
 _TYPES = {int(kind): kind for kind in FrameType}
 
 State = Literal["hello", "challenge", "proof", "welcome", "sending", "receiving"]
-_FROM_SENDER = (FrameType.OPEN, FrameType.CHUNK, FrameType.END, FrameType.CANCEL, FrameType.PING)
+_FROM_SENDER = (FrameType.OPEN, FrameType.CHUNK, FrameType.PACKED, FrameType.END, FrameType.CANCEL, FrameType.PING)
 _FROM_RECEIVER = (
     FrameType.HAVE,
     FrameType.ACK,
@@ -174,8 +176,20 @@ class Header:
         """What a CHUNK carries."""
         return Slab(self.object, self.count, self.offset, self.length // self.count)
 
+    def unpacked(self, raw_bytes: int) -> Header:
+        """The header of the CHUNK that a PACKED frame stands for, whose checksum it has.
+
+        Raises:
+            RemoteProtocolError: so many bytes are no such chunk.
+        """
+        if raw_bytes % self.count:
+            raise RemoteProtocolError("count", f"PACKED: {raw_bytes} bytes over {self.count} objects")
+        return replace(self, type=FrameType.CHUNK, length=raw_bytes)
+
 
 def _count_fits(kind: FrameType, count: int, length: int) -> bool:
+    if kind is FrameType.PACKED:
+        return 0 < count <= MAX_OBJECTS_PER_CHUNK and length > 0
     if kind is not FrameType.CHUNK:
         return count == 0
     return 0 < count <= MAX_OBJECTS_PER_CHUNK and length > 0 and length % count == 0
@@ -198,6 +212,12 @@ def next_state(state: State, kind: FrameType) -> State:
 def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
     """The header of a CHUNK."""
     head = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
+    return head.encode()
+
+
+def packed_header(transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes: int) -> bytes:
+    """The header of a PACKED frame; the checksum is that of the chunk unpacked."""
+    head = Header(FrameType.PACKED, packed_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
     return head.encode()
 
 

@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from prfaas.console.authority import Authority
 
 COMMAND = [sys.executable, "-m", "prfaas.cli.bench", "link"]
 
@@ -23,7 +26,13 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def far(secret: Path) -> Iterator[str]:
-    line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "8MiB"]
+    with far_end(secret) as address:
+        yield address
+
+
+@contextmanager
+def far_end(secret: Path, *flags: str) -> Iterator[str]:
+    line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "8MiB", *flags]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[-1]
@@ -71,3 +80,18 @@ def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> No
 def test_nothing_to_send_is_refused_in_one_line(secret: Path, flags: tuple[str, str]) -> None:
     answer = measure("127.0.0.1:9", secret, *flags)
     assert answer.returncode == 2 and answer.stderr.count("\n") == 1
+
+
+def _tls(authority: Authority, name: str) -> tuple[str, ...]:
+    its = authority.issue(name)
+    files = {"authority": its.authority, "certificate": its.certificate, "key": its.key}
+    return (*(f"--tls-{what}={path}" for what, path in files.items()), "--name", name)
+
+
+def test_agents_certificates_encrypt_the_measurement(secret: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    near = (*_tls(authority, "prefill-1"), "--layers", "2", "--layer-bytes", "1MiB")
+    with far_end(secret, *_tls(authority, "decode-1")) as far:
+        assert measure(far, secret, *near, "--peer", "decode-1").returncode == 0
+        half = measure(far, secret, *near)
+        assert half.returncode == 2 and "--peer" in half.stderr

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import os
+import subprocess
+import sys
 import time
-import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
-from prfaas.transport import messages
+import pytest
+
 from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
-from prfaas.transport.messages import Have
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, FrameType, chunk_header
+from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.wire import HEADER_BYTES, chunk_header
 from tests.integration.transport.ends import Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import wait_until
 from tools.link import LinkShape, Relay
 
 MIB = 1 << 20
+
+
+def _may_mount() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
 def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, near_to: Callable[..., Near]) -> None:
@@ -64,33 +70,6 @@ def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far
     # A chunk of up to 128 KiB was under way on each of the four connections.
     assert end.stats.wire_bytes < sum(map(len, objects)) + 4 * 128 * 1024 + 100 * HEADER_BYTES
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
-
-
-def _accept_and_read_no_more(stalled: threading.Event) -> Callable[[Connection], None]:
-    def serve(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        if header.type is FrameType.OPEN:
-            connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        stalled.wait(20)
-
-    return serve
-
-
-def test_a_peer_that_stops_reading_costs_little_memory_and_gives_it_back(near_to: Callable[..., Near]) -> None:
-    piece = memoryview(bytes(MIB))
-    over = threading.Event()
-    with RawReceiver(_accept_and_read_no_more(over)) as receiver:
-        near = near_to(receiver.address, num_connections=2)
-        tracemalloc.start()
-        near.link.open(Outgoing(bytes(16), b"", [MIB] * 2048, lambda index: piece, 0, 1.5))
-        near.link.ready(bytes(16), first_object=0, num_objects=2048, offset_bytes=0, length_bytes=MIB)
-        end = near.end(bytes(16), seconds=6)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        over.set()
-    assert isinstance(end, SendFailed) and end.reason == "deadline"
-    assert peak < 2 * MIB, "what waits is named, not held"
 
 
 def test_a_peer_that_never_answers_open_ends_at_the_deadline(near_to: Callable[..., Near]) -> None:
@@ -216,3 +195,39 @@ def test_the_kernel_is_told_each_connections_share_of_the_budget(far: Far, near_
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     wait_until(lambda: near.link.snapshot().num_connections == 4)
     wait_until(lambda: near.link.snapshot().pacing_bytes_per_second == 8_000_000)
+
+
+def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
+    budget = EgressBudget(8e6)
+    first, second = (near_to(far.address, num_connections=2, name=name, budgets=(budget,)) for name in ("a", "b"))
+
+    def pace(near: Near) -> int:
+        return near.link.snapshot().pacing_bytes_per_second
+
+    for near in (first, second):
+        assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+        wait_until(lambda near=near: near.link.snapshot().num_connections == 2)  # type: ignore[misc]
+    send(first, objects_of(10), ready=False)  # is under way for as long as its byte is not ready
+    wait_until(lambda: pace(first) == 8_000_000)
+    held = send(second, objects_of(10), ready=False)
+    wait_until(lambda: pace(first) == pace(second) == 4_000_000)
+    second.link.cancel(held, "cancelled", "seen enough")
+    wait_until(lambda: pace(first) == 8_000_000)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not _may_mount(), reason="needs root, to give a process host names of its own")
+def test_a_name_that_moves_to_another_address_is_looked_up_again_when_the_connection_is_lost(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.2 far.example\n")
+    first = make_far(listen="127.0.0.2:0", reconnect_seconds=10.0)
+    port = first.address.rpartition(":")[2]
+    near = f"{sys.executable} -m tests.integration.transport.near_process far.example:{port}"
+    with subprocess.Popen(["unshare", "-m", "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec {near}"]) as sender:
+        wait_until(lambda: bool(first.of(ReceiveCompleted)), seconds=30)
+        hosts.write_text("127.0.0.3 far.example\n")
+        first.receiver.close()
+        second = make_far(listen=f"127.0.0.3:{port}", reconnect_seconds=10.0)
+        wait_until(lambda: bool(second.of(ReceiveCompleted)), seconds=30)
+        sender.kill()
+    second.receiver.close()

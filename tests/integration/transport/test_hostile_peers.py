@@ -11,13 +11,22 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import MAX_OPENING_BYTES
+from prfaas.transport.arrivals import FAIR_PIECES, MAX_OPENING_BYTES
 from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
 from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.receiver import MAX_LARGE_FRAMES, MAX_STRANGERS, ReceiveCompleted
+from prfaas.transport.reader import MAX_LARGE_FRAMES
+from prfaas.transport.receiver import MAX_STRANGERS, ReceiveCompleted
 from prfaas.transport.sender import SendCompleted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameType, Header, chunk_header, control
-from tests.integration.transport.ends import Far, Near, objects_of, send
+from prfaas.transport.wire import (
+    HEADER_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FrameType,
+    Header,
+    chunk_header,
+    control,
+)
+from tests.integration.transport.ends import Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import wait_until
 from tools.link import Relay
@@ -111,6 +120,31 @@ def test_a_handshake_that_trickles_ends(far: Far) -> None:
         stranger.sendall(A_HELLO[:20])
         _read_to_end(stranger)  # returns when the receiver has closed it
     wait_until(lambda: far.receiver.num_connections == 0)
+    assert far.receiver.refused == {"slow": 1}
+
+
+def test_a_sender_that_dawdles_within_a_chunk_holds_up_nobody_else(far: Far, near_to: Callable[..., Near]) -> None:
+    dawdlers = [RawSender(far.address, name=f"dawdler{number}") for number in range(20)]
+    for peer in dawdlers:
+        transfer_id = peer.open(MAX_CHUNK_BYTES)
+        peer.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, MAX_CHUNK_BYTES), 0) + bytes(100))
+    _assert_good_peers_are_served(far, near_to)
+    assert far.receiver.num_connections >= len(dawdlers)
+    for peer in dawdlers:
+        peer.connection.close()
+
+
+def test_what_has_arrived_is_kept_in_so_many_pieces_and_who_scatters_most_is_refused() -> None:
+    far = make_far(max_pieces=FAIR_PIECES + 50)
+    with RawSender(far.address, name="scatters") as greedy, RawSender(far.address, name="honest") as honest:
+        mine, theirs = honest.open(100), greedy.open(4 * FAIR_PIECES)
+        for piece in range(FAIR_PIECES + 60):
+            greedy.chunk(theirs, Slab(0, 1, 2 * piece, 1), b"x")
+        assert greedy.refusal().message.startswith("fragments")
+        honest.chunk(mine, Slab(0, 1, 0, 100), bytes(100))
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+    assert far.receiver.refused == {"fragments": 1}
+    far.receiver.close()
 
 
 @pytest.mark.parametrize(

@@ -54,5 +54,6 @@ def test_an_area_in_too_many_pieces_breaks_the_protocol() -> None:
     assembler = Assembler(ObjectSizes([(4 * MAX_FRAGMENTS, 1)]), Ranges())
     for at in range(MAX_FRAGMENTS + 1):
         assembler.arrived._insert(at, 4 * at, 4 * at + 1, Ranges([(0, 1)]))  # adding them one by one takes seconds
+    assembler.landed(Slab(0, 1, 4 * MAX_FRAGMENTS - 1, 1))
     with pytest.raises(RemoteProtocolError, match="separate pieces"):
         assembler.use_of(Slab(0, 1, 2, 1))

@@ -1,0 +1,79 @@
+"""This agent's links to others: made when they are first wanted, as its settings say for each peer."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+
+from prfaas.agent.config import AgentConfig
+from prfaas.transport.egress_budget import EgressBudget
+from prfaas.transport.link_state import LinkState
+from prfaas.transport.receiver import SendOver
+from prfaas.transport.sender import Link, LinkConfig, SendEvent
+from prfaas.transport.tls import Certificates
+from prfaas.types import AgentName
+
+AWAITED = "its own connections"  # the address of a peer that dials this agent
+
+
+class Links:
+    """Links by address and peer; of a peer that dials this agent there is one, whatever its address."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        key: bytes,
+        certificates: Certificates | None,
+        on_event: Callable[[SendEvent], None],
+    ) -> None:
+        """Events come from the links' threads."""
+        self._config = config
+        self._key = key
+        self._certificates = certificates
+        self._on_event = on_event
+        self._budgets = [(its.peers, EgressBudget(its.max_rate)) for its in config.egress]
+        self._links: dict[tuple[str, AgentName], Link] = {}
+
+    def to(self, address: str, peer: AgentName) -> Link:
+        """The link to this peer."""
+        if peer in self._config.dialled_by:
+            address = AWAITED
+        link = self._links.get((address, peer))
+        if link is None:
+            link = self._links[address, peer] = Link(
+                address,
+                config=self._config_of(peer),
+                local_name=self._config.name,
+                peer_name=peer,
+                key=self._key,
+                on_event=self._on_event,
+            )
+        return link
+
+    def _config_of(self, peer: AgentName) -> LinkConfig:
+        config = self._config
+        return LinkConfig(
+            num_connections=config.num_connections,
+            max_bytes_per_second=config.max_link_rate,
+            congestion_control=config.congestion_control,
+            reconnect_seconds=config.reconnect_seconds,
+            certificates=self._certificates,
+            insecure_plaintext=config.insecure_plaintext,
+            budgets=tuple(budget for peers, budget in self._budgets if fnmatch.fnmatchcase(peer, peers)),
+            packs=config.compression == "auto",
+            awaits_peer=peer in config.dialled_by,
+        )
+
+    def awaited(self) -> dict[str, SendOver]:
+        """What sends over the connections of each peer that dials this agent."""
+        return {name: self.to(AWAITED, AgentName(name)).serve for name in self._config.dialled_by}
+
+    def states(self) -> list[LinkState]:
+        """Each link's figures."""
+        return [link.snapshot() for link in list(self._links.values())]
+
+    def close(self) -> None:
+        """End every transfer of every link."""
+        for link in self._links.values():
+            link.close()

@@ -1,0 +1,112 @@
+"""What each component of the wire keeps in memory: the table of docs/transport.md, measured where a peer is slow."""
+
+from __future__ import annotations
+
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prfaas.transport import messages
+from prfaas.transport.area import Slab
+from prfaas.transport.connection import SEND_BUFFER_BYTES, Connection
+from prfaas.transport.messages import Have
+from prfaas.transport.outbox import MAX_FRAMES
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.sender import Outgoing, SendAccepted, SendFailed
+from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, chunk_header
+from tests.free_ports import free_address
+from tests.integration.transport.ends import Far, Near
+from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.waiting import wait_until
+
+MIB = 1 << 20
+CONNECTION_BYTES = 64 << 10  # of Python: objects of the connection, its threads, a header
+MAX_RECEIVE_BUFFER_BYTES = int(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()[2])
+
+
+@contextmanager
+def traced() -> Iterator[Callable[[], int]]:
+    """How much more memory Python holds at most than at the start."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    yield lambda: tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+
+
+def _read_what_is_let(gate: threading.Event) -> Callable[[Connection], None]:
+    """Accepts every transfer, and then reads nothing until the gate is open."""
+
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        if header.type is FrameType.OPEN:
+            connection.read_payload(header)
+            connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
+        gate.wait(30)
+
+    return serve
+
+
+def test_a_slow_reader_costs_its_sender_two_kernel_buffers_a_connection_and_no_copy(
+    near_to: Callable[..., Near],
+) -> None:
+    piece, gate, count = memoryview(bytes(MIB)), threading.Event(), 2
+    with RawReceiver(_read_what_is_let(gate)) as receiver:
+        near = near_to(receiver.address, num_connections=count)
+        near.link.open(Outgoing(bytes(16), b"", [MIB] * 2048, lambda index: piece, 0, 60.0))
+        wait_until(lambda: bool(near.of(SendAccepted)))
+        with traced() as grown:
+            _fill(near)
+            assert grown() < count * CONNECTION_BYTES, "what waits is named, not held"
+        in_flight = near.link.snapshot().unacknowledged_bytes
+        assert in_flight <= count * (2 * SEND_BUFFER_BYTES + MAX_RECEIVE_BUFFER_BYTES + MAX_CHUNK_BYTES)
+        near.link.cancel(bytes(16), "cancelled", "seen enough")
+        assert isinstance(near.end(bytes(16)), SendFailed), "its memory is free although nobody reads"
+        gate.set()
+
+
+def _fill(near: Near) -> None:
+    """Let 2 GiB leave, and return when the kernels take no more."""
+    near.link.ready(bytes(16), first_object=0, num_objects=2048, offset_bytes=0, length_bytes=MIB)
+    stands: list[int] = []
+
+    def is_stuck() -> bool:
+        stands.append(near.link.snapshot().unacknowledged_bytes)
+        return stands[-1] > MAX_CHUNK_BYTES and stands[-40:] == stands[-1:] * 40
+
+    wait_until(is_stuck, what="the kernels' taking no more")
+
+
+def test_a_sender_that_stops_within_a_chunk_costs_its_receiver_a_header(far: Far) -> None:
+    count = 40
+    with traced() as grown:
+        peers = [RawSender(far.address, name=f"stops{number}") for number in range(count)]
+        ids = [peer.open(MAX_CHUNK_BYTES) for peer in peers]
+        for peer, transfer_id in zip(peers, ids, strict=True):
+            peer.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, MAX_CHUNK_BYTES), 0) + b"\x01" * 1000)
+        wait_until(lambda: all(far.memory[transfer_id][0][999] for transfer_id in ids))
+        slots = count * MAX_CHUNK_BYTES  # of the pool, which the test holds in its stead
+        assert grown() - slots < 2 * count * CONNECTION_BYTES, "both ends are in this process"
+        for peer in peers:
+            peer.connection.close()
+
+
+def test_control_frames_that_no_connection_takes_are_bounded(near_to: Callable[..., Near]) -> None:
+    """Every cancel leaves a frame; without a connection none can go."""
+    near = near_to(free_address(), reconnect_seconds=60.0)
+    _open_and_cancel(near)  # what is imported and started once
+    wait_until(lambda: near.link.snapshot().is_down)
+    with traced() as grown:
+        for _ in range(MAX_FRAMES + 500):
+            _open_and_cancel(near)
+            near.events.clear()
+        assert near.link.snapshot().num_transfers == 0
+        assert grown() < MAX_FRAMES * (HEADER_BYTES + 1000) + MIB
+
+
+def _open_and_cancel(near: Near) -> None:
+    transfer_id = os.urandom(16)
+    near.link.open(Outgoing(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 60.0))
+    near.link.cancel(transfer_id, "cancelled", "over")

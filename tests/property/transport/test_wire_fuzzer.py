@@ -1,0 +1,35 @@
+"""No bytes of a peer make its reader fail otherwise than by refusing them: a search guided by the code that inputs reach."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris")
+REACHED = 150  # edges of the readers that the honest inputs alone reach
+
+
+def _fuzz(corpus: Path, *, num_inputs: int, seed: int) -> int:
+    """How many edges the search has reached."""
+    flags = [f"-runs={num_inputs}", f"-seed={seed}", "-max_len=8192", "-rss_limit_mb=512", "-timeout=10"]
+    flags.append(f"-artifact_prefix={corpus}/")
+    command = [sys.executable, "-m", "tests.property.transport.wire_fuzzer", str(corpus), *flags]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    reached = re.findall(r"DONE +cov: (\d+)", run.stderr)
+    assert reached, run.stderr[-3000:]
+    return int(reached[0])
+
+
+def test_a_guided_search_finds_nothing_that_breaks_a_reader(tmp_path: Path) -> None:
+    assert _fuzz(tmp_path, num_inputs=20_000, seed=1) > REACHED
+
+
+@pytest.mark.soak
+def test_a_million_guided_inputs_break_no_reader(tmp_path: Path) -> None:
+    assert _fuzz(tmp_path, num_inputs=1_000_000, seed=2) > REACHED

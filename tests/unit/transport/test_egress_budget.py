@@ -1,0 +1,41 @@
+"""A budget is shared by who sends, by demand, and never exceeded."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.transport.egress_budget import Demand, EgressBudget, fair_shares
+
+ALL = float("inf")
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e10) | st.just(ALL), min_size=1, max_size=8))
+def test_shares_add_up_to_the_budget_and_nobody_who_wants_more_gets_less(demands: dict[str, float]) -> None:
+    shares = fair_shares(1e9, demands)
+    assert abs(sum(shares.values()) - 1e9) < 1
+    for one in demands:
+        for other in demands:
+            if demands[one] > demands[other]:
+                assert shares[one] >= shares[other] - 1
+
+
+def test_a_link_that_cannot_use_its_share_leaves_it_to_the_others() -> None:
+    assert fair_shares(9.0, {"slow": 1.0, "a": ALL, "b": ALL}) == {"slow": 1.0, "a": 4.0, "b": 4.0}
+
+
+def test_links_that_do_not_send_take_nothing_and_know_what_they_would_get() -> None:
+    budget = EgressBudget(12.0)
+    assert budget.share("a", Demand(True, ALL)) == 12.0
+    assert budget.share("b", Demand(False, 0.0)) == 6.0
+    assert budget.share("a", Demand(True, ALL)) == 12.0
+    assert budget.share("b", Demand(True, ALL)) == 6.0
+    assert budget.share("a", Demand(True, ALL)) == 6.0
+
+
+def test_a_closed_link_gives_its_share_back() -> None:
+    budget = EgressBudget(12.0)
+    budget.share("a", Demand(True, ALL))
+    budget.share("b", Demand(True, ALL))
+    budget.forget("a")
+    assert budget.share("b", Demand(True, ALL)) == 12.0
