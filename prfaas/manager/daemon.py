@@ -17,7 +17,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies
 from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
-from prfaas.manager.dashboard.pages import DashboardPages
+from prfaas.manager.dashboard.pages import DashboardPages, Solver
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.gauges import Gauges
 from prfaas.manager.grpc_server import GrpcServer
@@ -106,6 +106,7 @@ class Manager:
             decisions=self.routing.decisions,
         )
         self._feed = Feed(self._overview())
+        solver = Solver(self._planning.form, self._planning.prepared) if self._planning else None
         self._pages_door = door_before(
             config.http_listen,
             config.certificates(speaks=("http/1.1",)),
@@ -113,7 +114,9 @@ class Manager:
             allows_plaintext=config.insecure_plaintext,
             refused=lambda reason: metrics.MANAGER_TLS_REFUSALS.labels(port="pages", reason=reason).inc(),
         )
-        self._http = HttpServer(INNER if self._pages_door else config.http_listen, views, DashboardPages(self._feed))
+        self._http = HttpServer(
+            INNER if self._pages_door else config.http_listen, views, DashboardPages(self._feed, solver)
+        )
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
 

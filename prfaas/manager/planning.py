@@ -7,10 +7,11 @@ Solving runs in a thread of its own: it takes milliseconds to seconds, and quest
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +23,13 @@ from prfaas.manager.paths import Paths
 from prfaas.manager.role_changes import RoleChanges, Roles
 from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan
 from prfaas.manager.traffic import Traffic
+from prfaas.manager.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.world import World
 from prfaas.model.decoding import decode_capacity
 from prfaas.model.deployment import Deployment, Link, PdCluster, PrfaasCluster
 from prfaas.model.lengths import Empirical
 from prfaas.model.plan import Plan
 from prfaas.model.planning import best_plan
-from prfaas.model.ttft import with_queueing
 from prfaas.model.workload import OutputTokens, Workload, with_context
 from prfaas.scheduler.roles import Role
 from prfaas.scheduler.threshold import PathCost, Supply
@@ -112,6 +113,19 @@ class Planning:
         model = self._deployment.model
         return PathCost(bytes_per_second, model.constant_bytes, model.bytes_per_token, *fit)
 
+    def present(self) -> Present:
+        """What a plan made at this moment would be made from."""
+        workload, source = self._traffic_now()
+        return Present(self._now(self._inputs()), workload, source, self._traffic.per_second(self._clock()))
+
+    def form(self) -> dict[str, Any]:
+        """What the solver can be asked, with the present values."""
+        return form(self.present())
+
+    def prepared(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        """Answers a question about the deployment and the traffic of this moment; may run in a thread."""
+        return partial(answer, self.present())
+
     # When
 
     def _roles_in_force(self) -> tuple[Mapping[InstanceId, Role], Mapping[InstanceId, Role]]:
@@ -160,7 +174,7 @@ class Planning:
         arrivals = self._traffic.per_second(self._clock())
         try:
             plan, best = await asyncio.to_thread(_solved, deployment, workload)
-            ttft = _ttft(plan, deployment, workload, arrivals)
+            ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
             self._max_batches = {
                 its.name: decode_capacity(its, deployment, workload).max_batch for its in deployment.pd
             }
@@ -265,14 +279,6 @@ def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan]:
     plan = best_plan(deployment, workload, method="exact")
     free = replace(deployment, pd=tuple(replace(its, num_prefill=None) for its in deployment.pd))
     return plan, best_plan(free, workload, method="exact")
-
-
-def _ttft(plan: Plan, deployment: Deployment, workload: Workload, arrivals: float) -> float | None:
-    """The mean TTFT with queues; None without measured arrivals, and where the queues have no end."""
-    if not arrivals:
-        return None
-    seconds = with_queueing(plan, deployment, workload, arrivals_per_second=arrivals).mean_seconds
-    return seconds if math.isfinite(seconds) else None
 
 
 def _threshold(plan: Plan, *, has_prfaas: bool) -> int:

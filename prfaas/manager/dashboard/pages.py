@@ -1,13 +1,18 @@
-"""The dashboard over HTTP: its files out of the package, and the stream of events."""
+"""The dashboard over HTTP: its files out of the package, the stream of events, questions to the solver."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import mimetypes
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from aiohttp import web
 
+from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.feed import Feed
 
 # Nothing but this server is ever asked for anything, whatever a name in the data says.
@@ -21,6 +26,14 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
+class Solver:
+    """What answers what-if questions: `prepared` reads the present, what it returns may run in a thread."""
+
+    form: Callable[[], dict[str, Any]]
+    prepared: Callable[[], Callable[[Mapping[str, Any]], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
 class _File:
     content_type: str
     body: bytes
@@ -29,8 +42,11 @@ class _File:
 class DashboardPages:
     """The routes under /dashboard/."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, solver: Solver | None) -> None:
+        """`solver`: none where the manager has no deployment to solve."""
         self._feed = feed
+        self._solver = solver
+        self._solving = asyncio.Lock()
         self._files = _read_files()
 
     def routes(self) -> list[web.RouteDef]:
@@ -39,6 +55,8 @@ class DashboardPages:
             web.get("/dashboard", self._to_dashboard),
             web.get("/dashboard/", self._file),
             web.get("/dashboard/events", self._events),
+            web.get("/dashboard/what-if", self._form),
+            web.post("/dashboard/what-if", self._what_if),
             web.get("/dashboard/{name}", self._file),
         ]
 
@@ -55,12 +73,38 @@ class DashboardPages:
             raise web.HTTPNotFound
         return web.Response(body=found.body, headers={"Content-Type": found.content_type} | HEADERS)
 
+    async def _form(self, request: web.Request) -> web.Response:
+        if self._solver is None:
+            return _refusal(404, "the manager has no `deployment` to solve")
+        return web.json_response(self._solver.form())
+
+    async def _what_if(self, request: web.Request) -> web.Response:
+        """Solve one question; a second one meanwhile is refused, since each may take a core for seconds."""
+        if self._solver is None:
+            return _refusal(404, "the manager has no `deployment` to solve")
+        if request.content_type != "application/json":
+            return _refusal(415, "the question is JSON")
+        if self._solving.locked():
+            return _refusal(503, "another question is being solved")
+        async with self._solving:
+            try:
+                question = json.loads(await request.read())
+                if not isinstance(question, dict):
+                    raise ValueError("an object is expected")
+                return web.json_response(await asyncio.to_thread(self._solver.prepared(), question))
+            except (ConfigError, ValueError, ArithmeticError) as error:
+                return _refusal(400, str(error))
+
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"} | HEADERS)
         await response.prepare(request)
         async for event in self._feed.events():
             await response.write(event)
         return response
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
 
 
 def _read_files() -> dict[str, _File]:

@@ -9,8 +9,9 @@ import { ClusterMap } from "./map.js";
 import { showRequests } from "./requests.js";
 import { showSummary } from "./summary.js";
 import { Routes, Threshold } from "./traffic.js";
+import { WhatIf } from "./whatif.js";
 
-const drawn = [new ClusterMap(), new Threshold(), new Routes(), new Links()];
+const drawn = [new ClusterMap(), new Threshold(), new Routes(), new Links(), new WhatIf()];
 const shown = [showSummary, showPool, showPrefixes, showSessions, showChanges, showRequests];
 
 function show(now, samples) {
