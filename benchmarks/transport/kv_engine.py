@@ -1,7 +1,7 @@
 """Other transfer engines for KV over an emulated link: both ends as processes, and what they measured together.
 
 Mooncake: `pip install --no-deps mooncake-transfer-engine-non-cuda`; Debian: libibverbs1, libnuma1, librdmacm1.
-NIXL over UCX's TCP: `pip install --no-deps nixl nixl-cu12`.
+NIXL over UCX's TCP: `pip install --no-deps nixl nixl-cu12`. LMCache: `lmcache_engine.py`.
 
 The receiving end is told nothing of a write's end, so it looks for a mark at the end of each object; that look-out costs
 it a few percent of a core, which is in the figures.
@@ -30,7 +30,7 @@ POOL_BYTES = 1 << 30
 MARK_BYTES = 8
 LOOK_SECONDS = 0.0005
 
-EngineName = Literal["mooncake", "nixl"]
+EngineName = Literal["mooncake", "nixl", "lmcache"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ SETTINGS = (
     Setting("mooncake", "default"),
     Setting("mooncake", "16 lanes", (("MC_TCP_LANES_PER_PEER", "16"),)),
     Setting("nixl", "UCX over TCP", (("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "wan0"))),
+    Setting("lmcache", "lm://"),
 )
 
 
@@ -70,7 +71,8 @@ class EngineEnds:
         self._environment = os.environ | {"MC_LOG_LEVEL": "ERROR"} | dict(setting.environment)
 
     def __enter__(self) -> EngineEnds:
-        command = [sys.executable, "-m", "benchmarks.transport.kv_engine", self._engine]
+        module = "lmcache_engine" if self._engine == "lmcache" else "kv_engine"
+        command = [sys.executable, "-m", f"benchmarks.transport.{module}", self._engine]
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": self._environment}
         self._far = self._wan.far([*command, FAR], **options)
         where = _read(self._far)
