@@ -21,7 +21,7 @@ from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.paths import Paths
 from prfaas.manager.role_changes import RoleChanges, Roles
-from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan
+from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, Advice, ClusterSupply, ThresholdPlan
 from prfaas.manager.traffic import Traffic
 from prfaas.manager.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.world import World
@@ -173,7 +173,7 @@ class Planning:
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
         arrivals = self._traffic.per_second(self._clock())
         try:
-            plan, best = await asyncio.to_thread(_solved, deployment, workload)
+            plan, best, undivided = await asyncio.to_thread(_solved, deployment, workload)
             ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
             self._max_batches = {
                 its.name: decode_capacity(its, deployment, workload).max_batch for its in deployment.pd
@@ -201,6 +201,8 @@ class Planning:
             draining=roles.draining,
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
+            undivided_requests_per_second=undivided.system_throughput,
+            advice=_advice(plan, best, undivided, gain=self._config.role_change_gain),
         )
         self._take_up()
 
@@ -256,6 +258,7 @@ class Planning:
             threshold_tokens=plan.threshold_tokens,
             requests_per_second=round(plan.requests_per_second, 3),
             limit=plan.limit,
+            advice=plan.advice,
         )
 
 
@@ -274,11 +277,20 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
     )
 
 
-def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan]:
-    """The best t with the split as it is, and the best split."""
-    plan = best_plan(deployment, workload, method="exact")
-    free = replace(deployment, pd=tuple(replace(its, num_prefill=None) for its in deployment.pd))
-    return plan, best_plan(free, workload, method="exact")
+def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan, Plan]:
+    """The best t with the split as it is, with the best split, and with none: every instance prefills and decodes."""
+    free = [replace(its, num_prefill=None) for its in deployment.pd]
+    undivided = [replace(its, shared_instances=its.num_instances) for its in free]
+    splits = (deployment.pd, tuple(free), tuple(undivided))
+    now, best, none = (best_plan(replace(deployment, pd=pd), workload, method="exact") for pd in splits)
+    return now, best, none
+
+
+def _advice(now: Plan, best: Plan, undivided: Plan, *, gain: float) -> Advice:
+    """Whole instances fit few splits: where the best of them leaves much of a small cluster idle, none is better."""
+    if undivided.system_throughput > (1 + gain) * best.system_throughput:
+        return "do_not_disaggregate"
+    return "other_split" if best.system_throughput > (1 + gain) * now.system_throughput else "keep"
 
 
 def _threshold(plan: Plan, *, has_prfaas: bool) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from prfaas.scheduler.roles import Role
 from prfaas.types import InstanceId
 
+# What the operator, or `role_changes`, should do: nothing, change roles to `best_splits`, or give every instance both.
+Advice = Literal["keep", "other_split", "do_not_disaggregate"]
 OFFLOAD_NOTHING = (1 << 31) - 1  # t of a plan under which every prompt stays
 
 
@@ -40,6 +42,8 @@ class ThresholdPlan:
     draining: Mapping[InstanceId, Role] = field(default_factory=dict)  # get nothing new, and then this role
     arrivals_per_second: float = 0.0  # measured; 0: unknown
     ttft_seconds: float | None = None  # the mean at these arrivals, queues included; None: unknown, or without bound
+    undivided_requests_per_second: float = 0.0  # did every PD instance prefill and decode, disturbed by neither
+    advice: Advice = "keep"
 
     def to_json(self) -> bytes:
         """The inverse of `from_json`."""

@@ -98,6 +98,21 @@ async def test_more_prefill_elsewhere_lowers_t_and_none_keeps_everything_here(
     assert two.threshold_tokens < one.threshold_tokens < OFFLOAD_NOTHING
 
 
+async def test_a_plan_advises_against_a_split_where_whole_instances_fit_badly(
+    deployment: Deployment, file: Path
+) -> None:
+    manager = await deployment.start_manager(deployment=file)
+    for name in ("i1", "d1"):
+        await _node(deployment, name, manager)
+    two = await _settled(manager, {"pd": (1.0, 1.0)}, 0)
+    assert two.advice == "do_not_disaggregate", "one and a half of the two would prefill"
+    assert two.undivided_requests_per_second > 1.5 * two.best_requests_per_second
+    for name in ("d2", "i3"):
+        await _node(deployment, name, manager)
+    four = await _settled(manager, {"pd": (2.0, 2.0)}, 0)
+    assert (four.advice, four.best_splits) == ("other_split", {"pd": (3.0, 1.0)})
+
+
 async def test_a_measured_link_takes_the_place_of_the_listed_one(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6),))
