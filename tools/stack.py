@@ -6,12 +6,14 @@ import json
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from prfaas.cachepool.layout import Layout
 from tools.demo.client import answers
 from tools.processes import Child, Children, free_address
 
@@ -56,8 +58,9 @@ class Stack:
         self.secret_file.write_bytes(secrets.token_bytes(32))
         self.secret_file.chmod(0o600)
 
-    def start_agent(self, name: str, **settings: Any) -> AgentProcess:
-        wire, status = free_address(), free_address()
+    def start_agent(self, name: str, *, inside: Sequence[str] = (), **settings: Any) -> AgentProcess:
+        """An agent; `inside` is what its command is put behind, such as the entry into a network namespace."""
+        wire, status = settings.get("listen") or free_address(), free_address()
         socket = self._directory / f"{name}.sock"
         config = {
             "name": name,
@@ -69,7 +72,7 @@ class Stack:
             **settings,
         }
         child = self._children.start(
-            f"agent-{name}", [_script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)]
+            f"agent-{name}", [*inside, _script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)]
         )
         return AgentProcess(child, name, socket, wire, f"http://{status}")
 
@@ -82,16 +85,23 @@ class Stack:
         role: str,
         extra: tuple[str, ...] = (),
         address: str | None = None,
+        connector: Mapping[str, Any] | None = None,
+        connector_class: tuple[str, str] | None = None,
     ) -> EngineProcess:
-        """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role."""
+        """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role.
+
+        `connector` are further keys of `kv_connector_extra_config`, `connector_class` the module and name of another class.
+        """
         address = address or free_address()
         host, _, port = address.rpartition(":")
         transfer = {
             "kv_connector": "PrfaasConnector",
             "kv_role": role,
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"agent_socket": str(agent.socket)},
+            "kv_connector_extra_config": {"agent_socket": str(agent.socket)} | dict(connector or {}),
         }
+        if connector_class is not None:
+            transfer["kv_connector_module_path"], transfer["kv_connector"] = connector_class
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += ["--served-model-name", model.name, "--host", host, "--port", port, "--dtype", _dtype(model)]
         command += ["--kv-transfer-config", json.dumps(transfer), *extra]
@@ -121,6 +131,18 @@ class Stack:
 
     def await_server(self, child: Child, url: str, *, path: str = "/health") -> None:
         self._children.wait_until(child, lambda: answers(f"{url}{path}"), seconds=START_SECONDS)
+
+
+def attached_layout(log: Path) -> Layout:
+    """The layout that an engine's log says it has attached with.
+
+    Raises:
+        ValueError: it has not attached yet.
+    """
+    for line in log.read_text().splitlines():
+        if '"engine.attached"' in line:
+            return Layout.from_dict(json.loads(line[line.index("{") :])["layout"])
+    raise ValueError(f"{log}: no engine has attached")
 
 
 def engine_flags(*, chunk_tokens: int, max_model_len: int = 4096, cuda: bool = False) -> tuple[str, ...]:

@@ -97,7 +97,11 @@ class Pool:
             tenant=settings.tenant,
         )
         self._scheduler = SchedulerSide(
-            scheduler, kv_layout.block_map(self._layout), its, directions=("send", "receive")
+            scheduler,
+            kv_layout.block_map(self._layout),
+            its,
+            directions=("send", "receive"),
+            free_block_ratio=lambda: 0.0,
         )
         self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(_copier, device=device))
         self._device = device

@@ -1,10 +1,14 @@
-"""Requests whose KV comes out of the agent's pool: claimed, parked without engine blocks, loaded when all of it is there.
+"""Requests whose KV comes out of the agent's pool: claimed, parked, loaded when all of it is there.
 
 Claims are of a transfer that another agent sends (`begin`) or of a prefix that the pool holds already (`hold`).
 
 claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers are done──▶ gone (Release)
+claimed ──blocks allocated early──▶ allocated ──ReceiveReady──▶ loading
 claimed ──TransferFailed, time-out──▶ gone: the engine computes the prompt itself
-any ──the request ends──▶ gone (Cancel, or Release once it is ready)
+allocated ──TransferFailed, time-out──▶ gone: the load has failed, the engine computes the prompt itself
+any ──the request ends──▶ gone (Cancel, or Release once it is ready); blocks allocated early are given back as a failed load
+
+A claimed request holds no engine blocks unless `may_preallocate` lets it have them before its data is there.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class Incoming:
     claimed_at: float  # monotonic seconds
     ready: ReceiveReady | None = None
     local_tokens: int = 0  # what the engine's own prefix cache held when the load was offered
+    tables: Sequence[Sequence[int]] | None = None  # block ids by group that the engine has given it
     loading: bool = False  # a worker reads, or is about to read, the slots
     abandoned: bool = False  # the request ended while it was loading
 
@@ -46,15 +51,24 @@ class IncomingRequests:
     """All receiving requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
     def __init__(
-        self, block_map: BlockMap, *, receive_timeout_seconds: float, post: Callable[[Message], None], tally: Tally
+        self,
+        block_map: BlockMap,
+        *,
+        receive_timeout_seconds: float,
+        may_preallocate: Callable[[], bool],
+        post: Callable[[Message], None],
+        tally: Tally,
     ) -> None:
+        """`may_preallocate` says whether a request may have engine blocks before its data is there."""
         self._map = block_map
         self._timeout_seconds = receive_timeout_seconds
+        self._may_preallocate = may_preallocate
         self._post = post
         self._tally = tally
         self._by_request: dict[str, Incoming] = {}
         self._by_transfer: dict[TransferId, Incoming] = {}
         self._loads: list[Load] = []
+        self._failed_loads: list[str] = []
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -85,6 +99,8 @@ class IncomingRequests:
             return
         if isinstance(message, ReceiveReady):
             incoming.ready = message
+            if incoming.tables is not None:
+                self._load(incoming, message)
         elif not incoming.loading:
             self._end(incoming, message.reason, message=message.message)
 
@@ -98,27 +114,51 @@ class IncomingRequests:
         if local_tokens >= incoming.num_tokens:
             self._give_back(incoming, "held")
             return 0
-        if incoming.ready is not None:
-            incoming.local_tokens = local_tokens
-            return incoming.num_tokens - local_tokens
-        if now - incoming.claimed_at > self._timeout_seconds:
+        if incoming.ready is None and self._is_late(incoming, now):
             self._give_back(incoming, "timeout")
             return 0
-        return None
+        if incoming.ready is None and not self._may_preallocate():
+            return None
+        incoming.local_tokens = local_tokens
+        return incoming.num_tokens - local_tokens
+
+    def _is_late(self, incoming: Incoming, now: float) -> bool:
+        return now - incoming.claimed_at > self._timeout_seconds
+
+    def expire(self, now: float) -> None:
+        """Give up what has blocks and is late; what has none is asked for, and given up in `num_tokens`."""
+        for incoming in list(self._by_request.values()):
+            if incoming.tables is not None and not incoming.loading and self._is_late(incoming, now):
+                self._give_back(incoming, "timeout")
+
+    @property
+    def num_awaited(self) -> int:
+        """Requests that have blocks and no data yet: nobody asks for them any more."""
+        return sum(its.tables is not None and not its.loading for its in self._by_request.values())
 
     def allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
-        """The engine has blocks for what was offered; `tables[group]` are their ids. The next step loads them."""
+        """The engine has blocks for what was offered; `tables[group]` are their ids. The next step loads what is there."""
         incoming = self._by_request[request_id]
-        ready = incoming.ready
-        assert ready is not None and not incoming.loading, f"{incoming} was not offered"
+        assert incoming.tables is None, f"{incoming} has blocks already"
+        incoming.tables = [list(table) for table in tables]
+        if incoming.ready is not None:
+            self._load(incoming, incoming.ready)
+
+    def _load(self, incoming: Incoming, ready: ReceiveReady) -> None:
+        assert incoming.tables is not None
         incoming.loading = True
-        spans = self._map.missing(tables, incoming.num_tokens, local_tokens=incoming.local_tokens)
-        self._loads.append(Load(request_id, tuple(_with_slots(span, ready) for span in spans)))
+        spans = self._map.missing(incoming.tables, incoming.num_tokens, local_tokens=incoming.local_tokens)
+        self._loads.append(Load(incoming.request_id, tuple(_with_slots(span, ready) for span in spans)))
 
     def take_loads(self) -> tuple[Load, ...]:
         """The loads that this step begins."""
         loads, self._loads = tuple(self._loads), []
         return loads
+
+    def take_failed_loads(self) -> tuple[str, ...]:
+        """Requests whose blocks were allocated early and will not be filled."""
+        failed, self._failed_loads = tuple(self._failed_loads), []
+        return failed
 
     def loaded(self, request_id: str, *, failed: bool) -> None:
         """Every worker has finished reading the slots."""
@@ -151,6 +191,8 @@ class IncomingRequests:
     def _end(self, incoming: Incoming, outcome: Outcome, *, message: str = "") -> None:
         del self._by_request[incoming.request_id]
         del self._by_transfer[incoming.transfer_id]
+        if incoming.tables is not None and not incoming.loading:
+            self._failed_loads.append(incoming.request_id)
         fields = {"transfer_id": incoming.transfer_id, "num_tokens": incoming.num_tokens, "message": message}
         self._count(incoming.request_id, incoming.source, outcome, **fields)
 

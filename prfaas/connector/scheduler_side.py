@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.agent.protocol import LookedUp, Message, ReceiveReady, SendOpened, TransferFailed
+from prfaas.connector.admission import may_preallocate
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.incoming import IncomingRequests
 from prfaas.connector.leftovers import Leftovers
@@ -56,8 +57,9 @@ class SchedulerSide:
         settings: ConnectorSettings,
         *,
         directions: Collection[Direction],
+        free_block_ratio: Callable[[], float],
     ) -> None:
-        """`directions`: which ways this engine's role lets KV go."""
+        """`directions`: which ways this engine's role lets KV go. `free_block_ratio`: how many of its blocks are free."""
         self._client = client
         self._settings = settings
         self._directions = directions
@@ -66,7 +68,11 @@ class SchedulerSide:
             block_map, open_wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
         )
         self._incoming = IncomingRequests(
-            block_map, receive_timeout_seconds=settings.receive_timeout_seconds, post=client.post, tally=self.tally
+            block_map,
+            receive_timeout_seconds=settings.receive_timeout_seconds,
+            may_preallocate=may_preallocate(settings, free_block_ratio),
+            post=client.post,
+            tally=self.tally,
         )
         self._lookups = Lookups(
             self._incoming, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
@@ -180,7 +186,10 @@ class SchedulerSide:
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
         self._may_sleep = idle
         written = (*(save for save in saves if save is not None), *self._leftovers.saves(now=time.monotonic()))
-        failed, self._failed_loads = tuple(self._failed_loads), []
+        self._incoming.expire(time.monotonic())
+        if idle and not written and self._incoming.num_awaited:
+            self._poll(self._settings.idle_wait_seconds)  # nobody asks for them, so nobody else sleeps
+        failed, self._failed_loads = (*self._failed_loads, *self._incoming.take_failed_loads()), []
         loads, ends = self._incoming.take_loads(), self._outgoing.take_ends()
         return Step(written, loads, ends, self._client.attached.epoch, failed)
 

@@ -10,6 +10,7 @@ from typing import Any
 from prfaas.config import Record, setting, settings
 from prfaas.errors import ConfigError
 
+ADMISSIONS = ("wait", "preallocate", "auto")
 _WHERE = "kv_connector_extra_config"
 
 
@@ -37,6 +38,15 @@ class ConnectorSettings:
     reuse_min_tokens: int = setting(
         "tokens", default=256, doc="Prompts and answers shorter than this are neither looked up nor left in the pool."
     )
+    admission: str = setting(
+        "text",
+        default="wait",
+        doc="When a decode request gets engine blocks: wait (once its KV is in host memory), preallocate (at once), "
+        "or auto (at once while at least `plenty_ratio` of the blocks are free).",
+    )
+    plenty_ratio: float = setting(
+        "ratio", default=0.5, doc="Share of free engine blocks that `admission: auto` takes for plenty."
+    )
     receive_timeout_seconds: float = setting(
         "seconds", default=120.0, doc="How long a decode request waits for its KV before it is computed locally."
     )
@@ -46,6 +56,10 @@ class ConnectorSettings:
         maximum=0.01,
         doc="How long an otherwise idle engine sleeps between two looks at a transfer that has not come.",
     )
+
+    def __post_init__(self) -> None:
+        if self.admission not in ADMISSIONS:
+            raise ValueError(f"admission: {self.admission!r}; write {', '.join(ADMISSIONS)}")
 
 
 def read(extra_config: Mapping[str, Any]) -> ConnectorSettings:
@@ -65,7 +79,10 @@ def read(extra_config: Mapping[str, Any]) -> ConnectorSettings:
             values[key] = _value(key, its, extra_config[key])
         elif its.required:
             raise ConfigError(f"{_WHERE}: {key}: missing; write {its.accepted}")
-    return ConnectorSettings(**values)
+    try:
+        return ConnectorSettings(**values)
+    except ValueError as error:
+        raise ConfigError(f"{_WHERE}: {error}") from error
 
 
 def _value(key: str, its: Any, given: Any) -> Any:

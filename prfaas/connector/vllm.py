@@ -4,6 +4,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 
 | where | when | method | what it does |
 |---|---|---|---|
+| scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto` |
 | scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
 | scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
 | scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; the second call, with 0, nothing |
@@ -85,10 +86,17 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._hooks: list[Any] = []
+        self._block_pool: Any = None
         self._map = block_map(kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
-            self._scheduler = SchedulerSide(client, self._map, self._settings, directions=self._directions())
+            self._scheduler = SchedulerSide(
+                client,
+                self._map,
+                self._settings,
+                directions=self._directions(),
+                free_block_ratio=self._free_block_ratio,
+            )
 
     @property
     def _instance(self) -> str:
@@ -104,6 +112,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     # In the scheduler
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._block_pool = gpu_block_pool
+
+    def _free_block_ratio(self) -> float:
+        pool = self._block_pool
+        return pool.get_num_free_blocks() / pool.num_gpu_blocks if pool is not None else 0.0
 
     def on_new_request(self, request: Any) -> None:
         assert self._scheduler is not None

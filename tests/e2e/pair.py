@@ -20,7 +20,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
 from tools.demo.client import answers, complete, prompt_tokens, transfers
 from tools.processes import Children
-from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, engine_flags
+from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import VOCABULARY, make_model
 
 # Dense; with sliding windows; with states of Mamba2, short convolutions and a gated delta net.
@@ -33,6 +33,8 @@ GRANT_SECONDS = 60.0
 # positions: what a request computes then depends on its neighbours in the batch. vLLM's own PyTorch form is right.
 NO_ROTARY_KERNEL = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
 FLAGS = {"lfm2": NO_ROTARY_KERNEL}
+# When decode requests get engine blocks: each way on dense KV, with windows and with states.
+ADMISSIONS = {"qwen3": "auto", "gpt_oss": "preallocate", "nemotron_h": "preallocate", "falcon_h1": "auto"}
 CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU has none; the others are compared without
 
 
@@ -123,10 +125,7 @@ class Pair:
 
     def layout(self) -> Layout:
         """The decode engine's layout, from its log."""
-        for line in self.decode.child.log.read_text().splitlines():
-            if '"engine.attached"' in line:
-                return Layout.from_dict(json.loads(line[line.index("{") :])["layout"])
-        raise AssertionError("the engine has not logged its layout")
+        return attached_layout(self.decode.child.log)
 
 
 def _parameters(direction: str, grant: str) -> dict[str, Any]:
@@ -168,7 +167,8 @@ def running_pair(family: str, directory: Path) -> Iterator[Pair]:
         stack.await_agent(east)
         stack.await_agent(west)
         prefill = stack.start_engine("east", model, agent=east, role="kv_producer", extra=flags(family))
-        decode = stack.start_engine("west", model, agent=west, role="kv_both", extra=flags(family))
+        admission = {"admission": ADMISSIONS.get(family, "wait")}
+        decode = stack.start_engine("west", model, agent=west, role="kv_both", extra=flags(family), connector=admission)
         for engine in (prefill, decode):
             stack.await_server(engine.child, engine.url)
         yield Pair(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 MTU = 1500
@@ -135,6 +135,10 @@ class Wan:
         path = self._directory / "link"
         path.with_suffix(".new").write_text(f"ab {line}\nba {line}\n")
         path.with_suffix(".new").rename(path)
+
+    def inside(self, end: Literal["near", "far"]) -> list[str]:
+        """What a command is put behind to run at one end."""
+        return ["ip", "netns", "exec", self._names[0 if end == "near" else 1]]
 
     def near(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a process at the near end."""

@@ -123,6 +123,7 @@ class FakeEngine:
             BlockMap(memory.groups),
             ConnectorSettings(agent_socket=agent_socket, **{"reuse": False, **settings}),
             directions=directions,
+            free_block_ratio=lambda: len(self._free) / NUM_BLOCKS,
         )
 
     def close(self) -> None:
@@ -168,10 +169,14 @@ class FakeEngine:
         while running.computed < len(running.prompt):
             self.step([(running, min(chunk_tokens, len(running.prompt) - running.computed))])
 
-    def load(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> bool:
-        """Allocate and load what was offered; whether it succeeded."""
+    def allocate(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> None:
+        """Give the request blocks for what was offered."""
         self._extend(running, local_tokens + external_tokens)
         self.scheduler.on_allocated(running.request_id, external_tokens, lambda: running.tables)
+
+    def load(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> bool:
+        """Allocate and load what was offered; whether it succeeded."""
+        self.allocate(running, external_tokens, local_tokens=local_tokens)
         finished, failed = self.step([])
         assert finished == {running.request_id}
         running.computed = local_tokens + external_tokens

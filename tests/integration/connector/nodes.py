@@ -20,6 +20,7 @@ from tools.demo.client import get_json
 from tools.processes import Children
 from tools.stack import AgentProcess, Stack
 
+GRANT_SECONDS = 20.0
 NUM_TOKENS = 300  # transferred: neither a multiple of a block nor of a chunk
 
 
@@ -56,7 +57,7 @@ class Nodes:
             "num_tokens": len(tokens),
             "max_bytes": 1 << 28,
             "tenant": "",
-            "expires_at": time.time() + 20.0,
+            "expires_at": time.time() + GRANT_SECONDS,
         }
         return grants.to_text(grants.sign(Grant(**fields | changes), self.key))
 
@@ -66,7 +67,9 @@ class Nodes:
 
     def assert_nothing_is_left(self) -> None:
         for agent in (self.east, self.west):
-            wait_until(lambda agent=agent: self._is_idle(agent), what=f"an idle {agent.name}")  # type: ignore[misc]
+            what = f"an idle {agent.name}"
+            # what arrived and nobody claims stays until its grant has expired
+            wait_until(lambda agent=agent: self._is_idle(agent), seconds=GRANT_SECONDS + 10, what=what)  # type: ignore[misc]
 
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)

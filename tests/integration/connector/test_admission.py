@@ -1,0 +1,116 @@
+"""When a decode request gets engine blocks: once its KV is there, at once, or at once while blocks are plenty."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.waiting import wait_until
+
+PROMPT = prompt_of(1)
+
+
+def _preallocated(decoder: FakeEngine, grant: str) -> Running:
+    """A request that has blocks before its KV has left the other engine."""
+    running = receiving(decoder, PROMPT, grant)
+    assert decoder.scheduler.num_external_tokens(running.request_id, 0) == NUM_TOKENS
+    decoder.allocate(running, NUM_TOKENS)
+    assert decoder.step([]) == (set(), set())
+    assert decoder.num_free_blocks < NUM_BLOCKS - 1
+    return running
+
+
+def _prefill(prefiller: FakeEngine, grant: str) -> None:
+    running = sending(prefiller, PROMPT, grant)
+    prefiller.await_answer(running)
+    prefiller.prefill(running, chunk_tokens=100)
+    prefiller.finish(running)
+
+
+def _await_load(decoder: FakeEngine) -> tuple[set[str], set[str]]:
+    """The loads that end next, and those of them that failed."""
+    ended: Sequence[tuple[set[str], set[str]]] = []
+
+    def some_end() -> bool:
+        nonlocal ended
+        ended = [its for its in [decoder.step([])] if its[0]]
+        return bool(ended)
+
+    wait_until(some_end, what="the end of a load")
+    return ended[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_allocated_early_are_filled_when_their_kv_comes(nodes: Nodes, shape: str) -> None:
+    prefiller = nodes.start(nodes.east, SHAPES[shape])
+    decoder = nodes.start(nodes.west, SHAPES[shape], admission="preallocate")
+    grant = nodes.grant(PROMPT)
+    running = _preallocated(decoder, grant)
+    _prefill(prefiller, grant)
+    assert _await_load(decoder) == ({running.request_id}, set())
+    assert decoder.wrong_blocks(running, NUM_TOKENS) == []
+    decoder.finish(running)
+    assert decoder.outcomes() == {"receive completed": 1}
+    assert decoder.num_free_blocks == NUM_BLOCKS - 1
+    nodes.assert_nothing_is_left()
+
+
+def test_kv_that_never_comes_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate", receive_timeout_seconds=0.3)
+    running = _preallocated(decoder, nodes.grant(PROMPT))
+    assert _await_load(decoder) == ({running.request_id}, {running.request_id})
+    assert decoder.outcomes() == {"receive timeout": 1}
+    assert decoder.scheduler.num_external_tokens(running.request_id, 0) == 0, "the engine computes it itself"
+    nodes.assert_nothing_is_left()
+
+
+def test_a_transfer_that_fails_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
+    prefiller = nodes.start(nodes.east, SHAPES["dense"])
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
+    grant = nodes.grant(PROMPT)
+    running = _preallocated(decoder, grant)
+    prefilling = sending(prefiller, PROMPT, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.step([(prefilling, 100)])
+    prefiller.finish(prefilling)
+    assert _await_load(decoder) == ({running.request_id}, {running.request_id})
+    assert decoder.outcomes() == {"receive incomplete": 1}
+    nodes.assert_nothing_is_left()
+
+
+def test_an_agent_that_dies_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
+    running = _preallocated(decoder, nodes.grant(PROMPT))
+    os.kill(nodes.west.child.process.pid, signal.SIGKILL)
+    assert _await_load(decoder) == ({running.request_id}, {running.request_id})
+    assert decoder.outcomes() == {"receive agent_lost": 1}
+
+
+def test_a_client_that_leaves_gives_blocks_allocated_early_back(nodes: Nodes) -> None:
+    """vLLM frees the blocks of such a request when the workers say that its load has ended."""
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
+    running = _preallocated(decoder, nodes.grant(PROMPT))
+    decoder.scheduler.on_finished(running.request_id, lambda: None, lambda: running.tables)
+    assert _await_load(decoder)[0] == {running.request_id}
+    assert decoder.outcomes() == {"receive aborted": 1}
+    nodes.assert_nothing_is_left()
+
+
+def test_under_block_shortage_auto_waits_and_otherwise_does_not(nodes: Nodes) -> None:
+    prefiller = nodes.start(nodes.east, SHAPES["dense"])
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="auto", plenty_ratio=0.5)
+    grant = nodes.grant(PROMPT)
+    running = receiving(decoder, PROMPT, grant)
+    others = [decoder._free.pop() for _ in range(NUM_BLOCKS // 2 + 1)]  # what other requests hold
+    assert decoder.scheduler.num_external_tokens(running.request_id, 0) is None
+    decoder._free += others
+    assert decoder.scheduler.num_external_tokens(running.request_id, 0) == NUM_TOKENS
+    decoder.allocate(running, NUM_TOKENS)
+    _prefill(prefiller, grant)
+    assert _await_load(decoder) == ({running.request_id}, set())
+    assert decoder.wrong_blocks(running, NUM_TOKENS) == []
