@@ -251,6 +251,20 @@ MANAGER_WRITES = _gauge("prfaas_manager_clusters_written", "Clusters whose recor
 MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Snapshots of a cluster written.", ("outcome",))
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read anew from the record.")
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
+MANAGER_ANSWERED = _counter(
+    "prfaas_manager_answered_requests",
+    "Requests that routers answered, those included that they decided by themselves; outcome is answered, fell_back or failed.",
+    ("route", "reason", "outcome"),
+)
+MANAGER_TTFT = _histogram(
+    "prfaas_manager_ttft_seconds", "Time to the first token, as routers report it.", TTFT_BUCKETS_SECONDS, ("route",)
+)
+MANAGER_TTFT_PHASE_SECONDS = _counter(
+    "prfaas_manager_ttft_phase_seconds",
+    "Time to the first token of requests without a failed leg, by phase: decide, then prefill (with its queue) and handover "
+    "(the rest of the KV, its loading, the first step), or engine (all of it beside one instance).",
+    ("route", "phase"),
+)
 MANAGER_COPIES = _counter(
     "prfaas_manager_copies",
     "Prefix copies between nodes that ended; purpose is rebalance, drain, fetch or order, outcome is completed or the "

@@ -155,6 +155,7 @@ class Manager:
             paths=self.paths,
             routing=self.routing,
             rebalancing=self._rebalancing,
+            answered=self.service.answered,
             can_plan=self._planning is not None,
             is_stale=lambda: self._replication.is_stale,
             clock=time.monotonic,

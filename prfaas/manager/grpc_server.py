@@ -152,6 +152,7 @@ class GrpcServer:
             "Match": self._unary("Match", self._match),
             "Route": self._unary("Route", self._route),
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
+            "ReportRequests": self._unary("ReportRequests", self._report_requests),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
             "Drain": self._unary("Drain", self._drain),
             "SetRole": self._unary("SetRole", self._set_role),
@@ -311,6 +312,12 @@ class GrpcServer:
 
     async def _match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
         return self._service.match(request)
+
+    async def _report_requests(self, request: pb.ReportRequestsRequest, who: str) -> pb.ReportRequestsResponse:
+        self._check_is_no_node(who)
+        for one in request.requests:
+            self._service.answered.note(one)
+        return pb.ReportRequestsResponse()
 
     async def _route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
         if not self._service.routing.knows_session(request):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from prfaas import metrics
 from prfaas.index.query import Answer, Query
+from prfaas.manager.answered import Answered
 from prfaas.manager.routing import Routing
 from prfaas.manager.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -29,6 +30,7 @@ class Service:
         self._name = name
         self._world = world
         self.routing = routing
+        self.answered = Answered()
         self._clock = clock
         self._note = note
 

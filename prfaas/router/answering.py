@@ -78,15 +78,16 @@ class Answering:
 
     async def _open(self, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
         """The first answer that has its first bytes."""
-        record.plan = await self.deciding.plan(ask)
+        plan = await self.deciding.plan(ask)
         while True:
+            record.decided(plan)
             try:
-                return await self._try(record.plan, ask, parsed, record)
+                return await self._try(plan, ask, parsed, record)
             except LegFailed as failure:
                 record.failed(failure)
                 if len(record.failures) >= MAX_TRIES:
                     raise
-                ask, record.plan = await self._next(failure, ask, record.plan)
+                ask, plan = await self._next(failure, ask, plan)
 
     async def _next(self, failure: LegFailed, ask: Ask, plan: Plan) -> tuple[Ask, Plan]:
         """What to try after a failure: the same decode instance without a transfer, or another one.
@@ -117,7 +118,9 @@ class Answering:
         num_tokens = len(token_ids)
         first = self.legs.prefill(prefill, prefilling, headers, num_tokens=num_tokens)
         then = self.legs.decode(decode, path, body, headers, num_tokens=num_tokens)
-        return await self.legs.both(asyncio.create_task(first), asyncio.create_task(then))
+        leg = asyncio.create_task(first)
+        leg.add_done_callback(lambda _: record.prefilled())
+        return await self.legs.both(leg, asyncio.create_task(then))
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:
         """The instance that a decision names.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -32,13 +33,16 @@ class Router:
         passing: Passing,
         admission: Admission,
         records: Records,
+        report: Callable[[Record], None],
     ) -> None:
+        """`report` hears of every request that has ended."""
         self._config = config
         self._admission = admission
         self._fleet = fleet
         self._answering = answering
         self._passing = passing
         self._records = records
+        self._report = report
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._complete(request, "completions")
@@ -60,6 +64,7 @@ class Router:
             raise
         finally:
             record.finish()
+            self._report(record)
 
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:

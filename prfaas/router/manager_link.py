@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Iterator
 
 from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
-from prfaas.router.deciding import Ask, Ruling
+from prfaas.router.deciding import Ask, Plan, Ruling
 from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
+from prfaas.router.record import Record
 from prfaas.rpc.channel import Tls
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -20,6 +22,8 @@ from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
 
 REFUSED_SECONDS = 2.0  # before a manager that refuses us is asked again
 REQUEST_ID_BYTES = 8
+REPORT_SECONDS = 1.0
+MAX_UNREPORTED = 4096  # ended requests; the oldest is given up first
 MAX_ROUNDS = 2  # a second question states the hashes that the first answer asked for
 _log = logs.get("router.manager")
 
@@ -38,6 +42,7 @@ class ManagerLink:
             tls=Tls.of(config.tls_authority, config.tls_certificate, config.tls_key),
         )
         self._tells_in_flight = False
+        self._ended: deque[Record] = deque(maxlen=MAX_UNREPORTED)
 
     async def watch_forever(self) -> None:
         """Keep the fleet what the managers say; while none answers it stays as it was."""
@@ -48,6 +53,24 @@ class ManagerLink:
             except PrfaasError as error:
                 _log.error("manager.refuses", error=str(error))
             await asyncio.sleep(REFUSED_SECONDS)
+
+    def ended(self, record: Record) -> None:
+        """Have the manager told how a request was answered."""
+        if record.plan is not None:
+            self._ended.append(record)
+
+    async def report_forever(self) -> None:
+        """Tell the manager of ended requests, each second; what it does not take in time it does not learn."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            if not self._ended:
+                continue
+            answered = [_answered(record, record.plan) for record in self._ended if record.plan is not None]
+            self._ended.clear()
+            try:
+                await self._client.report_requests(pb.ReportRequestsRequest(requests=answered))
+            except (ManagerUnreachable, IndexRefusal) as error:
+                _log.warning("manager.not_told", num_requests=len(answered), error=str(error))
 
     def _take(self, state: pb.StateSnapshot) -> None:
         self._fleet.threshold_tokens = state.threshold_tokens
@@ -138,6 +161,19 @@ class ManagerLink:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _answered(record: Record, plan: Plan) -> pb.ReportRequestsRequest.Answered:
+    return pb.ReportRequestsRequest.Answered(
+        decision_id=bytes.fromhex(plan.decision_id),
+        route=plan.decision.route,
+        reason=plan.decision.reason,
+        status=record.status,
+        fallback=record.fallback or (record.failures[-1].reason if record.failures else ""),
+        ttft_seconds=record.ttft_seconds or 0.0,
+        decide_seconds=record.decide_seconds or 0.0,
+        prefill_seconds=record.prefill_seconds or 0.0,
+    )
 
 
 def _in_flight(fleet: Fleet) -> Iterator[pb.InFlight]:

@@ -28,6 +28,8 @@ class Record:
     failures: list[LegFailed] = field(default_factory=list)
     status: int = 0
     ttft_seconds: float | None = None
+    decide_seconds: float | None = None  # until the legs were sent
+    prefill_seconds: float | None = None  # from then until the prefill leg was answered
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -39,6 +41,17 @@ class Record:
         """The first bytes of an answer are there."""
         self.status = status
         self.ttft_seconds = time.monotonic() - self.started
+
+    def decided(self, plan: Plan) -> None:
+        """The route is known, for the first time or after a failure."""
+        self.plan = plan
+        if self.decide_seconds is None:
+            self.decide_seconds = time.monotonic() - self.started
+
+    def prefilled(self) -> None:
+        """The prefill leg of a remote route has answered."""
+        if self.prefill_seconds is None and self.ttft_seconds is None and self.decide_seconds is not None:
+            self.prefill_seconds = time.monotonic() - self.started - self.decide_seconds
 
     def failed(self, failure: LegFailed) -> None:
         self.failures.append(failure)

@@ -97,6 +97,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
         watches = [asyncio.create_task(fleet.probe_forever())]
         if manager is not None:
             watches.append(asyncio.create_task(manager.watch_forever()))
+            watches.append(asyncio.create_task(manager.report_forever()))
         answering = Answering(
             fleet=fleet,
             deciding=Deciding(config, secret, fleet, manager),
@@ -106,7 +107,15 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
         records = Records()
         passing = Passing(fleet.any_decode, session)
         try:
-            router = Router(config, fleet, answering=answering, passing=passing, admission=admission, records=records)
+            router = Router(
+                config,
+                fleet,
+                answering=answering,
+                passing=passing,
+                admission=admission,
+                records=records,
+                report=manager.ended if manager is not None else lambda record: None,
+            )
             yield router, Choosing(fleet, answering, admission, records)
         finally:
             for watch in watches:

@@ -39,6 +39,10 @@ class ManagerClient:
         response: pb.RouteResponse = await self._call("Route", request)
         return response
 
+    async def report_requests(self, request: pb.ReportRequestsRequest) -> None:
+        """Say how requests were answered. Raises as `Channel.call`."""
+        await self._call("ReportRequests", request)
+
     async def copy(self, request: pb.CopyRequest, *, timeout_seconds: float) -> pb.CopyResponse:
         """Have a node send a prefix to another; returns when that has ended. Raises as `Channel.call`, but for Fenced."""
         response: pb.CopyResponse = await self._ask_writer("Copy", request, timeout_seconds)

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from prfaas.manager import answered
 from prfaas.manager.dashboard.history import History, PathSample, Sample
 from prfaas.manager.dashboard.overview import Overview, decision_counts
 
@@ -77,6 +78,8 @@ class Feed:
             plan_limit=plan.limit if plan else "",
             paths={_name(path): _path_sample(path) for path in its.path_records()},
             counts={f"{its['route']}/{its['reason']}": its["count"] for its in decision_counts()},
+            answered={f"{one['route']}/{one['reason']}/{one['outcome']}": one["count"] for one in answered.counts()},
+            ttft=answered.times(),
             roles={engine.instance: engine.role for member in live for engine in member.node.engines},
             draining=dict(plan.draining.items()) if plan else {},
             nodes={member.node.name: member.node.cluster for member in live},

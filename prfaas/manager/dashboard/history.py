@@ -29,7 +29,7 @@ class PathSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment. `counts` and `sums` only grow while the manager lives."""
+    """One moment. `counts`, `answered` and `ttft` only grow while the manager lives."""
 
     at: float  # seconds since 1970
     threshold_tokens: int
@@ -37,6 +37,8 @@ class Sample:
     plan_limit: str
     paths: Mapping[str, PathSample]  # by "source → destination"
     counts: Mapping[str, float]  # requests routed, by "route/reason"
+    answered: Mapping[str, float]  # requests that routers answered, by "route/reason/outcome"
+    ttft: Mapping[str, Mapping[str, float]]  # by route: seconds of each phase, of all (sum), first tokens (count)
     roles: Mapping[str, str]  # by instance
     draining: Mapping[str, str]
     nodes: Mapping[str, str]  # live ones, with their cluster
@@ -47,7 +49,14 @@ class Sample:
             name: [its.bytes_per_second, its.capacity_bytes_per_second, its.threshold_tokens]
             for name, its in self.paths.items()
         }
-        return {"at": self.at, "threshold_tokens": self.threshold_tokens, "paths": paths, "counts": self.counts}
+        return {
+            "at": self.at,
+            "threshold_tokens": self.threshold_tokens,
+            "paths": paths,
+            "counts": self.counts,
+            "answered": self.answered,
+            "ttft": self.ttft,
+        }
 
 
 @dataclass(frozen=True)

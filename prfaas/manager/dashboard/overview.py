@@ -9,6 +9,7 @@ from typing import Any
 
 from prfaas import metrics
 from prfaas.index.membership import Member
+from prfaas.manager import answered
 from prfaas.manager.holdings import holdings
 from prfaas.manager.paths import Paths
 from prfaas.manager.rebalancing import Rebalancing
@@ -33,6 +34,7 @@ class Overview:
     paths: Paths
     routing: Routing
     rebalancing: Rebalancing
+    answered: answered.Answered
     can_plan: bool
     is_stale: Callable[[], bool]
     clock: Callable[[], float]
@@ -52,10 +54,15 @@ class Overview:
             "pool": holdings(self.world),
             "prefixes": self._prefixes(),
             "sessions": self._sessions(),
-            "requests": [
-                {"id": key.hex(), **its.summary()} for key, its in islice(self.routing.decisions.latest(), MAX_REQUESTS)
-            ],
+            "answered": list(answered.counts()),
+            "ttft": answered.times(),
+            "requests": list(self._requests()),
         }
+
+    def _requests(self) -> Iterator[dict[str, Any]]:
+        for key, decided in islice(self.routing.decisions.latest(), MAX_REQUESTS):
+            ended = self.answered.get(key)
+            yield {"id": key.hex(), **decided.summary(), "ended": asdict(ended) if ended else None}
 
     def _manager(self) -> dict[str, Any]:
         return {

@@ -385,6 +385,35 @@ class ReportTransferResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReportRequestsRequest(_message.Message):
+    __slots__ = ("requests",)
+    class Answered(_message.Message):
+        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds")
+        DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+        ROUTE_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        FALLBACK_FIELD_NUMBER: _ClassVar[int]
+        TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        DECIDE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        decision_id: bytes
+        route: str
+        reason: str
+        status: int
+        fallback: str
+        ttft_seconds: float
+        decide_seconds: float
+        prefill_seconds: float
+        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[ReportRequestsRequest.Answered]
+    def __init__(self, requests: _Optional[_Iterable[_Union[ReportRequestsRequest.Answered, _Mapping]]] = ...) -> None: ...
+
+class ReportRequestsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchStateRequest(_message.Message):
     __slots__ = ("cluster",)
     CLUSTER_FIELD_NUMBER: _ClassVar[int]

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prfaas.index.membership import EngineLoad, Figures, LinkFigures
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, InstanceId
 from tests.free_ports import free_address
 from tests.integration.dashboard.browser import Window, chromium, until_true
@@ -25,7 +26,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LAYOUT = hybrid_layout()
-WITH_FIGURES = ("summary", "map", "threshold", "routes", "paths", "pool", "sessions")
+WITH_FIGURES = ("summary", "map", "threshold", "routes", "ttft", "paths", "pool", "sessions")
 BUSY = LinkFigures(AgentName("d1"), 40e6, 125e6, 0.08, 0.08, 1 << 20, 0.001, num_connections=8)
 
 
@@ -79,7 +80,11 @@ class Stage:
         self._num_requests += 1
         chain = chain_of(num_tokens)
         request_id = self._num_requests.to_bytes(8, "big")
-        await self.client.route(route_request(chain, request_id=request_id, session=f"s{num_tokens}"))
+        its = await self.client.route(route_request(chain, request_id=request_id, session=f"s{num_tokens}"))
+        ended = pb.ReportRequestsRequest.Answered(
+            decision_id=request_id, route=its.route, reason=its.reason, status=200, ttft_seconds=2.5, decide_seconds=0.5
+        )
+        await self.client.report_requests(pb.ReportRequestsRequest(requests=[ended]))
 
     async def metrics(self) -> dict[str, float]:
         """What /metrics says, by name as it writes it."""
@@ -152,7 +157,9 @@ async def test_a_link_that_changes_shows_at_once_in_its_figures_and_its_words(st
 async def test_a_request_shows_with_its_session_prefix_and_explanation(stage: Stage) -> None:
     page = stage.window.page
     await stage.ask(640)
-    await until_true(lambda: _has(stage.row_of("requests-table", "s640"), "local", "short", "640", "320", "d1-engine"))
+    await until_true(
+        lambda: _has(stage.row_of("requests-table", "s640"), "local", "short", "640", "320", "as decided", "2.5 s")
+    )
     await until_true(lambda: _has(stage.row_of("sessions-table", "s640"), "d1", "640 tokens"))
     await until_true(lambda: _has(stage.row_of("prefixes-table", "tiny"), "320", "d1, p1"))
     await stage.until_right("routes")
@@ -162,6 +169,7 @@ async def test_a_request_shows_with_its_session_prefix_and_explanation(stage: St
     await page.locator("#explanation[open]").wait_for()
     said = await stage.window.text("#explanation")
     assert "its uncached tokens do not exceed the threshold" in said
+    assert "decide 500 ms, engine 2.0 s" in said
     assert "d1-engine" in said and "p1-engine" in said
     assert await stage.window.faults() == []
     await page.keyboard.press("Escape")

@@ -102,6 +102,16 @@ async def test_a_long_prompt_is_decided_by_the_manager_under_its_grant_and_its_t
     assert (grant.source, grant.destination, grant.destination_address) == ("east", "west-0", "west-0:7400")
 
 
+async def test_the_manager_hears_how_requests_were_answered(managed: Managed) -> None:
+    answered = managed.manager.service.answered
+    decided = bytes.fromhex(str((await _decided(managed.door, PROMPT))["decision_id"]))
+    await until(lambda: answered.get(decided), what="the report")
+    ended = answered.get(decided)
+    assert ended is not None and ended.outcome == "answered"
+    assert sorted(ended.phases) == ["decide", "handover", "prefill"]
+    assert sum(ended.phases.values()) == pytest.approx(ended.ttft_seconds)
+
+
 async def test_what_a_node_has_cached_keeps_a_long_prompt_there(managed: Managed) -> None:
     chain = HashChain(root_hash(MODEL), PROMPT)
     reporter = managed.reporters["west-0"]

@@ -49,13 +49,19 @@ export class Chart {
     this.drawing.replaceChildren();
     if (!this.times?.length) return;
     this.drawing.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
-    this.top = this.maximum ?? niceTop(Math.max(0, ...this.series.flatMap((its) => its.values.filter(Number.isFinite))));
+    this.top = this.maximum ?? niceTop(this.highest());
     this.drawAxes();
     if (this.isStacked) this.drawAreas();
     else this.series.forEach((its) => this.drawing.append(this.line(its)));
     this.drawLegend();
     if (this.cursor !== null) this.drawCursor();
     this.drawing.setAttribute("aria-label", `${this.label}: ${this.words(this.times.length - 1)}`);
+  }
+
+  highest() {
+    const finite = (value) => (Number.isFinite(value) ? value : 0);
+    if (!this.isStacked) return Math.max(0, ...this.series.flatMap((its) => its.values.map(finite)));
+    return Math.max(0, ...this.times.map((time, position) => this.series.reduce((sum, its) => sum + finite(its.values[position]), 0)));
   }
 
   drawAxes() {

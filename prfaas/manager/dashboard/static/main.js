@@ -8,10 +8,11 @@ import { follow } from "./live.js";
 import { ClusterMap } from "./map.js";
 import { showRequests } from "./requests.js";
 import { showSummary } from "./summary.js";
+import { FirstTokens } from "./ttft.js";
 import { Routes, Threshold } from "./traffic.js";
 import { WhatIf } from "./whatif.js";
 
-const drawn = [new ClusterMap(), new Threshold(), new Routes(), new Links(), new WhatIf()];
+const drawn = [new ClusterMap(), new Threshold(), new Routes(), new FirstTokens(), new Links(), new WhatIf()];
 const shown = [showSummary, showPool, showPrefixes, showSessions, showChanges, showRequests];
 
 function show(now, samples) {

@@ -1,7 +1,7 @@
 // Recent requests, and for each one why it went where it went.
 
 import { byId, fillTable, html } from "./dom.js";
-import { clock, count, tokens } from "./format.js";
+import { clock, count, seconds, tokens } from "./format.js";
 
 export function showRequests(now) {
   fillTable(byId("requests-table"), now.requests, {
@@ -13,9 +13,16 @@ export function showRequests(now) {
       { text: its.num_uncached_tokens === null ? "" : count(its.num_uncached_tokens), numeric: true },
       { text: tokens(its.threshold_tokens), numeric: true },
       its.prefill ?? its.decode ?? "nobody", its.decode ?? "nobody", its.session || "none",
+      answer(its.ended), { text: its.ended?.ttft_seconds ? seconds(its.ended.ttft_seconds) : "", numeric: true },
       { text: "Explain", label: `Explain the request of ${clock(its.at)}, ${its.id.slice(0, 8)}`, press: () => explain(its) },
     ],
   });
+}
+
+function answer(ended) {
+  if (!ended) return "not reported";
+  if (ended.outcome === "answered") return { text: "as decided", mood: "good" };
+  return { text: `${ended.outcome.replace("_", " ")}${ended.fallback ? `: ${ended.fallback}` : ""}`, mood: ended.outcome === "failed" ? "bad" : "busy" };
 }
 
 async function explain(request) {
@@ -37,7 +44,13 @@ function parts(request, { explanation, decision, facts, snapshot }) {
   for (const path of snapshot.paths ?? []) {
     sentences.push(`From ${path.source} to ${path.destination} t was ${tokens(path.threshold_tokens)}, the bandwidth ${path.is_abundant ? "abundant" : "scarce"}.`);
   }
+  if (request.ended?.ttft_seconds) sentences.push(`Its first token came after ${seconds(request.ended.ttft_seconds)}${phases(request.ended.phases)}.`);
   return [...sentences.map((text) => html("p", {}, text)), html("h3", {}, "Who could have taken it"), candidates(decision, facts, snapshot)];
+}
+
+function phases(its) {
+  const words = Object.entries(its).map(([name, value]) => `${name} ${seconds(value)}`);
+  return words.length ? ` (${words.join(", ")})` : "";
 }
 
 function candidates(decision, facts, snapshot) {

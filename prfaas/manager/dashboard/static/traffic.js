@@ -43,36 +43,53 @@ export class Routes {
   }
 
   update(now, samples) {
-    const ordered = [...now.decisions].sort((a, b) => b.count - a.count);
-    const total = ordered.reduce((sum, its) => sum + its.count, 0);
-    this.draw(samples, ordered);
+    const rows = byReason(now);
+    const answered = rows.some((its) => its.answered);
+    const of = (its) => (answered ? its.answered : its.count);
+    const total = rows.reduce((sum, its) => sum + of(its), 0);
+    const ordered = rows.sort((a, b) => of(b) - of(a));
+    const series = ordered.slice(0, MAX_REASONS).map((its, position) => ({
+      name: `${its.route}, ${its.reason}`, colour: position, values: shares(samples, `${its.route}/${its.reason}`, answered),
+    }));
+    this.chart.update(samples.map((its) => its.at), series);
     fillTable(byId("decisions"), ordered, {
       key: (its) => `${its.route}/${its.reason}`,
       empty: "No request has been routed yet.",
       cells: (its) => [
         its.route, its.reason,
-        { text: count(its.count), numeric: true, value: its.count,
-          metric: metric("prfaas_manager_decisions_total", { reason: its.reason, route: its.route }) },
-        { text: percent(its.count / total), numeric: true },
+        { text: count(its.count), numeric: true, ...routedFigure(its) },
+        { text: count(its.answered), numeric: true },
+        { text: total ? percent(of(its) / total) : "", numeric: true },
         { text: its.explanation, words: true },
       ],
     });
   }
+}
 
-  draw(samples, ordered) {
-    const series = ordered.slice(0, MAX_REASONS).map((its, position) => ({
-      name: `${its.route}, ${its.reason}`, colour: position, values: shares(samples, `${its.route}/${its.reason}`),
-    }));
-    this.chart.update(samples.map((its) => its.at), series);
+// A reason that only routers decided by has no figure of this manager's own.
+function routedFigure(its) {
+  const labels = { reason: its.reason, route: its.route };
+  return its.isRouted ? { metric: metric("prfaas_manager_decisions_total", labels), value: its.count } : {};
+}
+
+function byReason(now) {
+  const rows = new Map(now.decisions.map((its) => [`${its.route}/${its.reason}`, { ...its, answered: 0, isRouted: true }]));
+  for (const { route, reason, count: number, explanation } of now.answered) {
+    const its = rows.get(`${route}/${reason}`) ?? { route, reason, explanation, count: 0, answered: 0, isRouted: false };
+    its.answered += number;
+    rows.set(`${route}/${reason}`, its);
   }
+  return [...rows.values()];
 }
 
 // Of the requests of the window before each sample, the share that went so; NaN where there were none.
-function shares(samples, name) {
+function shares(samples, name, answered) {
+  const total = (its, prefix) => answered
+    ? Object.entries(its.answered ?? {}).reduce((sum, [key, value]) => sum + (key.startsWith(prefix) ? value : 0), 0)
+    : Object.entries(its.counts).reduce((sum, [key, value]) => sum + (`${key}/`.startsWith(prefix) ? value : 0), 0);
   return samples.map((its, position) => {
     const before = samples[Math.max(0, position - WINDOW_SAMPLES)];
-    const grown = (key) => Math.max(0, (its.counts[key] ?? 0) - (before.counts[key] ?? 0));
-    const all = Object.keys(its.counts).reduce((sum, key) => sum + grown(key), 0);
-    return all ? grown(name) / all : NaN;
+    const all = total(its, "") - total(before, "");
+    return all > 0 ? Math.max(0, total(its, `${name}/`) - total(before, `${name}/`)) / all : NaN;
   });
 }

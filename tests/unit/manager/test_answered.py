@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from prfaas.manager import answered
+from prfaas.manager.answered import MAX_ANSWERED, Answered, Ended
+from prfaas.rpc.generated import manager_pb2 as pb
+
+LOCAL = pb.ReportRequestsRequest.Answered(
+    decision_id=b"local", route="local", reason="short", status=200, ttft_seconds=0.5, decide_seconds=0.1
+)
+REMOTE = pb.ReportRequestsRequest.Answered(
+    decision_id=b"remote",
+    route="remote",
+    reason="long",
+    status=200,
+    ttft_seconds=2.0,
+    decide_seconds=0.25,
+    prefill_seconds=1.5,
+)
+
+
+def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> Ended | None:
+    changed = pb.ReportRequestsRequest.Answered()
+    changed.CopyFrom(its)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    book = Answered()
+    book.note(changed)
+    return book.get(changed.decision_id)
+
+
+def count_of(**labels: str) -> float:
+    return sum(float(its["count"]) for its in answered.counts() if labels.items() <= its.items())
+
+
+def test_phases_sum_up_to_the_first_token() -> None:
+    assert noted(LOCAL) == Ended("answered", "", 0.5, {"decide": 0.1, "engine": 0.4})
+    assert noted(REMOTE) == Ended("answered", "", 2.0, {"decide": 0.25, "prefill": 1.5, "handover": 0.25})
+    late = noted(REMOTE, prefill_seconds=0.0)  # the prefill leg was answered after the first token
+    assert late is not None and late.phases == {"decide": 0.25, "prefill": 1.75, "handover": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"fallback": "prefill_late"}, "fell_back"),
+        ({"ttft_seconds": 0.0}, "failed"),
+        ({"ttft_seconds": math.nan}, "failed"),
+        ({"ttft_seconds": math.inf}, "failed"),
+        ({"status": 503}, "failed"),
+    ],
+)
+def test_a_request_with_a_failed_leg_has_no_phases(changes: dict[str, object], outcome: str) -> None:
+    ended = noted(REMOTE, **changes)
+    assert ended is not None and (ended.outcome, ended.phases) == (outcome, {})
+
+
+def test_no_phase_is_negative_or_longer_than_all() -> None:
+    for decide, prefill in ((-1.0, -1.0), (9.0, 9.0), (math.nan, math.nan), (math.inf, 1.0)):
+        ended = noted(REMOTE, decide_seconds=decide, prefill_seconds=prefill)
+        assert ended is not None and all(0 <= seconds <= 2.0 for seconds in ended.phases.values())
+        assert sum(ended.phases.values()) == 2.0
+
+
+def test_words_that_no_scheduler_says_become_no_label() -> None:
+    before = count_of()
+    assert noted(LOCAL, reason="because") is None
+    assert noted(LOCAL, route="sideways") is None
+    assert count_of() == before
+    noted(LOCAL)
+    assert count_of() == before + 1
+
+
+def test_the_times_are_those_that_metrics_count() -> None:
+    before = answered.times().get("remote", {})
+    noted(REMOTE)
+    grown = {name: value - before.get(name, 0.0) for name, value in answered.times()["remote"].items()}
+    assert grown == {"count": 1.0, "sum": 2.0, "decide": 0.25, "prefill": 1.5, "handover": 0.25}
+
+
+def test_only_the_latest_are_kept() -> None:
+    book = Answered()
+    for number in range(MAX_ANSWERED + 1):
+        book.note(
+            pb.ReportRequestsRequest.Answered(
+                decision_id=number.to_bytes(8, "big"), route="local", reason="short", ttft_seconds=1.0
+            )
+        )
+    assert book.get((0).to_bytes(8, "big")) is None
+    assert book.get((1).to_bytes(8, "big")) is not None
