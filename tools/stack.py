@@ -87,6 +87,7 @@ class Stack:
         address: str | None = None,
         connector: Mapping[str, Any] | None = None,
         connector_class: tuple[str, str] | None = None,
+        load_failure: str = "recompute",
     ) -> EngineProcess:
         """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role.
 
@@ -97,7 +98,7 @@ class Stack:
         transfer = {
             "kv_connector": "PrfaasConnector",
             "kv_role": role,
-            "kv_load_failure_policy": "recompute",
+            "kv_load_failure_policy": load_failure,
             "kv_connector_extra_config": {"agent_socket": str(agent.socket)} | dict(connector or {}),
         }
         if connector_class is not None:

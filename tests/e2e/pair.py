@@ -35,6 +35,7 @@ NO_ROTARY_KERNEL = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"
 FLAGS = {"lfm2": NO_ROTARY_KERNEL}
 # When decode requests get engine blocks: each way on dense KV, with windows and with states.
 ADMISSIONS = {"qwen3": "auto", "gpt_oss": "preallocate", "nemotron_h": "preallocate", "falcon_h1": "auto"}
+LOAD_FAILURE_POLICIES = {"gpt_oss": "fail"}  # the others recompute
 CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU has none; the others are compared without
 
 
@@ -167,8 +168,15 @@ def running_pair(family: str, directory: Path) -> Iterator[Pair]:
         stack.await_agent(east)
         stack.await_agent(west)
         prefill = stack.start_engine("east", model, agent=east, role="kv_producer", extra=flags(family))
-        admission = {"admission": ADMISSIONS.get(family, "wait")}
-        decode = stack.start_engine("west", model, agent=west, role="kv_both", extra=flags(family), connector=admission)
+        decode = stack.start_engine(
+            "west",
+            model,
+            agent=west,
+            role="kv_both",
+            extra=flags(family),
+            connector={"admission": ADMISSIONS.get(family, "wait")},
+            load_failure=LOAD_FAILURE_POLICIES.get(family, "recompute"),
+        )
         for engine in (prefill, decode):
             stack.await_server(engine.child, engine.url)
         yield Pair(

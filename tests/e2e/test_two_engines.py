@@ -84,6 +84,28 @@ def _leaves_early(pair: Pair, seed: int) -> bool:
     return bool(2 * early >= sent["attention_bytes"])
 
 
+def test_the_wire_carries_the_missing_blocks_and_little_else(pair: Pair) -> None:
+    """Windows and states are as large for a prompt of twice the length; framing is at most 0.5 %."""
+    for length in (CHUNKED, 2 * CHUNKED - 1):
+        pair.through_both(random_prompt(length, seed=length + 17))
+        wait_until(lambda: pair.last_sent()["outcome"] == "completed")
+        sent = pair.last_sent()
+        assert sent["payload_bytes"] == _needed_bytes(pair, length - 1)
+        assert sent["payload_bytes"] <= sent["wire_bytes"] <= 1.005 * sent["payload_bytes"]
+
+
+def _needed_bytes(pair: Pair, num_tokens: int) -> int:
+    """What resuming after whole blocks of `num_tokens` tokens needs."""
+    needed = 0
+    for group in pair.layout().groups:
+        first = 0
+        if group.window_tokens is not None:
+            first = (num_tokens - group.window_tokens + 1) // group.block_tokens
+        states = group.kind == "linear_state"
+        needed += group.block_bytes * (1 if states else -(-num_tokens // group.block_tokens) - first)
+    return needed
+
+
 def test_a_zeroed_layer_changes_the_tokens(pair: Pair) -> None:
     """Negative control: one layer of what the west's agent holds of a prompt is zeroed before the engine loads it."""
     with Vandal(pair) as vandal:

@@ -1,0 +1,41 @@
+"""What the connector costs the prefill engine, and what the wire carries beside KV: from the logs of one run."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, Sites, logged
+
+BAR_HOOK_RATIO = 0.05  # of a prefill step's CPU time
+BAR_FRAMING_RATIO = 0.005  # of the payload
+
+
+def hooks(sites: Sites) -> dict[str, Any]:
+    """CPU time inside our hooks over the engine step's, for steps that compute a whole chunk; by thread clock."""
+    steps = [its for its in logged(sites.prefill.child, "step.cost") if its["num_tokens"] == CHUNK_TOKENS]
+    ratios = [its["hook_seconds"] / its["step_seconds"] for its in steps]
+    spent, whole = (sum(its[name] for its in steps) for name in ("hook_seconds", "step_seconds"))
+    return {
+        "family": FAMILY,
+        "chunk_tokens": CHUNK_TOKENS,
+        "num_steps": len(steps),
+        "step_milliseconds": round(1e3 * statistics.median(its["step_seconds"] for its in steps), 3),
+        "ratio_of_sums": round(spent / whole, 4),
+        "ratio": {
+            name: round(of(ratios), 4) for name, of in (("median", statistics.median), ("min", min), ("max", max))
+        },
+        "bar": BAR_HOOK_RATIO,
+    }
+
+
+def framing(sites: Sites) -> dict[str, Any]:
+    """Bytes on the wire beyond the payload of the missing blocks, over all transfers of the run."""
+    ended = [its for its in logged(sites.far.child, "transfer.complete") if its["direction"] == "out"]
+    ratios = [its["wire_bytes"] / its["payload_bytes"] - 1 for its in ended]
+    return {
+        "num_transfers": len(ended),
+        "payload_bytes": ended[-1]["payload_bytes"],
+        "ratio": {"median": round(statistics.median(ratios), 5), "max": round(max(ratios), 5)},
+        "bar": BAR_FRAMING_RATIO,
+    }
