@@ -9,6 +9,9 @@ from typing import Literal
 from prfaas.types import BlockHash
 
 Tier = Literal["gpu", "memory", "ssd"]
+POOL_TIERS: frozenset[Tier] = frozenset(
+    {"memory", "ssd"}
+)  # what a transfer can be served from; "gpu" is the engine's own
 
 
 @dataclass(frozen=True)

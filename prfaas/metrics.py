@@ -285,6 +285,17 @@ MANAGER_PROMISES = _counter(
     ("cluster", "outcome"),
 )
 
+ENGINE_EVENT_BATCHES = _counter(
+    "prfaas_agent_engine_event_batches",
+    "Batches of KV events from engines beside this agent; outcome is taken, lost (not repeated either) or malformed.",
+    ("outcome",),
+)
+ENGINE_EVENT_ORPHANS = _counter(
+    "prfaas_agent_engine_event_orphans",
+    "Blocks on an engine's device that are not announced: their hash covers extras, or tokens, parent or layout are unknown.",
+    ("reason",),
+)
+
 COLOCATE_REQUESTS = _counter(
     "prfaas_colocate_requests", "Completions answered; outcome is complete, cancelled, refused or failed.", ("outcome",)
 )

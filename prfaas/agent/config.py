@@ -23,7 +23,16 @@ class EngineConfig:
         "text", required=True, doc="The model's served name, which its connector hashes prompts under."
     )
 
+    kv_events: str = setting(
+        "text",
+        default="",
+        doc="Where it publishes its KV events (kv_events_config of vLLM), such as tcp://127.0.0.1:5557.",
+    )
+    kv_events_replay: str = setting("text", default="", doc="Where it repeats KV events that were lost.")
+
     def __post_init__(self) -> None:
+        if self.kv_events_replay and not self.kv_events:
+            raise ValueError("kv_events: missing; kv_events_replay repeats them")
         if self.role not in ("prefill", "decode", "both"):
             raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
 

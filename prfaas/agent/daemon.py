@@ -193,6 +193,7 @@ class Agent:
                     wire_address=address,
                     links=self._links.states,
                     on_copy=self._copying.take,
+                    layouts_of=self._layouts_of,
                 )
                 tasks.create_task(self._reporting.run())
             if self._ssd is not None:
@@ -232,6 +233,9 @@ class Agent:
             metrics.SSD_SLOTS.labels(kind=kind).set(count)
         metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._links.states()))
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
+
+    def _layouts_of(self, instance: str) -> list[Layout]:
+        return [worker.layout for worker in self._engines.workers(instance) if worker.layout is not None]
 
     def _on_pool_change(self, change: PoolChange) -> None:
         if self._ssd is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prfaas import logs
 from prfaas.agent.config import AgentConfig
+from prfaas.agent.engine_cache_feed import EngineCacheFeed
 from prfaas.agent.engine_load import EngineLoads
 from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
@@ -46,8 +48,12 @@ class Reporting:
         wire_address: str,
         links: Callable[[], Iterable[LinkState]],
         on_copy: Callable[[CopyCommand], None],
+        layouts_of: Callable[[str], Sequence[Layout]],
     ) -> None:
-        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` hears commands."""
+        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` hears commands.
+
+        `layouts_of` gives an instance's layouts in the order of its ranks, () unless every rank is attached.
+        """
         self._links = links
         self._loads = EngineLoads(config.engines)
         self._last: dict[tuple[str, str], _Last] = {}
@@ -56,12 +62,24 @@ class Reporting:
         self.reporter = Reporter(
             config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy, tls=tls
         )
+        self._caches = [
+            EngineCacheFeed(
+                engine,
+                layouts=functools.partial(layouts_of, engine.instance),
+                add_layout=self.reporter.add_layout,
+                publish=self.reporter.publish,
+            )
+            for engine in config.engines
+            if engine.kv_events
+        ]
 
     async def run(self) -> None:
         """Report until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reporter.run())
             tasks.create_task(self._loads.watch_forever())
+            for cache in self._caches:
+                tasks.create_task(cache.run())
 
     def add_layout(self, layout: Layout) -> None:
         """An engine brought this layout; comes before its blocks."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
-from prfaas.events import Tier
+from prfaas.events import POOL_TIERS, Tier
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.exact_table import ExactTable
 from prfaas.index.matching import Evidence, Family, Kinds
@@ -28,10 +28,6 @@ from prfaas.index.segments import (
     digest_of_hash,
 )
 from prfaas.types import AgentName, BlockHash, ClusterName
-
-POOL_TIERS: frozenset[Tier] = frozenset(
-    {"memory", "ssd"}
-)  # what a transfer can be served from; "gpu" is the engine's own
 
 
 @dataclass(eq=False)

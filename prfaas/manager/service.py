@@ -10,7 +10,7 @@ from prfaas.manager.answered import Answered
 from prfaas.manager.routing import Routing
 from prfaas.manager.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.translate import answer_message, query_from
+from prfaas.rpc.translate import answer_message, query_from, tiers_from
 from prfaas.types import AgentName
 
 
@@ -41,7 +41,7 @@ class Service:
             IndexRefusal: unknown model, or hashes that are not of our making.
         """
         query = query_from(request)
-        answer = self._world.index.match(query)
+        answer = self._world.index.match(query, tiers=tiers_from(request.tiers))
         self._note(query, answer)
         return answer_message(answer)
 

@@ -10,7 +10,7 @@ import msgpack
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.prefix import is_well_formed
 from prfaas.errors import IndexRefusal, LayoutError
-from prfaas.events import Tier
+from prfaas.events import POOL_TIERS, Tier
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.index.query import Answer, Query
 from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
@@ -188,6 +188,15 @@ def _load(message: pb.EngineLoad) -> EngineLoad:
 
 def query_from(message: pb.MatchRequest) -> Query:
     return Query(message.model, message.units, message.limit_tokens, checkpoints_from(message.checkpoints))
+
+
+def tiers_from(names: Iterable[str]) -> frozenset[Tier]:
+    """The tiers that a question is about; those of the pool unless it names some.
+
+    Raises:
+        IndexRefusal: there is no such tier.
+    """
+    return frozenset(_TIERS[_one_of(tuple(_TIERS), name, "tier")] for name in names) or POOL_TIERS
 
 
 def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int, BlockHash], ...]:

@@ -225,16 +225,18 @@ class StatedCheckpoint(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("model", "units", "limit_tokens", "checkpoints")
+    __slots__ = ("model", "units", "limit_tokens", "checkpoints", "tiers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     units: bytes
     limit_tokens: int
     checkpoints: _containers.RepeatedCompositeFieldContainer[StatedCheckpoint]
-    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ...) -> None: ...
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tiers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeMatch(_message.Message):
     __slots__ = ("node", "cluster", "usable_tokens", "attention_tokens", "reason")

@@ -1,0 +1,163 @@
+"""Follows the KV events of one engine beside this agent, so that the manager knows what the engine has on its device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+import zmq
+import zmq.asyncio
+
+from prfaas import logs, metrics
+from prfaas.agent.config import EngineConfig
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import RemoteProtocolError
+from prfaas.events import PoolEvent
+from prfaas.index.engine_cache import EngineCache, gpu_layout
+from prfaas.index.engine_events import decode_batch
+from prfaas.index.event_sequence import EventSequence
+from prfaas.types import InstanceId
+
+_POLL_SECONDS = 0.2  # how soon an engine that has gone, or come, is noticed
+_REPLAY_SECONDS = 5.0  # without a word: what was lost stays lost
+_NUMBER_BYTES = 8
+_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+
+log = logs.get("agent.engine_cache")
+
+
+class EngineCacheFeed:
+    """One engine. While it is attached its events are followed; when it goes, everything of it is taken back."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        layouts: Callable[[], Sequence[Layout]],
+        add_layout: Callable[[Layout], None],
+        publish: Callable[[Iterable[PoolEvent]], None],
+        check_seconds: float = 5.0,
+    ) -> None:
+        """`layouts` are those of its attached ranks, () unless all are there; `publish` takes changes of the tier "gpu".
+
+        After `check_seconds` without a batch the engine is asked whether the last one is still its last.
+        """
+        self._config = config
+        self._layouts_now = layouts
+        self._add_layout = add_layout
+        self._publish = publish
+        self._check_seconds = check_seconds
+        self._context = zmq.asyncio.Context.instance()
+        self._sequence = EventSequence()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            layouts = tuple(self._layouts_now())
+            if layouts:
+                await self._follow(layouts)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _follow(self, layouts: tuple[Layout, ...]) -> None:
+        """One life of the engine."""
+        instance = InstanceId(self._config.instance)
+        own = [gpu_layout(layout, instance) for layout in layouts]
+        for layout in own:
+            self._add_layout(layout)
+        cache = EngineCache(own)
+        subscriber = self._context.socket(zmq.SUB)
+        try:
+            subscriber.connect(self._config.kv_events)
+            subscriber.subscribe(b"")
+            self._sequence.restart()
+            await self._listen(cache, subscriber, layouts)
+        finally:
+            subscriber.close(linger=0)
+            self._publish(cache.clear())
+
+    async def _listen(self, cache: EngineCache, subscriber: zmq.asyncio.Socket, layouts: tuple[Layout, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while tuple(self._layouts_now()) == layouts:
+            if await subscriber.poll(_POLL_SECONDS * 1000):
+                _, number, payload = await subscriber.recv_multipart()
+                await self._take(cache, int.from_bytes(number, "big"), payload)
+                due = loop.time() + self._check_seconds
+            elif loop.time() >= due:
+                await self._replay(cache)
+                due = loop.time() + self._check_seconds
+
+    async def _take(self, cache: EngineCache, number: int, payload: bytes) -> None:
+        """One batch as it came, those before it that were lost first."""
+        arrival = self._sequence.judge(number, payload)
+        if arrival == "restart":
+            self._begin_anew(cache)
+        if arrival in ("gap", "restart"):
+            await self._replay(cache)
+        self._take_in_order(cache, number, payload)
+
+    def _take_in_order(self, cache: EngineCache, number: int, payload: bytes) -> None:
+        """A batch before which nothing more will come: what is missing there is lost, and nothing before it counts."""
+        arrival = self._sequence.judge(number, payload)
+        if arrival == "gap":
+            log.warning("engine.events_lost", instance=self._config.instance, after=self._sequence.last, next=number)
+            metrics.ENGINE_EVENT_BATCHES.labels(outcome="lost").inc(number - self._sequence.last - 1)
+            self._publish(cache.clear())
+        if arrival in ("next", "gap"):
+            self._apply(cache, number, payload)
+
+    def _apply(self, cache: EngineCache, number: int, payload: bytes) -> None:
+        """What cannot be read may have been anything: nothing is known to be held after it."""
+        self._sequence.take(number, payload)
+        before = cache.orphans.copy()
+        try:
+            changes = cache.apply(decode_batch(payload))
+        except RemoteProtocolError as error:
+            log.warning("engine.events_malformed", instance=self._config.instance, error=str(error))
+            metrics.ENGINE_EVENT_BATCHES.labels(outcome="malformed").inc()
+            changes = cache.clear()
+        else:
+            metrics.ENGINE_EVENT_BATCHES.labels(outcome="taken").inc()
+        for reason, count in (cache.orphans - before).items():
+            metrics.ENGINE_EVENT_ORPHANS.labels(reason=reason).inc(count)
+        self._publish(changes)
+
+    def _begin_anew(self, cache: EngineCache) -> None:
+        log.info("engine.restarted", instance=self._config.instance)
+        self._publish(cache.clear())
+        self._sequence.restart()
+
+    async def _replay(self, cache: EngineCache) -> None:
+        """Take what the engine still remembers beyond the last batch.
+
+        The last batch is asked for once more: an engine that has it no more, or another one, is in another life.
+        """
+        last = self._sequence.last
+        repeated = await self._repeated(max(last, 0))
+        if repeated is None:
+            return
+        if last >= 0 and (not repeated or self._sequence.judge(*repeated[0]) != "known"):
+            self._begin_anew(cache)
+            repeated = await self._repeated(0) or []
+        for number, payload in repeated:
+            self._take_in_order(cache, number, payload)
+
+    async def _repeated(self, first: int) -> list[tuple[int, bytes]] | None:
+        """The batches from `first` on that the engine remembers; None when it does not answer."""
+        if not self._config.kv_events_replay:
+            return None
+        dealer = self._context.socket(zmq.DEALER)
+        found: list[tuple[int, bytes]] = []
+        try:
+            dealer.connect(self._config.kv_events_replay)
+            await dealer.send_multipart([b"", first.to_bytes(_NUMBER_BYTES, "big")])
+            while await dealer.poll(_REPLAY_SECONDS * 1000):
+                frames = await dealer.recv_multipart()
+                number, payload = frames[-2:]
+                if number == _END:
+                    return found
+                found.append((int.from_bytes(number, "big"), payload))
+            log.warning("engine.replay_silent", instance=self._config.instance, first=first)
+            return None
+        finally:
+            dealer.close(linger=0)

@@ -1,0 +1,95 @@
+"""What vLLM says of its own cache, decoded: batches of stored, removed and cleared blocks, in either of its encodings.
+
+A batch is a msgpack array (time, events, data-parallel rank). An event is a map with its class's name under "type", or, from
+engines of before June 2026, an array that begins with that name and goes on in the order of the fields below. Fields and
+events that are not known are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from prfaas.errors import RemoteProtocolError
+
+EngineHash = int | bytes  # vLLM's own, of 64 bits or more: opaque, and equal in every KV group
+_STORED_FIELDS = (
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+    *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
+)
+_REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+_GPU = "GPU"
+
+
+@dataclass(frozen=True)
+class EngineStored:
+    """Blocks of one chain after `parent`. With fewer hashes than blocks it is not said which blocks they are of."""
+
+    hashes: tuple[EngineHash, ...]
+    parent: EngineHash | None
+    token_ids: tuple[int, ...]
+    block_tokens: int
+    group: int | None
+    has_extras: bool  # the hash covers more than tokens: adapter, media, salt, prompt embeddings
+
+
+@dataclass(frozen=True)
+class EngineRemoved:
+    """Blocks that are gone."""
+
+    hashes: tuple[EngineHash, ...]
+    group: int | None
+
+
+@dataclass(frozen=True)
+class EngineCleared:
+    """Every block is gone."""
+
+
+EngineEvent = EngineStored | EngineRemoved | EngineCleared
+
+
+def decode_batch(payload: bytes) -> list[EngineEvent]:
+    """The events of a batch that are about the engine's device memory, in order.
+
+    Raises:
+        RemoteProtocolError: the batch is none of vLLM's.
+    """
+    try:
+        batch = msgpack.unpackb(payload, strict_map_key=False)
+        found = [_event(*_named(item)) for item in batch[1]]
+    except (msgpack.UnpackException, ValueError, TypeError, IndexError, KeyError) as error:
+        raise RemoteProtocolError("malformed", f"a batch of KV events cannot be read: {error!r}") from error
+    return [event for event in found if event is not None]
+
+
+def _named(item: Any) -> tuple[str, dict[str, Any]]:
+    """An event's name and its fields by name."""
+    if isinstance(item, dict):
+        return item["type"], item
+    names: Sequence[str] = {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS}.get(item[0], ())
+    return item[0], dict(zip(names, item[1:], strict=False))
+
+
+def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:
+    if name == "AllBlocksCleared":
+        return EngineCleared()
+    if name not in ("BlockStored", "BlockRemoved") or (fields.get("medium") or _GPU).upper() != _GPU:
+        return None
+    hashes = tuple(fields["block_hashes"])
+    if not all(isinstance(its, int | bytes) for its in hashes):
+        raise ValueError("a block hash is a number or bytes")
+    if name == "BlockRemoved":
+        return EngineRemoved(hashes, fields.get("group_idx"))
+    extras = [fields.get("lora_id"), fields.get("lora_name"), *(fields.get("extra_keys") or ())]
+    return EngineStored(
+        hashes,
+        fields["parent_block_hash"],
+        tuple(fields["token_ids"]),
+        int(fields["block_size"]),
+        fields.get("group_idx"),
+        any(extra is not None for extra in extras),
+    )

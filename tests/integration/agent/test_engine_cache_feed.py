@@ -1,0 +1,193 @@
+"""vLLM's own publisher and event classes on one side, the index on the other: replay, gaps, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+import zmq
+
+from prfaas.agent.config import EngineConfig
+from prfaas.agent.engine_cache_feed import EngineCacheFeed
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.events import PoolEvent
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.index import Index
+from prfaas.index.inventory import Inventory
+from prfaas.index.query import Query
+from prfaas.rpc.tasks import end
+from prfaas.types import AgentName, ClusterName, Shard
+from tests.free_ports import free_address
+from tests.waiting import until
+
+kv_events = pytest.importorskip("vllm.distributed.kv_events")
+
+pytestmark = pytest.mark.vllm
+NODE = AgentName("n1")
+LAYERS = (LayerSlice("layer", 0, 64, "bfloat16", "token"),)
+LAYOUT = Layout("m", "", Shard(), (KVGroup("full_attention", 16, LAYERS),))
+TOKENS = list(range(1600))
+CHAIN = HashChain(root_hash("m"), TOKENS)
+
+
+class Engine:
+    """Publishes as vLLM's scheduler does; each `grow` is a batch of one block."""
+
+    def __init__(self, events: str, replay: str, *, buffer_steps: int = 1000) -> None:
+        # "*" makes vLLM bind; a host would make it connect.
+        pub = events.replace("127.0.0.1", "*")
+        self.publisher = kv_events.ZmqEventPublisher(0, f"tcp://{pub}", f"tcp://{replay}", buffer_steps)
+        self.num_blocks = 0
+
+    def grow(self, count: int, *, extra: object = None) -> None:
+        for _ in range(count):
+            block, self.num_blocks = self.num_blocks, self.num_blocks + 1
+            event = kv_events.BlockStored(
+                block_hashes=[b"hash %d" % block],
+                parent_block_hash=b"hash %d" % (block - 1) if block else None,
+                token_ids=TOKENS[block * 16 : block * 16 + 16],
+                block_size=16,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+                extra_keys=[extra] if extra else None,
+                group_idx=0,
+            )
+            self.publisher.publish(kv_events.KVEventBatch(ts=0.0, events=[event]))
+
+    def shrink(self) -> None:
+        self.num_blocks -= 1
+        gone = kv_events.BlockRemoved(block_hashes=[b"hash %d" % self.num_blocks], medium="GPU", group_idx=0)
+        self.publisher.publish(kv_events.KVEventBatch(ts=0.0, events=[gone]))
+
+    def clear(self) -> None:
+        self.publisher.publish(kv_events.KVEventBatch(ts=0.0, events=[kv_events.AllBlocksCleared()]))
+
+    def close(self) -> None:
+        self.publisher.shutdown()
+
+
+class Followed:
+    """A feed, and the index that it ends in."""
+
+    def __init__(self, *, replay: bool = True) -> None:
+        self.events, self.replay = free_address(), free_address()
+        self.layouts: list[Layout] = [LAYOUT]
+        self.index, self._inventory = Index(), Inventory()
+        repeats = f"tcp://{self.replay}" if replay else ""
+        config = EngineConfig(
+            instance="e1",
+            url="http://e1",
+            role="both",
+            model="m",
+            kv_events=f"tcp://{self.events}",
+            kv_events_replay=repeats,
+        )
+        self._feed = EngineCacheFeed(
+            config, layouts=lambda: self.layouts, add_layout=self._add, publish=self._publish, check_seconds=0.3
+        )
+        self.task = asyncio.create_task(self._feed.run())
+        self._engines: list[Engine] = []
+
+    def _add(self, layout: Layout) -> None:
+        self._inventory.add_layout(layout)
+        self.index.register(NODE, cluster=ClusterName("east"), epoch=1, layouts=self._inventory.layouts)
+
+    def _publish(self, events: Iterable[PoolEvent]) -> None:
+        self.index.apply(NODE, self._inventory.apply(events))
+
+    def engine(self, *, buffer_steps: int = 1000) -> Engine:
+        self._engines.append(Engine(self.events, self.replay, buffer_steps=buffer_steps))
+        return self._engines[-1]
+
+    def usable_blocks(self) -> int:
+        """Of the prompt, in the engine's own memory; nothing of it may count for others."""
+        query = Query("m", b"".join(CHAIN.units), len(TOKENS))
+        assert not self.index.match(query).nodes
+        nodes = self.index.match(query, tiers=frozenset({"gpu"})).nodes
+        return nodes[0].usable_tokens // 16 if nodes else 0
+
+    async def until_blocks(self, count: int) -> None:
+        await until(lambda: bool(self.index.models()) and self.usable_blocks() == count, what=f"{count} blocks")
+
+    async def close(self) -> None:
+        await end((self.task,))
+        for engine in self._engines:
+            await asyncio.to_thread(engine.close)
+
+
+@pytest.fixture
+async def followed() -> AsyncIterator[Followed]:
+    started = Followed()
+    yield started
+    await started.close()
+
+
+async def test_what_was_cached_before_is_replayed_and_what_changes_is_followed(followed: Followed) -> None:
+    engine = followed.engine()
+    engine.grow(20)
+    await followed.until_blocks(20)
+    engine.grow(3)
+    await followed.until_blocks(23)
+    engine.shrink()
+    await followed.until_blocks(22)
+    engine.clear()
+    await followed.until_blocks(0)
+
+
+async def test_an_adapter_s_blocks_are_nobody_s_prefix(followed: Followed) -> None:
+    engine = followed.engine()
+    engine.grow(2)
+    engine.grow(1, extra=("adapter",))
+    engine.grow(2)
+    await followed.until_blocks(2)
+
+
+async def test_a_restarted_engine_s_former_blocks_are_void_and_its_own_are_taken(followed: Followed) -> None:
+    first = followed.engine()
+    first.grow(9)
+    await followed.until_blocks(9)
+    await asyncio.to_thread(first.close)
+    second = followed.engine()
+    second.grow(4)
+    await followed.until_blocks(4)
+
+
+async def test_batches_that_the_engine_repeats_no_more_are_no_hits_and_what_comes_later_is_followed(
+    followed: Followed,
+) -> None:
+    followed.layouts = []  # the engine is not attached yet: nobody listens
+    engine = followed.engine(buffer_steps=3)
+    engine.grow(10)
+    await until(lambda: [number for number, _ in engine.publisher._buffer] == [7, 8, 9])
+    followed.layouts = [LAYOUT]
+    await until(lambda: bool(followed.index.models()))
+    engine.clear()
+    engine.num_blocks = 0
+    engine.grow(2)
+    await followed.until_blocks(2)
+
+
+async def test_batches_that_were_lost_void_what_was_known_before(followed: Followed) -> None:
+    engine = followed.engine(buffer_steps=6)
+    engine.grow(5)
+    await followed.until_blocks(5)
+    publisher, loud = engine.publisher, engine.publisher._pub
+    publisher._pub = publisher._ctx.socket(zmq.PUB)  # nobody hears this one
+    engine.grow(12)
+    await until(lambda: [number for number, _ in publisher._buffer] == [*range(11, 17)])
+    publisher._pub.close(linger=0)
+    publisher._pub = loud
+    await followed.until_blocks(0)
+    engine.clear()
+    engine.num_blocks = 0
+    engine.grow(3)
+    await followed.until_blocks(3)
+
+
+async def test_an_engine_that_goes_takes_its_blocks_with_it(followed: Followed) -> None:
+    followed.engine().grow(5)
+    await followed.until_blocks(5)
+    followed.layouts = []
+    await followed.until_blocks(0)

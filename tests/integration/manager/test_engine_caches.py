@@ -1,0 +1,87 @@
+"""What an engine has on its device reaches the manager through its agent, and leaves with the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prfaas.errors import IndexRefusal
+from tests.free_ports import free_address
+from tests.integration.agent.prefixes import BLOCK_TOKENS, MODEL, chain_of
+from tests.integration.manager.deployment import match_request
+from tests.integration.manager.site import Site
+
+kv_events = pytest.importorskip("vllm.distributed.kv_events")
+
+pytestmark = pytest.mark.vllm
+NUM_BLOCKS = 5
+CHAIN = chain_of(NUM_BLOCKS * BLOCK_TOKENS + 1)
+
+
+def stored(group: int, blocks: range, hashes: list[int]) -> Any:
+    tokens = [position % 50_000 for position in range(blocks.start * BLOCK_TOKENS, blocks.stop * BLOCK_TOKENS)]
+    return kv_events.BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=blocks.start - 1 if blocks.start else None,
+        token_ids=tokens,
+        block_size=BLOCK_TOKENS,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        group_idx=group,
+    )
+
+
+@pytest.fixture
+def addresses() -> tuple[str, str]:
+    return free_address(), free_address()
+
+
+@pytest.fixture
+def publisher(addresses: tuple[str, str]) -> Iterator[Any]:
+    events, replay = (f"tcp://{address}" for address in addresses)
+    made = kv_events.ZmqEventPublisher(0, events.replace("127.0.0.1", "*"), replay)
+    yield made
+    made.shutdown()
+
+
+async def gpu_tokens(site: Site) -> dict[str, int]:
+    request = match_request(CHAIN, model=MODEL)
+    request.tiers.append("gpu")
+    try:
+        return {match.node: match.usable_tokens for match in (await site.client.match(request)).nodes}
+    except IndexRefusal:
+        return {}
+
+
+async def until_gpu_tokens(site: Site, expected: dict[str, int]) -> None:
+    async with asyncio.timeout(20):
+        while await gpu_tokens(site) != expected:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+
+async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_the_engine(
+    site: Site, addresses: tuple[str, str], publisher: Any
+) -> None:
+    engine = {"instance": "n1-engine", "url": "http://n1", "role": "both", "model": MODEL}
+    engine |= {"kv_events": f"tcp://{addresses[0]}", "kv_events_replay": f"tcp://{addresses[1]}"}
+    await site.node("n1", engines=json.dumps([engine]))
+    everything = [*range(NUM_BLOCKS)]
+    window, state = stored(1, range(NUM_BLOCKS), [2, 3]), stored(2, range(NUM_BLOCKS), [3])
+    batch = kv_events.KVEventBatch(ts=0.0, events=[stored(0, range(NUM_BLOCKS), everything), window, state])
+    await asyncio.to_thread(publisher.publish, batch)
+    await until_gpu_tokens(site, {"n1": 4 * BLOCK_TOKENS})
+    assert await site.usable(CHAIN) == {}
+    await asyncio.to_thread(site.hands.pop("n1").close)
+    await until_gpu_tokens(site, {})
+
+
+async def test_a_tier_that_is_none_is_refused(site: Site) -> None:
+    request = match_request(CHAIN, model=MODEL)
+    request.tiers.append("tape")
+    with pytest.raises(IndexRefusal, match="tape"):
+        await site.client.match(request)
