@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 
 import pytest
 import zmq
@@ -18,7 +19,6 @@ from prfaas.index.inventory import Inventory
 from prfaas.index.query import Query
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterName, Shard
-from tests.free_ports import free_address
 from tests.waiting import until
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")
@@ -35,9 +35,7 @@ class Engine:
     """Publishes as vLLM's scheduler does; each `grow` is a batch of one block."""
 
     def __init__(self, events: str, replay: str, *, buffer_steps: int = 1000) -> None:
-        # "*" makes vLLM bind; a host would make it connect.
-        pub = events.replace("127.0.0.1", "*")
-        self.publisher = kv_events.ZmqEventPublisher(0, f"tcp://{pub}", f"tcp://{replay}", buffer_steps)
+        self.publisher = kv_events.ZmqEventPublisher(0, events, replay, buffer_steps)
         self.num_blocks = 0
 
     def grow(self, count: int, *, extra: object = None) -> None:
@@ -71,18 +69,17 @@ class Engine:
 class Followed:
     """A feed, and the index that it ends in."""
 
-    def __init__(self, *, replay: bool = True) -> None:
-        self.events, self.replay = free_address(), free_address()
+    def __init__(self, directory: Path) -> None:
+        self.events, self.replay = f"ipc://{directory}/events", f"ipc://{directory}/replay"
         self.layouts: list[Layout] = [LAYOUT]
         self.index, self._inventory = Index(), Inventory()
-        repeats = f"tcp://{self.replay}" if replay else ""
         config = EngineConfig(
             instance="e1",
             url="http://e1",
             role="both",
             model="m",
-            kv_events=f"tcp://{self.events}",
-            kv_events_replay=repeats,
+            kv_events=self.events,
+            kv_events_replay=self.replay,
         )
         self._feed = EngineCacheFeed(
             config, layouts=lambda: self.layouts, add_layout=self._add, publish=self._publish, check_seconds=0.3
@@ -118,8 +115,8 @@ class Followed:
 
 
 @pytest.fixture
-async def followed() -> AsyncIterator[Followed]:
-    started = Followed()
+async def followed(tmp_path: Path) -> AsyncIterator[Followed]:
+    started = Followed(tmp_path)
     yield started
     await started.close()
 

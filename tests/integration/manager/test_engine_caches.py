@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prfaas.errors import IndexRefusal
-from tests.free_ports import free_address
 from tests.integration.agent.prefixes import BLOCK_TOKENS, MODEL, chain_of
 from tests.integration.manager.deployment import match_request
 from tests.integration.manager.site import Site
@@ -37,14 +37,13 @@ def stored(group: int, blocks: range, hashes: list[int]) -> Any:
 
 
 @pytest.fixture
-def addresses() -> tuple[str, str]:
-    return free_address(), free_address()
+def addresses(tmp_path: Path) -> tuple[str, str]:
+    return f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
 
 
 @pytest.fixture
 def publisher(addresses: tuple[str, str]) -> Iterator[Any]:
-    events, replay = (f"tcp://{address}" for address in addresses)
-    made = kv_events.ZmqEventPublisher(0, events.replace("127.0.0.1", "*"), replay)
+    made = kv_events.ZmqEventPublisher(0, *addresses)
     yield made
     made.shutdown()
 
@@ -68,7 +67,7 @@ async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_
     site: Site, addresses: tuple[str, str], publisher: Any
 ) -> None:
     engine = {"instance": "n1-engine", "url": "http://n1", "role": "both", "model": MODEL}
-    engine |= {"kv_events": f"tcp://{addresses[0]}", "kv_events_replay": f"tcp://{addresses[1]}"}
+    engine |= {"kv_events": addresses[0], "kv_events_replay": addresses[1]}
     await site.node("n1", engines=json.dumps([engine]))
     everything = [*range(NUM_BLOCKS)]
     window, state = stored(1, range(NUM_BLOCKS), [2, 3]), stored(2, range(NUM_BLOCKS), [3])

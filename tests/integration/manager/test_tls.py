@@ -87,7 +87,15 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
         engines=(EngineConfig(instance="n1/0", url="http://127.0.0.1:9", role="both", model="tiny"),),
         **_settings(node),
     )
-    reporting = Reporting(agent, SECRET, epoch=1, wire_address="127.0.0.1:7400", links=list, on_copy=_no_copy)
+    reporting = Reporting(
+        agent,
+        SECRET,
+        epoch=1,
+        wire_address="127.0.0.1:7400",
+        links=list,
+        layouts_of=lambda instance: (),
+        on_copy=_no_copy,
+    )
     running = deployment.run(reporting.reporter)
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")
     config = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=(manager.address,), **_settings(door))

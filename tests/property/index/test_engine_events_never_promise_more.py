@@ -1,0 +1,134 @@
+"""Random lives of an engine's cache, told in either encoding with batches lost, against what the engine really holds."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgpack
+import pytest
+
+from prfaas.cachepool.layout import Layout
+from prfaas.hashing import HashChain, root_hash
+from prfaas.index.engine_cache import EngineCache, gpu_layout
+from prfaas.index.engine_events import decode_batch
+from prfaas.index.index import Index
+from prfaas.index.inventory import Inventory
+from prfaas.index.query import Query
+from prfaas.types import AgentName, ClusterName, InstanceId, Shard
+from tests.property.index.world import group, serves
+
+NODE = AgentName("n1")
+BLOCK = 32
+GROUPS = (group("full_attention", BLOCK), group("sliding_window", BLOCK, 40), group("linear_state", 0))
+Held = set[tuple[int, str]]  # (group, the engine's hash), which is the tokens' and extras' own text
+
+
+class Engine:
+    """A cache of three KV groups and the batches that it publishes."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.held: Held = set()
+        shared = [self.random.randrange(100) for _ in range(6 * BLOCK)]
+        fork = [self.random.randrange(100) for _ in range(6 * BLOCK)]
+        self.prompts = [shared, shared[: 3 * BLOCK] + fork, fork]
+
+    def batch(self) -> bytes:
+        events = [self._change() for _ in range(self.random.randint(1, 4))]
+        packed: bytes = msgpack.packb([0.0, [event for event in events if event], 0])
+        return packed
+
+    def _change(self) -> Any:
+        chance = self.random.random()
+        if chance < 0.05:
+            self.held.clear()
+            return self._said("AllBlocksCleared", {})
+        return self._remove() if chance < 0.35 else self._store()
+
+    def _store(self) -> Any:
+        prompt, which = self.random.choice(self.prompts), self.random.randrange(3)
+        salt = "salt" if self.random.random() < 0.15 else ""
+        first = self.random.randrange(5)
+        last = self.random.randint(first + 1, 6)
+        blocks = [block for block in range(first, last) if which == 0 or self.random.random() < 0.5]
+        hashes = [name(prompt, block, salt) for block in blocks]
+        self.held |= {(which, its) for its in hashes}
+        return self._said(
+            "BlockStored",
+            {
+                "block_hashes": [its.encode() for its in hashes],
+                "parent_block_hash": name(prompt, first - 1, salt).encode() if first else None,
+                "token_ids": prompt[first * BLOCK : last * BLOCK],
+                "block_size": BLOCK,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "extra_keys": [["salt"] if salt and block == 0 else None for block in blocks],
+                "group_idx": which,
+            },
+        )
+
+    def _remove(self) -> Any:
+        if not self.held:
+            return None
+        which, gone = self.random.choice(sorted(self.held))
+        self.held.remove((which, gone))
+        return self._said("BlockRemoved", {"block_hashes": [gone.encode()], "medium": "GPU", "group_idx": which})
+
+    def _said(self, kind: str, fields: dict[str, Any]) -> Any:
+        return {"type": kind, **fields} if self.random.random() < 0.5 else [kind, *fields.values()]
+
+    def usable(self, prompt: list[int]) -> int:
+        """The longest prefix that all groups hold, by looking at every length."""
+        held = [{block for block in range(6) if (which, name(prompt, block, "")) in self.held} for which in range(3)]
+        states = {(block + 1) * BLOCK for block in held[2]}
+        exact: list[set[int]] = [set(), set(), states]
+        lengths = range(len(prompt), 0, -1)
+        fits = (n for n in lengths if all(serves(GROUPS[i], held[i], exact[i], n) for i in range(3)))
+        return next(fits, 0)
+
+
+def name(prompt: list[int], block: int, salt: str) -> str:
+    """The engine's hash of a block: alike in every group, unlike for unlike prefixes."""
+    return f"{salt}{prompt[: (block + 1) * BLOCK]}"
+
+
+def run_life(seed: int) -> tuple[int, int]:
+    """Play one life; returns (queries, queries whose answer was shorter than it could be)."""
+    engine, index, inventory = Engine(seed), Index(), Inventory()
+    layout = gpu_layout(Layout("m", "", Shard(), GROUPS), InstanceId("e1"))
+    inventory.add_layout(layout)
+    index.register(NODE, cluster=ClusterName("east"), epoch=1, layouts=[layout])
+    cache, queries, missed = EngineCache([layout]), 0, 0
+    for _ in range(engine.random.randint(2, 20)):
+        payload = engine.batch()
+        if engine.random.random() < 0.1:
+            index.apply(NODE, inventory.apply(cache.clear()))  # what a feed does once a batch is lost
+            continue
+        index.apply(NODE, inventory.apply(cache.apply(decode_batch(payload))))
+        for prompt in engine.prompts:
+            units = b"".join(HashChain(root_hash("m"), prompt).units)
+            nodes = index.match(Query("m", units, len(prompt)), tiers=frozenset({"gpu"})).nodes
+            promised, best = nodes[0].usable_tokens if nodes else 0, engine.usable(prompt)
+            assert promised <= best, f"seed {seed}: promises {promised}, holds {best}"
+            queries += 1
+            missed += promised < best
+    assert index.digests(NODE) == inventory.digests(), f"seed {seed}: digests differ"
+    return queries, missed
+
+
+def run_lives(count: int) -> None:
+    results = [run_life(seed) for seed in range(count)]
+    found = sum(queries for queries, _ in results) - sum(missed for _, missed in results)
+    assert found > 0.5 * sum(queries for queries, _ in results), "most of what is there is found, or this shows nothing"
+
+
+def test_no_answer_is_longer_than_what_the_engine_holds() -> None:
+    run_lives(150)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ten_thousand_lives() -> None:
+    run_lives(10_000)
