@@ -42,6 +42,7 @@ def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.Argument
         "--replay", type=Path, metavar="FILE", help="make recorded decisions again, a manager's or --record's"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with what it was made from")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs, as SVG")
     config.add_flags(parser, scenario)
     return parser
 
@@ -64,6 +65,9 @@ def _run(flags: argparse.Namespace) -> int:
         runs = command.sweep(flags.config, given, flags.sweep, _progress)
     else:
         runs = command.one(flags.config, given, flags.record)
+    if flags.plot:
+        for file in extras.load("prfaas.sim.plots", extra="plot").write_all(runs, flags.plot):
+            sys.stderr.write(f"{file}\n")
     if flags.json:
         listed = [report.to_json(name, run) for name, run in runs]
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))

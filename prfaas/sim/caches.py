@@ -30,13 +30,13 @@ class Caches:
     def __init__(self, timeline: Timeline, rules: CacheRules, max_blocks: Mapping[AgentName, int]) -> None:
         self._timeline, self._rules = timeline, rules
         self._view = CacheView(tuple(max_blocks), rules.block_tokens)
-        self._caches = {
-            agent: PrefixCache(
-                rules.block_tokens, blocks, eviction=rules.eviction, on_change=partial(self._changed, agent)
-            )
-            for agent, blocks in max_blocks.items()
-            if blocks
-        }
+        self._max_blocks = max_blocks
+        self._caches = {agent: self._empty(agent) for agent, blocks in max_blocks.items() if blocks}
+
+    def _empty(self, agent: AgentName) -> PrefixCache:
+        rules, room = self._rules, self._max_blocks[agent]
+        changed = partial(self._changed, agent)
+        return PrefixCache(rules.block_tokens, room, eviction=rules.eviction, on_change=changed)
 
     def _changed(self, agent: AgentName, change: PoolChange) -> None:
         if self._rules.announce_seconds:
@@ -61,6 +61,14 @@ class Caches:
         cache = self._caches.get(agent)
         if blocks and cache is not None:
             cache.keep(blocks)
+
+    def clear(self, agent: AgentName) -> None:
+        """A node has lost everything, and nobody is said to hold it there."""
+        cache = self._caches.get(agent)
+        if cache is not None:
+            cache.close()
+            self._caches[agent] = self._empty(agent)
+            self._view.forget(agent)
 
     def close(self) -> None:
         """Give all memory back."""

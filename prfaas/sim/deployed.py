@@ -48,7 +48,7 @@ def deploy(
     )
     egress = {ClusterName(cluster.name): deployment.egress(cluster) for cluster in deployment.prfaas}
     wires = Wires(deployment.model.curve(), egress, num_layers=settings.num_layers, rtt_seconds=settings.rtt_seconds)
-    rules = Rules(snapshot, settings.caches, max_sessions=settings.max_sessions)
+    rules = Rules(snapshot, settings.caches, max_sessions=settings.max_sessions, operations=settings.operations)
     return Twin(_nodes(deployment, workload, plan, settings), wires, rules, follow_up=follow_up, watch=watch)
 
 
@@ -59,15 +59,12 @@ def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: Eng
         decode = _decode_spec(pd, deployment, workload, settings)
         num_prefill = round(split.num_prefill)
         for index in range(pd.num_instances):
+            role: InstanceRole = "prefill" if index < num_prefill else "decode"
+            sharing = None
             if settings.interference is not None:
-                policy = Policy(1.0 / deployment.objectives.decode_tokens_per_second)
+                role, policy = "both", Policy(1.0 / deployment.objectives.decode_tokens_per_second)
                 sharing = SharingSpec(policy, settings.interference, workload.output.mean_context_tokens)
-                yield Node(_state(pd.name, "pd", index, "both"), decode, settings.cache_blocks, sharing)
-            elif index < num_prefill:
-                spec = EngineSpec(pd.profile.prefill, None)
-                yield Node(_state(pd.name, "pd", index, "prefill"), spec, settings.cache_blocks)
-            else:
-                yield Node(_state(pd.name, "pd", index, "decode"), decode, settings.cache_blocks)
+            yield Node(_state(pd.name, "pd", index, role), decode, settings.cache_blocks, sharing)
 
 
 def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, settings: EngineSettings) -> EngineSpec:

@@ -11,6 +11,7 @@ from prfaas.errors import ConfigError
 from prfaas.scheduler.ppd import PpdTable, read_measured
 from prfaas.scheduler.snapshot import LocalPolicy
 from prfaas.sim.caches import CacheRules
+from prfaas.sim.operations import Operations, read_outages, read_role_changes
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.shared_instance import Interference
 from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS
@@ -32,6 +33,7 @@ class EngineSettings:
     num_layers: int = 1
     rtt_seconds: float = 0.0
     max_sessions: float = float("inf")
+    operations: Operations = field(default_factory=Operations)
     interference: Interference | None = None  # PD instances that prefill and decode at the same time
 
 
@@ -39,7 +41,7 @@ def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
     """The scenario's.
 
     Raises:
-        ConfigError: the PPD table cannot be used.
+        ConfigError: the PPD table, an outage or a role change cannot be used.
     """
     tokens, block_tokens = scenario.cache_tokens, scenario.block_tokens
     return EngineSettings(
@@ -52,6 +54,9 @@ def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
         caches=CacheRules(block_tokens, policy_of(scenario.eviction), scenario.announce),
         num_layers=scenario.layers,
         rtt_seconds=scenario.rtt,
+        operations=Operations(
+            read_outages(scenario.outages), read_role_changes(scenario.role_changes), scenario.heartbeats
+        ),
         interference=Interference() if scenario.shared else None,
     )
 

@@ -80,16 +80,32 @@ class Instance:
         self._ends_at = 0.0
         self._version = 0
         self._idle = True
+        self._is_stopped = False
 
     def prefill(self, prefill: Prefill) -> None:
-        """Queue a prompt."""
-        self._queue.append(prefill)
-        self._wake()
+        """Queue a prompt; a stopped engine loses it."""
+        if not self._is_stopped:
+            self._queue.append(prefill)
+            self._wake()
 
     def decode(self, request: Request) -> None:
         """Take over a request whose KV has arrived; the first step recomputes its last prompt token."""
-        self._joining.append(request)
-        self._wake()
+        if not self._is_stopped:
+            self._joining.append(request)
+            self._wake()
+
+    def stop(self) -> None:
+        """Lose everything; nobody is told."""
+        self._is_stopped, self._idle = True, True
+        self._version += 1
+        for held in (self._queue, self._current, self._joining, self._fresh):
+            held.clear()
+        self._chunk = []
+        self._batch = DecodeBatch(self._spec.decode)
+
+    def restart(self) -> None:
+        """Take requests again."""
+        self._is_stopped = False
 
     def _wake(self) -> None:
         if self._idle:

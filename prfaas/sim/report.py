@@ -38,6 +38,7 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
         ("throughput (req/s)", lambda run: f"{run.summary.throughput:.3f}"),
         ("goodput (req/s)", lambda run: f"{run.summary.goodput:.3f}"),
         ("success", lambda run: f"{run.summary.success_ratio:.1%}"),
+        ("sent again", lambda run: f"{run.summary.retried_ratio:.1%}"),
         ("egress (Gbps)", lambda run: f"{run.summary.egress_bytes_per_second / _GBIT:.2f}"),
     ]
     for name, of in _LATENCIES.items():
@@ -79,6 +80,7 @@ def to_json(name: str, run: Run) -> dict[str, Any]:
         "rate": run.rate,
         **plain,
         "success_ratio": summary.success_ratio,
+        "retried_ratio": summary.retried_ratio,
         "egress_bytes_per_second": summary.egress_bytes_per_second,
         "utilisation": dict(summary.utilisation),
         "reasons": dict(summary.reasons),

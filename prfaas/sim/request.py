@@ -15,7 +15,7 @@ class Request:
 
     `num_cached_tokens` is the usable prefix as the traffic states it; `blocks` name the prompt's blocks where prefix
     caches are simulated, `blocks_after` those that are there once its answer is. `session` groups the turns of a
-    conversation, `turn` counts from 1.
+    conversation, `turn` counts from 1. `num_retries`: how often it was sent again.
     """
 
     __slots__ = (
@@ -29,6 +29,7 @@ class Request:
         "num_cached_tokens",
         "num_output_tokens",
         "num_prompt_tokens",
+        "num_retries",
         "prefill_end",
         "prefill_start",
         "reason",
@@ -59,9 +60,26 @@ class Request:
         self.turn = turn
         self.blocks = blocks
         self.blocks_after = blocks_after or blocks
+        self.num_retries = 0
         self.reason = ""
         self.prefill_start = self.prefill_end = self.transfer_end = NEVER
         self.decode_start = self.first_token = self.decode_end = NEVER
+
+    def again(self) -> Request:
+        """The same request, with nothing done for it yet."""
+        fresh = Request(
+            self.index,
+            self.arrival,
+            prompt_tokens=self.num_prompt_tokens,
+            output_tokens=self.num_output_tokens,
+            cached_tokens=self.num_cached_tokens,
+            session=self.session,
+            turn=self.turn,
+            blocks=self.blocks,
+            blocks_after=self.blocks_after,
+        )
+        fresh.num_retries = self.num_retries + 1
+        return fresh
 
     @property
     def num_uncached_tokens(self) -> int:

@@ -91,7 +91,19 @@ class Scenario:
     turns: str = setting(
         "text", default="", doc='instances: conversations, new>output tokens of each turn: "1024>256,64>256".'
     )
+    conversations: Path | None = setting(
+        "path", default=None, doc="instances: conversations of a file, ShareGPT's JSON or WildChat's JSON lines."
+    )
     think: float = setting("seconds", default=0.0, doc="instances: from an answer to the conversation's next turn.")
+    outages: str = setting(
+        "text", default="", doc='instances: who dies when, for how long: "h20-003@2m+30s, h200-000@5m+1m".'
+    )
+    heartbeats: float = setting("seconds", default=5.0, doc="instances: how long a death goes unnoticed.")
+    role_changes: str = setting(
+        "text",
+        default="",
+        doc='instances: who drains when, its new role, how long that takes: "h20-003@2m=decode+30s".',
+    )
     warmup: float = setting("ratio", default=0.1, maximum=0.9, doc="Share of the requests that is not counted.")
     timeout: float | None = setting("seconds", default=None, doc="A request that takes longer has failed.")
     goodput: GoodputSection = setting(record(GoodputSection), doc="Service-level objectives.")

@@ -104,18 +104,36 @@ class SharedInstance:
         self._version = 0
         self._sharing = Sharing()
         self._is_stepping = False
+        self._is_stopped = False
+        self._life = 0  # counts the stops: a step of an earlier life has no end
         self._fresh: list[Request] = []  # decode without having had a token
 
     def prefill(self, prefill: Prefill) -> None:
-        """Queue a prompt."""
-        self._queue.append(prefill)
-        self._start_prompt()
+        """Queue a prompt; a stopped engine loses it."""
+        if not self._is_stopped:
+            self._queue.append(prefill)
+            self._start_prompt()
 
     def decode(self, request: Request) -> None:
         """Take over a request whose KV is here."""
+        if self._is_stopped:
+            return
         self._joining.append(request)
         if not self._is_stepping:
             self._step()
+
+    def stop(self) -> None:
+        """Lose everything; nobody is told."""
+        self._is_stopped, self._is_stepping, self._current = True, False, None
+        self._version += 1
+        self._life += 1
+        for held in (self._queue, self._joining, self._fresh):
+            held.clear()
+        self._batch = DecodeBatch(self._spec.decode)
+
+    def restart(self) -> None:
+        """Take requests again."""
+        self._is_stopped = False
 
     # Prefill side
 
@@ -185,7 +203,7 @@ class SharedInstance:
         self._share()
         if self._is_stepping:
             seconds = self._batch.seconds(1) / self._interference.decode_speed(self._sharing.partition)
-            self._timeline.at(self._timeline.now + seconds, self._stepped, seconds)
+            self._timeline.at(self._timeline.now + seconds, self._stepped, (seconds, self._life))
 
     def _join(self, request: Request) -> None:
         """One whose KV came from elsewhere has had no token: its last prompt token is computed again."""
@@ -195,7 +213,10 @@ class SharedInstance:
         if not has_token:
             self._fresh.append(request)
 
-    def _stepped(self, seconds: float) -> None:
+    def _stepped(self, step: tuple[float, int]) -> None:
+        seconds, life = step
+        if life != self._life:
+            return
         self.busy_seconds += seconds
         self._gaps.add(seconds, self._batch.num)
         for request in self._fresh:

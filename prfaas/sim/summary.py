@@ -12,6 +12,7 @@ from prfaas.model.curve import FloatArray
 from prfaas.sim.request import Request
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_PERCENTS = tuple(percent / 100 for percent in range(101))
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Distribution:
 
     mean: float
     quantiles: tuple[float, ...]
+    percentiles: tuple[float, ...] = ()  # 0 to 100, for plots
 
     def quantile(self, ratio: float) -> float:
         """One of `QUANTILES`."""
@@ -67,6 +69,7 @@ class Summary:
     reasons: Mapping[str, float]
     egress_bytes_per_second: float
     utilisation: Mapping[str, float] = field(default_factory=dict)
+    retried_ratio: float = 0.0  # of the requests, those that were sent again
 
 
 def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distribution:
@@ -74,11 +77,16 @@ def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distr
     if not len(values):
         return Distribution(float("nan"), (float("nan"),) * len(QUANTILES))
     if weights is None:
-        return Distribution(float(values.mean()), tuple(np.quantile(values, QUANTILES).tolist()))
+        percentiles = tuple(np.quantile(values, _PERCENTS).tolist())
+        return Distribution(float(values.mean()), tuple(np.quantile(values, QUANTILES).tolist()), percentiles)
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
-    indices = np.minimum(np.searchsorted(reached, np.array(QUANTILES) * reached[-1]), len(values) - 1)
-    return Distribution(float(values @ weights / weights.sum()), tuple(values[order][indices].tolist()))
+
+    def at(ratios: Sequence[float]) -> tuple[float, ...]:
+        indices = np.minimum(np.searchsorted(reached, np.array(ratios) * reached[-1]), len(values) - 1)
+        return tuple(values[order][indices].tolist())
+
+    return Distribution(float(values @ weights / weights.sum()), at(QUANTILES), at(_PERCENTS))
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ def summarise(
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
         egress_bytes_per_second=egress_bytes / max(end, 1e-12),
         utilisation=dict(utilisation or {}),
+        retried_ratio=sum(1 for one in counted if one.num_retries) / len(counted),
     )
 
 

@@ -6,13 +6,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from prfaas.errors import ConfigError
 from prfaas.model.curve import Curve
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.caches import CacheRules, Caches
 from prfaas.sim.gaps import Gaps
 from prfaas.sim.instance import Callbacks, EngineSpec, Instance, Prefill
+from prfaas.sim.operations import Operations, Outage, RoleChange
 from prfaas.sim.request import Request
 from prfaas.sim.shared_instance import SharedInstance, SharingSpec
 from prfaas.sim.timeline import Timeline
@@ -71,6 +74,7 @@ class Rules:
     overhead_per_token_seconds: float = 0.0
     max_sessions: float = math.inf
     assign: Assign | None = None
+    operations: Operations = field(default_factory=Operations)
 
 
 class Twin:
@@ -96,7 +100,7 @@ class Twin:
         self._caches = Caches(self.timeline, rules.caches, room)
         self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
         self._session_agent: dict[int, AgentName] = {}
-        self._decisions: dict[int, Decision] = {}
+        self._decisions: dict[Request, Decision] = {}
         self.egress = {
             name: Egress(self.timeline, wires.egress_bytes_per_second.get(name, math.inf))
             for name in dict.fromkeys(state.cluster for state in self._states)
@@ -105,12 +109,17 @@ class Twin:
         self._arriving: Iterator[Request] = iter(())
         self._outside: deque[Request] = deque()
         self._num_sessions = 0
+        self._dead: set[InstanceId | None] = set()
+        self._draining: dict[InstanceId, RoleChange] = {}
+        self._plan_operations(rules.operations)
 
     def _engine(self, node: Node) -> Instance | SharedInstance:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
         if node.sharing is not None:
             return SharedInstance(self.timeline, node.spec, callbacks, self.gaps, sharing=node.sharing)
-        return Instance(self.timeline, node.spec, callbacks, self.gaps)
+        prefills = node.state.role == "prefill"
+        spec = replace(node.spec, decode=None, chunk_tokens=None) if prefills else node.spec
+        return Instance(self.timeline, spec, callbacks, self.gaps)
 
     def run(self, requests: Iterable[Request]) -> None:
         """Take these requests, which ascend by arrival, and what follows them, and let all of them end. Once."""
@@ -136,6 +145,9 @@ class Twin:
 
     def _arrive(self, request: Request) -> None:
         self.requests.append(request)
+        self._route(request)
+
+    def _route(self, request: Request) -> None:
         base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, _NOBODY)
         snapshot, facts = replace(base, instances=tuple(self._states)), self._facts(request, excluded)
         decision = route(snapshot, facts)
@@ -145,7 +157,7 @@ class Twin:
         if decision.decode is None:
             self._end_session()
             return
-        self._decisions[request.index] = decision
+        self._decisions[request] = decision
         for name in {decision.decode, decision.prefill or decision.decode}:
             self._count(name, 1)
         self._session_agent[request.session] = self._nodes[decision.decode].state.agent
@@ -168,9 +180,13 @@ class Twin:
         position = self._position[name]
         state = self._states[position]
         self._states[position] = replace(state, num_requests=state.num_requests + change)
+        if name in self._draining and not self._states[position].num_requests:
+            self._drained(name)
 
     def _start(self, request: Request) -> None:
-        decision = self._decisions[request.index]
+        decision = self._decisions.get(request)
+        if decision is None:  # it was sent again
+            return
         assert decision.decode is not None
         name = decision.prefill or decision.decode
         cached = self._caches.usable(request, self._nodes[name].state.agent)
@@ -179,12 +195,12 @@ class Twin:
 
     def _send(self, prefill: Prefill, seconds: float) -> None:
         """The last chunk starts: from here on its layers leave."""
-        if prefill.stays:
+        decision = self._decisions.get(prefill.request)
+        if prefill.stays or decision is None:
             return
-        decision = self._decisions[prefill.request.index]
         assert decision.prefill is not None
         assert decision.decode is not None
-        source, target = (self._nodes[decision.prefill].state, self._nodes[decision.decode].state)
+        source, target = self._nodes[decision.prefill].state, self._nodes[decision.decode].state
         path = self._path(source, target.cluster)
         num_bytes = self._missing_bytes(prefill.request, target.agent)
         path.start(prefill.request, num_bytes, prefill_seconds=seconds, arrived=self._arrived)
@@ -209,7 +225,9 @@ class Twin:
 
     def _prefilled(self, prefill: Prefill) -> None:
         """The prompt's blocks are in its node's cache; who prefilled for another is done with it."""
-        decision = self._decisions[prefill.request.index]
+        decision = self._decisions.get(prefill.request)
+        if decision is None:
+            return
         assert decision.decode is not None
         name = decision.prefill or decision.decode
         self._caches.keep(self._nodes[name].state.agent, prefill.request.blocks)
@@ -223,14 +241,16 @@ class Twin:
             self._hand_over(request)
 
     def _hand_over(self, request: Request) -> None:
-        decision = self._decisions[request.index]
+        decision = self._decisions.get(request)
+        if decision is None or decision.prefill in self._dead:
+            return
         assert decision.decode is not None
         request.transfer_end = self.timeline.now
         self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks)
         self.instances[decision.decode].decode(request)
 
     def _answered(self, request: Request) -> None:
-        decision = self._decisions.pop(request.index)
+        decision = self._decisions.pop(request)
         assert decision.decode is not None
         self._count(decision.decode, -1)
         self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks_after)
@@ -245,3 +265,66 @@ class Twin:
         if self._outside:
             self._num_sessions += 1
             self._arrive(self._outside.popleft())
+
+    # Operations
+
+    def _plan_operations(self, operations: Operations) -> None:
+        known = {one.instance for one in operations.outages} | {one.instance for one in operations.role_changes}
+        if unknown := known - self._nodes.keys():
+            raise ConfigError(f"no instance {', '.join(sorted(unknown))}; there are {', '.join(sorted(self._nodes))}")
+        for outage in operations.outages:
+            self.timeline.at(outage.start, self._die, outage)
+        for change in operations.role_changes:
+            self.timeline.at(change.start, self._drain, change)
+
+    def _set(self, name: InstanceId, **fields: Any) -> None:
+        position = self._position[name]
+        self._states[position] = replace(self._states[position], **fields)
+
+    def _die(self, outage: Outage) -> None:
+        name = outage.instance
+        self._dead.add(name)
+        self.instances[name].stop()
+        self._caches.clear(self._nodes[name].state.agent)
+        notice = min(self.rules.operations.notice_seconds, outage.seconds)
+        self.timeline.at(self.timeline.now + notice, self._notice, name)
+        self.timeline.at(self.timeline.now + outage.seconds, self._return, name)
+
+    def _notice(self, name: InstanceId) -> None:
+        """Its heartbeats have been missing for long enough: nothing is sent there, what was there is sent again."""
+        self._set(name, healthy=False)
+        for request, decision in list(self._decisions.items()):
+            has_lost = decision.decode == name or (decision.prefill == name and math.isnan(request.transfer_end))
+            if has_lost:
+                self._send_again(request, decision)
+
+    def _send_again(self, request: Request, decision: Decision) -> None:
+        del self._decisions[request]
+        assert decision.decode is not None
+        self._count(decision.decode, -1)
+        if decision.prefill is not None and math.isnan(request.prefill_end):
+            self._count(decision.prefill, -1)
+        again = request.again()
+        self.requests[self.requests.index(request)] = again
+        self._route(again)
+
+    def _return(self, name: InstanceId) -> None:
+        self._dead.discard(name)
+        self.instances[name].restart()
+        self._set(name, healthy=True)
+
+    def _drain(self, change: RoleChange) -> None:
+        self._draining[change.instance] = change
+        self._set(change.instance, healthy=False)
+        if not self._states[self._position[change.instance]].num_requests:
+            self._drained(change.instance)
+
+    def _drained(self, name: InstanceId) -> None:
+        change = self._draining.pop(name)
+        self.timeline.at(self.timeline.now + change.seconds, self._become, change)
+
+    def _become(self, change: RoleChange) -> None:
+        name = change.instance
+        self._set(name, role=change.role, healthy=True)
+        self._nodes[name] = replace(self._nodes[name], state=self._states[self._position[name]])
+        self.instances[name] = self._engine(self._nodes[name])

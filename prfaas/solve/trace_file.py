@@ -1,4 +1,4 @@
-"""Traffic recorded in a file: CSV, JSONL (also Mooncake's public traces), ShareGPT-like conversations."""
+"""Traffic recorded in a file: CSV, JSONL (also Mooncake's public traces), conversations as ShareGPT and WildChat have them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _COLUMNS = {
     "timestamp": ("timestamp", "time", "arrival", "arrived_at"),
     "turn": ("turn", "turn_index"),
 }
+_MESSAGES = ("conversations", "conversation", "messages")  # ShareGPT's, WildChat's and the OpenAI API's name
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def read_requests(path: Path) -> tuple[list[Request], tuple[str, ...]]:
     elif path.suffix == ".csv":
         requests = [request for request, _ in _requests(_csv_fields(text, path), path)]
     else:
-        requests = list(_with_hash_ids(_requests(_jsonl_fields(text, path), path)))
+        requests, inferred = _lines(list(_jsonl_fields(text, path)), path)
     _check(requests, path)
     return requests, inferred
 
@@ -190,6 +191,19 @@ def _with_hash_ids(rows: Iterable[tuple[Request, Mapping[str, Any]]]) -> Iterato
         yield replace(request, cached_tokens=max(cached, 0.0), blocks=tuple(ids))
 
 
+def _lines(rows: list[tuple[int, Mapping[str, Any]]], path: Path) -> tuple[list[Request], tuple[str, ...]]:
+    """A request for each line; or, as WildChat has it, a conversation for each: {"conversation": [...]}."""
+    if not rows or _messages(rows[0][1]) is None:
+        return list(_with_hash_ids(_requests(rows, path))), ()
+    return _listed([fields for _, fields in rows], path)
+
+
+def _messages(entry: Any) -> list[Any] | None:
+    """What a conversation holds, under one of the names that it has in public data."""
+    named = (entry.get(name) for name in _MESSAGES) if isinstance(entry, dict) else ()
+    return next((messages for messages in named if isinstance(messages, list)), None)
+
+
 def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...]]:
     """ShareGPT-like: a list of {"conversations": [{"from": "human" | "gpt", "value": ...}]}."""
     try:
@@ -198,6 +212,10 @@ def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(listed, list):
         raise ConfigError(f"{path}: a list of conversations is expected")
+    return _listed(listed, path)
+
+
+def _listed(listed: Sequence[Any], path: Path) -> tuple[list[Request], tuple[str, ...]]:
     requests = [request for index, entry in enumerate(listed) for request in _turns(entry, path, index)]
     counted = f"token counts of {path.name} ({_CHARACTERS_PER_TOKEN} characters each, where it has none)"
     return requests, (counted,)
@@ -205,9 +223,9 @@ def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...
 
 def _turns(entry: Any, path: Path, index: int) -> Iterator[Request]:
     """A request for each message of the user that has an answer; what was said before is cached."""
-    messages = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
-    if not isinstance(messages, list):
-        raise ConfigError(f"{path} conversation {index + 1}: no list named conversations or messages")
+    messages = _messages(entry)
+    if messages is None:
+        raise ConfigError(f"{path} conversation {index + 1}: no list named {' or '.join(_MESSAGES)}")
     held, asked, turn = 0.0, 0.0, 0
     for message in messages:
         tokens = _message_tokens(message, path, index)

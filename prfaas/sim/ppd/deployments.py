@@ -111,7 +111,7 @@ def twin(
         setup_seconds=model.handover_seconds,
         sends_all=True,
     )
-    conversations = Conversations(turns, finds_answers=harness.finds_answers)
+    conversations = Conversations([turns], finds_answers=harness.finds_answers)
     return Twin([_node(*one, model) for one in nodes], wires, rules, follow_up=conversations.following)
 
 

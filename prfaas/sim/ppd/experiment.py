@@ -35,7 +35,7 @@ def converse(configuration: str, turns: Sequence[Turn], *, qps: float, effort: E
     generator = np.random.default_rng(seed)
     count = max(MIN_CONVERSATIONS, round(qps * ARRIVAL_SECONDS))
     times = np.sort(generator.uniform(0.0, count / qps, count)).tolist()
-    opening = Conversations(turns, finds_answers=effort.harness.finds_answers)
+    opening = Conversations([turns], finds_answers=effort.harness.finds_answers)
     run = twin(configuration, turns, effort.model, harness=effort.harness)
     run.run(opening.first(session, time) for session, time in enumerate(times))
     return run.requests

@@ -62,6 +62,22 @@ def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureF
     assert suffix["ttft"]["mean"] < always["ttft"]["mean"]
 
 
+def test_a_sweep_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    output(capsys, "--compare", "load=50%,90%", "--plot", str(tmp_path / "plots"))
+    drawn = {file.name for file in (tmp_path / "plots").iterdir()}
+    assert drawn == {"ttft-cdf.svg", "itl-cdf.svg", "end_to_end-cdf.svg", "frontier.svg"}
+
+
+def test_recorded_conversations_are_held(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Three turns and one turn, in turn: of 500 conversations 250 have each."""
+    file = tmp_path / "wildchat.jsonl"
+    said = [{"role": role, "content": "x" * 4000} for role in ("user", "assistant") * 3]
+    file.write_text("\n".join(json.dumps({"conversation": one}) for one in (said, said[:2])))
+    argv = ["--json", "--fidelity", "instances", "--conversations", str(file), "--warmup", "0", "--load", "1req/s"]
+    (run,) = json.loads(output(capsys, *argv))
+    assert run["num_requests"] == 250 * 3 + 250
+
+
 def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "decisions.jsonl")
     output(capsys, "--fidelity", "instances", "--record", file)
@@ -75,6 +91,7 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--compare", "speed=1,2"], "write a setting and its values"),
         (["--arrivals", "gamma:cw=3"], "cw"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
+        (["--fidelity", "instances", "--turns", "8>8", "--conversations", "a.json"], "one of the two"),
         (["--study", "nothing"], "queueing, rapid, overlap"),
         (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--shared", "true"], "fidelity: instances"),

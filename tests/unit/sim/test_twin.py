@@ -21,7 +21,7 @@ def case_study() -> Setup:
 
 def twin_of(settings: EngineSettings, turns: list[Turn] | None = None) -> tuple[Twin, Conversations]:
     setup = case_study()
-    conversations = Conversations(turns or [], block_tokens=settings.caches.block_tokens)
+    conversations = Conversations([turns or []], block_tokens=settings.caches.block_tokens)
     follow_up = conversations.following if turns else None
     return deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up), conversations
 
@@ -94,7 +94,7 @@ def test_what_the_receiver_holds_is_not_sent_again() -> None:
 def test_waiting_conversations_start_when_others_end() -> None:
     turns = [Turn(128, 16)]
     setup = case_study()
-    conversations = Conversations(turns)
+    conversations = Conversations([turns])
     twin = deploy(
         setup.deployment,
         setup.workload,

@@ -1,0 +1,1 @@
+"""What the digital twin must hold, measured."""

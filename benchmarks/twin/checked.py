@@ -1,0 +1,112 @@
+"""The twin beside queueing theory, the solver, the paper's Table 6, and the measurements and ratios of PPD and RAPID-Serve."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from benchmarks.twin import measured_ppd
+from benchmarks.twin.figure import Figure
+from prfaas.sim.rapid import study as rapid
+from prfaas.sim.run import Run, prepare, simulate, traffic
+from prfaas.sim.scenario import VARIANTS, Scenario
+from prfaas.sim.stations import Stations
+from prfaas.sim.theory import relative_wait
+from prfaas.solve.case_study import TABLE_6
+
+THEORY = {
+    "M/M/1 at 0.7": (1, 1.0, 0.7),
+    "M/D/1 at 0.7": (1, 0.0, 0.7),
+    "M/G/1 at 0.7": (1, 0.64, 0.7),
+    "M/G/1 of high variance at 0.5": (1, 2.0, 0.5),
+    "M/M/4 at 0.7": (4, 1.0, 0.7),
+    "M/G/3 at 0.7": (3, 0.64, 0.7),
+    "M/G/9 at 0.8": (9, 0.64, 0.8),
+}
+
+
+def theory() -> Iterator[Figure]:
+    """Waits of one station, and what is conserved in a whole run."""
+    for name, (servers, squared_cv, load) in THEORY.items():
+        ratio = relative_wait(servers, squared_cv, load, count=1_000_000)
+        yield Figure(f"{name}: mean wait over theory's", round(ratio, 4), "within 3 %", abs(ratio - 1) <= 0.03)
+    scenario = Scenario(load="90%", requests=20_000)
+    setup = prepare(scenario)
+    requests = traffic(scenario, setup, 2.8)
+    twin = Stations(setup.deployment, setup.workload, setup.plan)
+    twin.run(requests)
+    kv_bytes = setup.deployment.model.kv_bytes
+    offloaded = sum(kv_bytes(one.num_uncached_tokens) for one in requests if one.reason == "long")
+    error = abs(twin.egress.bytes_out / offloaded - 1)
+    yield Figure(
+        "bytes that left the link against those offloaded, relative error", error, "at most 1e-9", error <= 1e-9
+    )
+    assert twin.local is not None
+    assert twin.remote is not None
+    error = abs((twin.local.area + twin.remote.area) / sum(one.prefill_end - one.arrival for one in requests) - 1)
+    yield Figure("Little's law of the prefill stations, relative error", error, "at most 1e-9", error <= 1e-9)
+
+
+def case_study() -> Iterator[Figure]:
+    """Capacity when saturated, Table 6 without queues."""
+    for fidelity in ("stations", "instances"):
+        for variant in VARIANTS:
+            run = simulate(Scenario(fidelity=fidelity, variant=variant, load="1.2", requests=60_000))
+            error = run.summary.throughput / run.setup.capacity - 1
+            name = f"{variant}, {fidelity}: saturated throughput against the exact capacity"
+            yield Figure(name, round(error, 4), "within 1.5 %", abs(error) <= 0.015)
+    idle = {variant: _idle(variant).summary.ttft for variant in VARIANTS}
+    errors = [its.mean / TABLE_6[name]["ttft_mean_seconds"] - 1 for name, its in idle.items()]
+    errors += [its.quantile(0.9) / TABLE_6[name]["ttft_p90_seconds"] - 1 for name, its in idle.items()]
+    worst = max(errors, key=abs)
+    yield Figure(
+        "Table 6 without queues, worst of mean and P90 TTFT", round(worst, 4), "within 3 %", abs(worst) <= 0.03
+    )
+    gain = idle["prfaas-pd"].quantile(0.9) / idle["homogeneous-pd"].quantile(0.9) - 1
+    name = "P90 TTFT of PrfaaS-PD against homogeneous, without queues"
+    yield Figure(name, round(gain, 3), "-0.64 ± 0.03", abs(gain + 0.64) <= 0.03)
+
+
+def _idle(variant: str) -> Run:
+    """Table 6's own account: one request after the other, prefill makes the first token."""
+    return simulate(
+        Scenario(variant=variant, method="paper", load="0.05req/s", requests=60_000, first_token_steps=0, warmup=0.0)
+    )
+
+
+def ppd() -> Iterator[Figure]:
+    """The half of PPD's measured workloads that nothing was fitted to, its many turns, its interference."""
+    if not measured_ppd.FOLDER.is_dir():
+        yield Figure("PPD's measurements", "not there", "PPD_MEASURED names their folder", True)
+        return
+    known = measured_ppd.held_out()
+    found = measured_ppd.simulated(list(known))
+    for name, (runs, ttft, tpot) in measured_ppd.errors(known, found).items():
+        its = f"PPD held out, {name}, {runs} runs"
+        yield Figure(f"{its}: TTFT, median error", round(ttft, 3), "at most 25 %", ttft <= 0.25)
+        yield Figure(f"{its}: TPOT, median error", round(tpot, 3), "at most 15 %", tpot <= 0.15)
+    right, cells = measured_ppd.right_signs(known, found)
+    yield Figure(
+        "PPD held out: cells with the right sign", f"{right} of {cells}", "at least 95 %", right >= 0.95 * cells
+    )
+    turns = statistics.median(abs(error) for error in measured_ppd.turn_errors())
+    yield Figure(
+        "PPD, up to 16 turns: TTFT of later turns, median error", round(turns, 3), "within 15 %", turns <= 0.15
+    )
+    yield from _interference()
+
+
+def _interference() -> Iterator[Figure]:
+    for kind in measured_ppd.KINDS:
+        distances = measured_ppd.interference_distances(kind)
+        within, middle = sum(one <= 0.15 for one in distances), statistics.median(distances)
+        name = f"PPD interference, {kind}, the fitted law: median distance; cells within 15 points"
+        holds = within == len(distances)
+        yield Figure(name, [round(middle, 3), f"{within} of {len(distances)}"], "all within 15 points", holds)
+
+
+def rapid_serve() -> Iterator[Figure]:
+    """RAPID-Serve's printed ratios."""
+    for claim in rapid.claims(rapid.cells(lambda *_: None)):
+        bar = f"{claim.printed} ± {claim.tolerance}"
+        yield Figure(f"RAPID, {claim.name}", round(claim.found, 3), bar, claim.holds)

@@ -1,0 +1,107 @@
+"""The measurements of PPD's authors, where somebody has put them (docs/twin.md says what they are), beside the twin."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
+from prfaas.scheduler.ppd import ContextClass, WorkloadType
+from prfaas.sim.conversations import Turn
+from prfaas.sim.parallel import on_all_cores
+from prfaas.sim.ppd.experiment import Effort, TurnFigures, measure, workload
+from prfaas.sim.ppd.interference import PrefillKind, slowdown_ratio
+from prfaas.sim.ppd.model import TURN_HARNESS
+
+FOLDER = Path(os.environ.get("PPD_MEASURED", Path(__file__).parents[3] / "shared" / "ppd-measured"))
+CONFIGURATIONS = ("4R", "1P_3D", "1P_3pD", "2P_2D", "2P_2pD", "3P_1D", "3P_1pD")
+CALIBRATED = frozenset({
+    "large_big_paste", "large_long_gen", "large_mid_paste", "large_small_bal", "large_very_long_gen",
+    "small_huge_paste", "small_mid_bal", "small_short_gen", "small_tiny",
+})  # fmt: skip
+KINDS: tuple[PrefillKind, ...] = ("full", "append")
+Key = tuple[str, ContextClass, WorkloadType, float]
+Latency = tuple[float, float]  # turn-2 TTFT and TPOT in seconds
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with (FOLDER / name).open(encoding="utf-8") as file:
+        yield from csv.DictReader(file)
+
+
+def held_out() -> dict[Key, Latency]:
+    """Runs of the workloads that nothing was fitted to, failed ones left out."""
+    cells: list[tuple[ContextClass, WorkloadType]] = [
+        (context, kind) for context in FIRST_TURNS for kind in SECOND_TURNS
+    ]
+    named = {f"{context}_{kind}": (context, kind) for context, kind in cells}
+    found = {}
+    for row in _rows("grid3060.csv"):
+        latency = float(row["turn2_avg_ttft_ms"] or 0) / 1000, float(row["turn2_avg_tpot_ms"] or 0) / 1000
+        worked = float(row["success_rate"] or 0) >= 95 and min(latency) > 0
+        if worked and row["config"] in CONFIGURATIONS and row["workload"] not in CALIBRATED:
+            found[row["config"], *named[row["workload"]], float(row["qps"])] = latency
+    return found
+
+
+def _simulated(key: Key) -> TurnFigures:
+    configuration, context, kind, qps = key
+    return measure(configuration, workload(context, kind), qps=qps, effort=Effort(seeds=(1,)))[1]
+
+
+def simulated(keys: Sequence[Key]) -> dict[Key, TurnFigures]:
+    """The same runs in the twin."""
+    return dict(zip(keys, on_all_cores(_simulated, keys, lambda *_: None), strict=True))
+
+
+def errors(known: dict[Key, Latency], found: dict[Key, TurnFigures]) -> dict[str, tuple[int, float, float]]:
+    """Of each configuration and of all: the runs, and the median relative errors of TTFT and TPOT."""
+    each = {}
+    for name in (*CONFIGURATIONS, "all"):
+        keys = [key for key in known if name in (key[0], "all")]
+        ttft = median(abs(found[key].ttft_seconds / known[key][0] - 1) for key in keys)
+        each[name] = len(keys), ttft, median(abs(found[key].tpot_seconds / known[key][1] - 1) for key in keys)
+    return each
+
+
+def right_signs(known: dict[Key, Latency], found: dict[Key, TurnFigures]) -> tuple[int, int]:
+    """In how many cells local prefill gains TTFT in the twin where it did, and of how many."""
+    pairs = [(key, (key[0].replace("D", "pD"), *key[1:])) for key in known if key[0].endswith(("P_3D", "P_2D", "P_1D"))]
+    both = [(apart, local) for apart, local in pairs if local in known]
+    right = sum(
+        (found[apart].ttft_seconds > found[local].ttft_seconds) == (known[apart][0] > known[local][0])
+        for apart, local in both
+    )
+    return right, len(both)
+
+
+def turn_errors() -> list[float]:
+    """Relative errors of each later turn's TTFT in the runs of up to 16 turns."""
+    known: dict[tuple[str, int], dict[int, float]] = {}
+    for row in _rows("turn-scaling.csv"):
+        if row["config"] in CONFIGURATIONS:
+            known.setdefault((row["config"], int(row["num_turns"])), {})[int(row["turn"])] = float(row["avg_ttft_ms"])
+    found = []
+    for (name, num_turns), turns in known.items():
+        conversations_per_second = 3.0 / num_turns  # as many as those runs had
+        effort = Effort(harness=TURN_HARNESS, seeds=(1, 2, 3))
+        figures = measure(name, [Turn(128, 128)] * num_turns, qps=conversations_per_second, effort=effort)
+        found += [1000 * figures[turn - 1].ttft_seconds / ttft - 1 for turn, ttft in turns.items() if turn > 1]
+    return found
+
+
+def interference_distances(kind: PrefillKind) -> list[float]:
+    """Of the fitted law from the measured slowdown, in parts, at the odd tens of decoding requests."""
+    sums: dict[tuple[int, int, str], list[float]] = {}
+    for row in _rows("interference-core.csv"):
+        key = int(row["decode_count"]), int(row["prefill_count"]), row["prefill_type"]
+        sums.setdefault(key, []).append(float(row["decode_avg_tpot_ms"] or 0))
+    mean = {key: sum(values) / len(values) for key, values in sums.items()}
+    return [
+        abs(slowdown_ratio(batch, count, kind) - (mean[batch, count, kind] / mean[batch, 0, ""] - 1))
+        for batch in range(10, 200, 20)
+        for count in (1, 2, 4)
+    ]

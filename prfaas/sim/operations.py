@@ -1,0 +1,85 @@
+"""What happens to a deployment while it serves: an instance dies and comes back, or takes another role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prfaas.errors import ConfigError
+from prfaas.types import InstanceId, InstanceRole
+from prfaas.units import parse_seconds
+
+Operation = TypeVar("Operation")
+
+
+@dataclass(frozen=True)
+class Outage:
+    """An instance is dead from `start` on for so many seconds, its cache with it, and comes back empty."""
+
+    instance: InstanceId
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoleChange:
+    """From `start` on an instance takes no new requests; `seconds` after its last one it has its new role."""
+
+    instance: InstanceId
+    start: float
+    role: InstanceRole
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Operations:
+    """All of a run. Who is dead is known to be so `notice_seconds` later: its requests are then sent again."""
+
+    outages: Sequence[Outage] = ()
+    role_changes: Sequence[RoleChange] = ()
+    notice_seconds: float = 5.0
+
+
+def read_outages(text: str) -> list[Outage]:
+    """ "pd-003@2m+30s, ...": which instance, from when on, for how long.
+
+    Raises:
+        ConfigError: it is not written so.
+    """
+    return _read(text, _outage, 'outages: write "pd-003@2m+30s"')
+
+
+def read_role_changes(text: str) -> list[RoleChange]:
+    """ "pd-003@2m=decode+30s, ...": which instance, when, its new role, and how long that takes.
+
+    Raises:
+        ConfigError: it is not written so.
+    """
+    return _read(text, _role_change, 'role_changes: write "pd-003@2m=decode+30s", or prefill')
+
+
+def _read(text: str, read: Callable[[str], Operation], accepted: str) -> list[Operation]:
+    try:
+        return [read(item.strip()) for item in text.split(",") if item.strip()]
+    except ValueError:
+        raise ConfigError(f"{accepted}; got {text!r}") from None
+
+
+def _outage(item: str) -> Outage:
+    name, start, seconds = _parts(item)
+    return Outage(name, parse_seconds(start), parse_seconds(seconds))
+
+
+def _role_change(item: str) -> RoleChange:
+    name, when, seconds = _parts(item)
+    start, _, role = when.partition("=")
+    if role not in ("prefill", "decode"):
+        raise ValueError(role)
+    return RoleChange(name, parse_seconds(start), "prefill" if role == "prefill" else "decode", parse_seconds(seconds))
+
+
+def _parts(item: str) -> tuple[InstanceId, str, str]:
+    name, _, rest = item.partition("@")
+    when, _, seconds = rest.partition("+")
+    return InstanceId(name), when, seconds

@@ -1,0 +1,76 @@
+"""Plots of runs: how latencies are distributed, what they are over load, throughput against latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from prfaas.sim.run import Run
+from prfaas.sim.summary import Distribution
+
+Named = tuple[str, Run]
+# A palette that stays apart in greyscale and for colour-blind readers (Okabe and Ito).
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+_SIZE, _DPI = (6.4, 4.0), 120
+_LATENCIES: dict[str, Callable[[Run], Distribution]] = {
+    "ttft": lambda run: run.summary.ttft,
+    "itl": lambda run: run.summary.itl,
+    "end_to_end": lambda run: run.summary.end_to_end,
+}
+
+
+def write_all(runs: Sequence[Named], folder: Path) -> list[Path]:
+    """Write every plot into `folder` as SVG; returns the files. Of one run there is no frontier and no load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [_write(folder / f"{name}-cdf.svg", _cdf(runs, name)) for name in _LATENCIES]
+    if len(runs) > 1:
+        files.append(_write(folder / "frontier.svg", lambda axes: _draw_frontier(axes, runs)))
+    if len({run.rate for _, run in runs}) > 1:
+        files.append(_write(folder / "load.svg", lambda axes: _draw_load(axes, runs)))
+    return files
+
+
+def _write(path: Path, draw: Callable[[Axes], None]) -> Path:
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw(axes)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=_DPI, metadata={"Date": None})  # the same file for the same runs
+    return path
+
+
+def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
+    def draw(axes: Axes) -> None:
+        for colour, (name, run) in zip(_colours(runs), runs, strict=True):
+            percentiles = _LATENCIES[latency](run).percentiles  # none where no answer has a second token
+            axes.plot(percentiles, [n / 100 for n in range(len(percentiles))], color=colour, label=name)
+        axes.set(xlabel=f"{latency.replace('_', ' ')} (s)", ylabel="share of requests", xscale="log")
+        axes.legend()
+
+    return draw
+
+
+def _draw_frontier(axes: Axes, runs: Sequence[Named]) -> None:
+    """Throughput against P90 TTFT: what is left of or above all others is not beaten."""
+    for colour, (name, run) in zip(_colours(runs), runs, strict=True):
+        axes.plot(run.summary.throughput, run.summary.ttft.quantile(0.9), "o", color=colour, label=name)
+    axes.set(xlabel="throughput (req/s)", ylabel="P90 TTFT (s)", yscale="log")
+    axes.legend()
+
+
+def _draw_load(axes: Axes, runs: Sequence[Named]) -> None:
+    ordered = sorted((run for _, run in runs), key=lambda run: run.rate)
+    rates = [run.rate for run in ordered]
+    axes.plot(rates, [run.summary.ttft.mean for run in ordered], "o-", color=_COLOURS[0], label="mean")
+    axes.plot(rates, [run.summary.ttft.quantile(0.9) for run in ordered], "o-", color=_COLOURS[1], label="P90")
+    axes.set(xlabel="arrivals (req/s)", ylabel="TTFT (s)", yscale="log")
+    axes.legend()
+
+
+def _colours(runs: Sequence[Named]) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(len(runs))]

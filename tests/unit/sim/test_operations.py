@@ -1,0 +1,126 @@
+"""Instances die, come back and change their roles under traffic: no request is lost, and nobody is sent to the dead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.route import Decision
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from prfaas.sim.conversations import Conversations, Turn
+from prfaas.sim.deployed import deploy
+from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.operations import Operations, Outage, RoleChange, read_outages, read_role_changes
+from prfaas.sim.request import Request
+from prfaas.sim.run import prepare, simulate, traffic
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.shared_instance import Interference
+from prfaas.sim.twin import Twin
+from prfaas.types import InstanceId
+
+PREFILLS, DECODES, REMOTE = InstanceId("h20-000"), InstanceId("h20-005"), InstanceId("h200-000")
+
+
+class Watched:
+    """A run of the case study at 2 requests per second, and when who was chosen."""
+
+    def __init__(self, operations: Operations, *, requests: int = 300, shared: bool = False) -> None:
+        setup = prepare(Scenario())
+        settings = EngineSettings(
+            "decode" if shared else "pd", operations=operations, interference=Interference() if shared else None
+        )
+        self.chosen: list[tuple[float, Decision]] = []
+        self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
+        self.twin.run(traffic(Scenario(requests=requests), setup, 2.0))
+
+    def _watch(self, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
+        self.chosen.append((self.twin.timeline.now, decision))
+
+    def uses(self, name: InstanceId, start: float, end: float) -> int:
+        return sum(name in (its.prefill, its.decode) for moment, its in self.chosen if start < moment <= end)
+
+
+def all_answered(requests: list[Request]) -> bool:
+    counts = Counter(one.index for one in requests)
+    return max(counts.values()) == 1 and all(one.decode_end > one.first_token > one.arrival for one in requests)
+
+
+@pytest.mark.parametrize("name", [PREFILLS, DECODES, REMOTE])
+def test_what_a_dead_instance_had_is_answered_by_others(name: InstanceId) -> None:
+    run = Watched(Operations([Outage(name, 30.0, 60.0)], notice_seconds=5.0))
+    assert len(run.twin.requests) == 300
+    assert all_answered(run.twin.requests)
+    assert any(one.num_retries for one in run.twin.requests)
+    assert all(one.prefill_end >= 30.0 for one in run.twin.requests if one.num_retries)
+
+
+def test_nobody_is_sent_to_the_dead_once_it_is_noticed_and_again_when_it_is_back() -> None:
+    run = Watched(Operations([Outage(DECODES, 30.0, 60.0)], notice_seconds=5.0))
+    assert run.uses(DECODES, 30.0, 35.0) > 0
+    assert run.uses(DECODES, 35.0, 90.0) == 0
+    assert run.uses(DECODES, 90.0, 1e9) > 0
+
+
+def test_a_shared_instance_dies_as_well() -> None:
+    run = Watched(Operations([Outage(PREFILLS, 30.0, 60.0)]), requests=150, shared=True)
+    assert all_answered(run.twin.requests)
+    assert any(one.num_retries for one in run.twin.requests)
+
+
+def test_a_death_takes_the_cache_along() -> None:
+    setup = prepare(Scenario())
+    conversations = Conversations([[Turn(4096, 64), Turn(256, 64)]], block_tokens=512, think_seconds=100.0)
+    dead = [Outage(InstanceId(f"h20-{index:03d}"), 60.0, 10.0) for index in range(8)]
+
+    def later_reason(outages: list[Outage]) -> str:
+        settings = EngineSettings("suffix", non_cached_tokens=1024, operations=Operations(outages))
+        follow_up = conversations.following
+        twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up)
+        twin.run([conversations.first(0, 0.0)])
+        return twin.requests[1].reason
+
+    assert later_reason([]) == "suffix_cached"
+    assert later_reason(dead) == "suffix_uncached"
+
+
+def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
+    change = RoleChange(PREFILLS, 30.0, "decode", 20.0)
+    run = Watched(Operations(role_changes=[change]))
+    assert all_answered(run.twin.requests)
+    assert run.uses(PREFILLS, 30.0, 50.0) == 0
+    later = [its for moment, its in run.chosen if moment > 50.0 and PREFILLS in (its.prefill, its.decode)]
+    assert later
+    assert all(its.decode == PREFILLS for its in later)
+
+
+def test_a_decode_instance_becomes_one_that_prefills() -> None:
+    run = Watched(Operations(role_changes=[RoleChange(DECODES, 10.0, "prefill", 5.0)]))
+    assert all_answered(run.twin.requests)
+    assert any(its.prefill == DECODES for _, its in run.chosen)
+
+
+def test_operations_are_read_as_they_are_written() -> None:
+    assert read_outages("pd-003@2m+30s, prfaas-000@5+1m") == [
+        Outage(InstanceId("pd-003"), 120.0, 30.0),
+        Outage(InstanceId("prfaas-000"), 5.0, 60.0),
+    ]
+    assert read_role_changes("pd-003@2m=decode+30s") == [RoleChange(InstanceId("pd-003"), 120.0, "decode", 30.0)]
+
+
+@pytest.mark.parametrize("text", ["pd-003", "pd-003@2m", "pd-003@soon+1s"])
+def test_an_outage_that_nobody_can_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="outages: write"):
+        read_outages(text)
+
+
+@pytest.mark.parametrize("text", ["pd-003@2m+1s", "pd-003@2m=both+1s"])
+def test_a_role_change_that_nobody_can_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="role_changes: write"):
+        read_role_changes(text)
+
+
+def test_who_is_not_there_cannot_die() -> None:
+    with pytest.raises(ConfigError, match="no instance h20-099; there are"):
+        simulate(Scenario(fidelity="instances", outages="h20-099@1+1"))
