@@ -15,6 +15,7 @@ from prfaas.colocate.front import Front, PeerRings, SideRings
 from prfaas.colocate.model import HybridModel
 from prfaas.colocate.prefill_loop import PrefillLoop
 from prfaas.colocate.ring import RingReader, RingWriter
+from prfaas.colocate.runner import Runner
 from prfaas.colocate.sides import Side
 from tests.integration.colocate.shelf import Shelf
 
@@ -30,7 +31,9 @@ class TwoSides:
         max_rows: int = 4,
         adaptation: Adaptation | None = None,
         keeps: bool = False,
+        runner: Runner | None = None,
     ):
+        self.runner = runner
         self.shelf = Shelf(model.cache) if keeps else None
         self.model, self.shape, self.max_rows, self.adaptation = model, shape, max_rows, adaptation
         self.wake = {name: os.eventfd(0, os.EFD_NONBLOCK) for name in ("prefill", "decode", "front")}
@@ -55,7 +58,7 @@ class TwoSides:
         def next_peer() -> tuple[RingReader, RingWriter]:
             return ends(self.peers[side].popleft())
 
-        runner = CpuRunner(self.model, max_rows=self.max_rows, max_blocks=self.shape.num_blocks)
+        runner = self.runner or CpuRunner(self.model, max_rows=self.max_rows, max_blocks=self.shape.num_blocks)
         shared = Board(os.dup(self.board_fd))
         if side == "prefill":
             self.loops[side] = PrefillLoop(runner, shared, front=front, peer=ends(rings.peer), peer_rings=next_peer)
