@@ -1,4 +1,4 @@
-"""`make bench AREA=index`: writes benchmarks/results/index.json. ARGS: [millions of blocks]."""
+"""`make bench AREA=index`: writes benchmarks/results/index.json. ARGS: [millions of blocks, each, such as 1 10]."""
 
 from __future__ import annotations
 
@@ -14,32 +14,47 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.index import in_process, over_grpc
+from benchmarks.index import in_process, over_grpc, peers
 from tests.free_ports import free_address
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "index.json"
+CLUSTERS = 8
+LOOKUP_BARS = {(1, False): 60, (1, True): 100, (10, False): 100, (10, True): 150}  # microseconds, p50
+FURTHER_HOLDER_BYTES = 3
+BLOCK_BYTES = 16
 
 
 def main() -> None:
-    num_blocks = round(float(sys.argv[1] if len(sys.argv) > 1 else "1") * 1_000_000)
+    sizes = [float(size) for size in sys.argv[1:]] or [1, 10]
     results: dict[str, Any] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "in_process": [
-            _alone(num_blocks, num_nodes, hybrid=hybrid) for num_nodes in (4, 8) for hybrid in (False, True)
-        ],
+        "in_process": [_alone(size, hybrid=hybrid) for size in sizes for hybrid in (False, True)],
+        "dynamo_radix_tree": peers.dynamo_radix_tree(1_000_000, CLUSTERS),
     }
+    _save(results)
     port = int(free_address().rpartition(":")[2])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results["over_grpc"] = runner.run(over_grpc.measure(num_blocks=num_blocks, port=port))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        results["over_grpc"] = runner.run(over_grpc.measure(num_blocks=round(max(sizes) * 1_000_000), port=port))
+    _save(results)
     print(json.dumps(results, indent=1))
 
 
-def _alone(num_blocks: int, num_nodes: int, *, hybrid: bool) -> dict[str, Any]:
+def _save(results: dict[str, Any]) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _alone(millions: float, *, hybrid: bool) -> dict[str, Any]:
     """In a process of its own, whose memory is this index's and nothing else's."""
+    num_blocks = round(millions * 1_000_000)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(in_process.measure, num_blocks=num_blocks, num_nodes=num_nodes, hybrid=hybrid).result()
+        found = pool.submit(in_process.measure, num_blocks=num_blocks, num_nodes=CLUSTERS, hybrid=hybrid).result()
+    further = found["residencies"] / found["blocks"] - 1
+    found["bars"] = {
+        "match_2000_blocks_p50_microseconds": LOOKUP_BARS.get((round(millions), hybrid)),
+        "bytes_per_block": round(BLOCK_BYTES + FURTHER_HOLDER_BYTES * further, 1),
+    }
+    return found
 
 
 if __name__ == "__main__":

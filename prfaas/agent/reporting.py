@@ -11,12 +11,12 @@ from typing import Any
 
 from prfaas import logs
 from prfaas.agent.config import AgentConfig
-from prfaas.agent.engine_cache_feed import EngineCacheFeed
 from prfaas.agent.engine_load import EngineLoads
 from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.events import PoolChange
+from prfaas.index.engine_feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
 from prfaas.rpc.channel import Tls
 from prfaas.rpc.reporter import Reporter
@@ -64,7 +64,7 @@ class Reporting:
         )
         self._caches = [
             EngineCacheFeed(
-                engine,
+                EngineSource(InstanceId(engine.instance), engine.kv_events, engine.kv_events_replay),
                 layouts=functools.partial(layouts_of, engine.instance),
                 add_layout=self.reporter.add_layout,
                 publish=self.reporter.publish,

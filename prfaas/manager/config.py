@@ -25,6 +25,11 @@ class ManagerConfig:
     http_listen: str = setting(
         "address", default="127.0.0.1:7411", doc="HTTP: the dashboard, /metrics, /healthz, /readyz, /state, /digests."
     )
+    engine_indexer: bool = setting(
+        "flag",
+        default=False,
+        doc="Serve /register, /query and /query_by_hash (Mooncake RFC #1403): whoever posts makes this process connect.",
+    )
     advertise: str = setting(
         "text",
         default="",

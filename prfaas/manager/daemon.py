@@ -19,10 +19,12 @@ from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
 from prfaas.manager.dashboard.pages import DashboardPages, Solver
 from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.manager.engine_indexer import EngineIndexer
 from prfaas.manager.gauges import Gauges
 from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.holdings import holdings
 from prfaas.manager.http_server import HttpServer, Views
+from prfaas.manager.indexer_pages import IndexerPages
 from prfaas.manager.paths import Paths
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
@@ -114,8 +116,13 @@ class Manager:
             allows_plaintext=config.insecure_plaintext,
             refused=lambda reason: metrics.MANAGER_TLS_REFUSALS.labels(port="pages", reason=reason).inc(),
         )
+        self._engine_indexer = EngineIndexer()
+        indexer_pages = IndexerPages(self.world.index, self._engine_indexer)
         self._http = HttpServer(
-            INNER if self._pages_door else config.http_listen, views, DashboardPages(self._feed, solver)
+            INNER if self._pages_door else config.http_listen,
+            views,
+            DashboardPages(self._feed, solver),
+            further=indexer_pages.routes() if config.engine_indexer else (),
         )
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
@@ -247,6 +254,7 @@ class Manager:
         if self._pages_door is not None:
             await self._pages_door.close()
         await self._http.close()
+        await self._engine_indexer.close()
         await self.store.close()
         if self._redis is not None:
             await self._redis.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,13 @@ class Views:
 class HttpServer:
     """One HTTP server on one address."""
 
-    def __init__(self, listen: str, views: Views, dashboard: DashboardPages) -> None:
+    def __init__(
+        self, listen: str, views: Views, dashboard: DashboardPages, *, further: Sequence[web.RouteDef] = ()
+    ) -> None:
         self._listen = listen
         self._views = views
         self._dashboard = dashboard
+        self._further = further
         self._runner: web.AppRunner | None = None
         self.address = ""
 
@@ -57,6 +60,7 @@ class HttpServer:
                 web.get("/plan", self._plan),
                 web.get("/decisions/{id}", self._decision),
                 *self._dashboard.routes(),
+                *self._further,
             ]
         )
         app.on_shutdown.append(self._dashboard.close)

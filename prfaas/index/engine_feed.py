@@ -1,15 +1,15 @@
-"""Follows the KV events of one engine beside this agent, so that the manager knows what the engine has on its device."""
+"""Follows the KV events of one engine over ZeroMQ: what was cached before, what changes, what was lost."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
 
 from prfaas import logs, metrics
-from prfaas.agent.config import EngineConfig
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import RemoteProtocolError
 from prfaas.events import PoolEvent
@@ -23,7 +23,16 @@ _REPLAY_SECONDS = 5.0  # without a word: what was lost stays lost
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
-log = logs.get("agent.engine_cache")
+log = logs.get("index.engine_feed")
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """Where an engine publishes its KV events, and where it repeats those that were lost ("" for nowhere)."""
+
+    instance: InstanceId
+    events: str
+    replay: str = ""
 
 
 class EngineCacheFeed:
@@ -31,7 +40,7 @@ class EngineCacheFeed:
 
     def __init__(
         self,
-        config: EngineConfig,
+        source: EngineSource,
         *,
         layouts: Callable[[], Sequence[Layout]],
         add_layout: Callable[[Layout], None],
@@ -42,7 +51,7 @@ class EngineCacheFeed:
 
         After `check_seconds` without a batch the engine is asked whether the last one is still its last.
         """
-        self._config = config
+        self._source = source
         self._layouts_now = layouts
         self._add_layout = add_layout
         self._publish = publish
@@ -60,14 +69,13 @@ class EngineCacheFeed:
 
     async def _follow(self, layouts: tuple[Layout, ...]) -> None:
         """One life of the engine."""
-        instance = InstanceId(self._config.instance)
-        own = [gpu_layout(layout, instance) for layout in layouts]
+        own = [gpu_layout(layout, self._source.instance) for layout in layouts]
         for layout in own:
             self._add_layout(layout)
         cache = EngineCache(own)
         subscriber = self._context.socket(zmq.SUB)
         try:
-            subscriber.connect(self._config.kv_events)
+            subscriber.connect(self._source.events)
             subscriber.subscribe(b"")
             self._sequence.restart()
             await self._listen(cache, subscriber, layouts)
@@ -100,7 +108,7 @@ class EngineCacheFeed:
         """A batch before which nothing more will come: what is missing there is lost, and nothing before it counts."""
         arrival = self._sequence.judge(number, payload)
         if arrival == "gap":
-            log.warning("engine.events_lost", instance=self._config.instance, after=self._sequence.last, next=number)
+            log.warning("engine.events_lost", instance=self._source.instance, after=self._sequence.last, next=number)
             metrics.ENGINE_EVENT_BATCHES.labels(outcome="lost").inc(number - self._sequence.last - 1)
             self._publish(cache.clear())
         if arrival in ("next", "gap"):
@@ -113,7 +121,7 @@ class EngineCacheFeed:
         try:
             changes = cache.apply(decode_batch(payload))
         except RemoteProtocolError as error:
-            log.warning("engine.events_malformed", instance=self._config.instance, error=str(error))
+            log.warning("engine.events_malformed", instance=self._source.instance, error=str(error))
             metrics.ENGINE_EVENT_BATCHES.labels(outcome="malformed").inc()
             changes = cache.clear()
         else:
@@ -123,7 +131,7 @@ class EngineCacheFeed:
         self._publish(changes)
 
     def _begin_anew(self, cache: EngineCache) -> None:
-        log.info("engine.restarted", instance=self._config.instance)
+        log.info("engine.restarted", instance=self._source.instance)
         self._publish(cache.clear())
         self._sequence.restart()
 
@@ -144,12 +152,12 @@ class EngineCacheFeed:
 
     async def _repeated(self, first: int) -> list[tuple[int, bytes]] | None:
         """The batches from `first` on that the engine remembers; None when it does not answer."""
-        if not self._config.kv_events_replay:
+        if not self._source.replay:
             return None
         dealer = self._context.socket(zmq.DEALER)
         found: list[tuple[int, bytes]] = []
         try:
-            dealer.connect(self._config.kv_events_replay)
+            dealer.connect(self._source.replay)
             await dealer.send_multipart([b"", first.to_bytes(_NUMBER_BYTES, "big")])
             while await dealer.poll(_REPLAY_SECONDS * 1000):
                 frames = await dealer.recv_multipart()
@@ -157,7 +165,7 @@ class EngineCacheFeed:
                 if number == _END:
                     return found
                 found.append((int.from_bytes(number, "big"), payload))
-            log.warning("engine.replay_silent", instance=self._config.instance, first=first)
+            log.warning("engine.replay_silent", instance=self._source.instance, first=first)
             return None
         finally:
             dealer.close(linger=0)

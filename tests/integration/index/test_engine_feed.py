@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from prfaas.agent.config import EngineConfig
-from prfaas.agent.engine_cache_feed import EngineCacheFeed
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.events import PoolEvent
 from prfaas.hashing import HashChain, root_hash
+from prfaas.index.engine_feed import EngineCacheFeed, EngineSource
 from prfaas.index.index import Index
 from prfaas.index.inventory import Inventory
 from prfaas.index.query import Query
 from prfaas.rpc.tasks import end
-from prfaas.types import AgentName, ClusterName, Shard
+from prfaas.types import AgentName, ClusterName, InstanceId, Shard
 from tests.waiting import until
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")
@@ -73,16 +72,9 @@ class Followed:
         self.events, self.replay = f"ipc://{directory}/events", f"ipc://{directory}/replay"
         self.layouts: list[Layout] = [LAYOUT]
         self.index, self._inventory = Index(), Inventory()
-        config = EngineConfig(
-            instance="e1",
-            url="http://e1",
-            role="both",
-            model="m",
-            kv_events=self.events,
-            kv_events_replay=self.replay,
-        )
+        source = EngineSource(InstanceId("e1"), self.events, self.replay)
         self._feed = EngineCacheFeed(
-            config, layouts=lambda: self.layouts, add_layout=self._add, publish=self._publish, check_seconds=0.3
+            source, layouts=lambda: self.layouts, add_layout=self._add, publish=self._publish, check_seconds=0.3
         )
         self.task = asyncio.create_task(self._feed.run())
         self._engines: list[Engine] = []

@@ -1,0 +1,91 @@
+"""The HTTP contract of KV indexers: engines registered over it, nodes of the index, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from prfaas.manager.daemon import Manager
+from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, stored
+from tests.waiting import until
+
+CHAIN = chain_of(640)
+TOKENS = [position % 50_000 for position in range(640)]
+
+
+async def post(manager: Manager, page: str, body: Any) -> tuple[int, Any]:
+    url = f"http://{manager.http_address}/{page}"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        return response.status, await response.json()
+
+
+async def instances(manager: Manager, **fields: Any) -> dict[str, Any]:
+    status, document = await post(manager, "query", {"model_name": MODEL, "token_ids": TOKENS} | fields)
+    assert status == 200, document
+    found: dict[str, Any] = document["instances"]
+    return found
+
+
+async def test_a_node_is_answered_by_tier_and_with_what_its_groups_serve_together(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(engine_indexer=True)
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    reporter.publish([*stored(hybrid_layout(), CHAIN, 160), *stored(hybrid_layout(), CHAIN, 320, state=False)])
+    await until(lambda: reporter.status.acknowledged >= 1)
+    expected = {"longest_matched": 320, "gpu": 0, "cpu": 320, "disk": 0}
+    expected |= {"usable_tokens": 160, "reason": "state", "cluster": "east"}  # type: ignore[dict-item]
+    assert await instances(manager) == {"n1": expected}
+    hashes = [unit.hex() for unit in CHAIN.units]
+    _, by_hash = await post(manager, "query_by_hash", {"model_name": MODEL, "block_hashes": hashes})
+    assert by_hash["instances"] == {"n1": expected}
+    for extra in ({"lora_name": "adapter"}, {"cache_salt": "salt"}, {"tenant_id": "other"}, {"model_name": "other"}):
+        assert await instances(manager, **extra) == {}
+
+
+@pytest.mark.vllm
+async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistered(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    kv_events = pytest.importorskip("vllm.distributed.kv_events")
+    manager = await deployment.start_manager(engine_indexer=True)
+    events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    publisher = kv_events.ZmqEventPublisher(0, events, replay)
+    first = kv_events.BlockStored([1, 2, 3], None, TOKENS[:48], 16, None, "GPU", None)
+    publisher.publish(kv_events.KVEventBatch(ts=0.0, events=[first]))
+    source = {"instance_id": 7, "endpoint": events, "replay_endpoint": replay}
+    assert await post(manager, "register", {**source, "model_name": MODEL, "block_size": 16}) == (200, {"status": "ok"})
+    async with asyncio.timeout(10):
+        while await instances(manager) != {"7": {"longest_matched": 48, "gpu": 48, "cpu": 0, "disk": 0}}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert await post(manager, "unregister", {"instance_id": 7}) == (200, {"status": "ok"})
+    assert await instances(manager) == {}
+    assert await post(manager, "unregister", {"instance_id": 7}) == (200, {"status": "unknown"})
+    await asyncio.to_thread(publisher.shutdown)
+
+
+@pytest.mark.parametrize(
+    ("page", "body", "says"),
+    [
+        ("query", {"model_name": MODEL}, "token_ids"),
+        ("query", {"token_ids": [1]}, "model_name"),
+        ("query", {"model_name": MODEL, "token_ids": [-1]}, ""),
+        ("query", [], ""),
+        ("query_by_hash", {"model_name": MODEL, "block_hashes": ["zz"]}, "hexadecimal"),
+        ("query_by_hash", {"model_name": MODEL, "block_hashes": ["00"]}, "16 bytes"),
+        ("register", {"instance_id": 1, "endpoint": "ipc://x", "model_name": MODEL, "block_size": 17}, "multiple"),
+    ],
+)
+async def test_what_is_no_question_is_refused(deployment: Deployment, page: str, body: Any, says: str) -> None:
+    manager = await deployment.start_manager(engine_indexer=True)
+    status, document = await post(manager, page, body)
+    assert status == 400 and says in document["error"]
+
+
+async def test_the_contract_is_served_only_where_it_is_asked_for(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    async with aiohttp.ClientSession() as session, session.post(f"http://{manager.http_address}/query") as response:
+        assert response.status in (404, 405)
