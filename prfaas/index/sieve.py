@@ -1,6 +1,6 @@
-"""Which of many hashes may be in a table: a place per hash in 32, looked up for thousands at once in ten microseconds.
+"""Which of many hashes may be in a table: 64 places per hash, looked up for thousands at once in ten microseconds.
 
-A hash that was added passes always; of the others one in 32 or fewer. What was removed passes until the next `rebuild`.
+A hash that was added passes always; of the others one in 64 or fewer. What was removed passes until the next `rebuild`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-_PLACES_PER_HASH = 32
+_PLACES_PER_HASH = 64
 _MIN_PLACES = 1 << 12
 
 

@@ -71,7 +71,7 @@ def usable_prefix(rules: Rules, held: Held, limit_tokens: int) -> Usable:
     for index, block_tokens in rules.full:
         attention = min(attention, leading_ones(held.blocks[index]) * block_tokens)
     if rules.states:
-        length = _longest_with_state(rules, held, limit_tokens)
+        length = _longest_with_state(rules, held, attention, limit_tokens=limit_tokens)
     else:
         length = attention - attention % rules.step
         if rules.windows:
@@ -79,13 +79,17 @@ def usable_prefix(rules: Rules, held: Held, limit_tokens: int) -> Usable:
     return Usable(length, attention, _reason(rules, length, attention, limit_tokens))
 
 
-def _longest_with_state(rules: Rules, held: Held, limit_tokens: int) -> int:
-    """The longest length at which every linear group has its state and the others have what they need."""
+def _longest_with_state(rules: Rules, held: Held, attention: int, *, limit_tokens: int) -> int:
+    """The longest length at which every linear group has its state and the others have what they need.
+
+    Full attention has it up to `attention` tokens.
+    """
     states = functools.reduce(and_, [held.exact[index] for index in rules.states])
     while states:
         place = states.bit_length() - 1
-        if held.ends[place] <= limit_tokens and _serves(rules, held, place):
-            return held.ends[place]
+        length = held.ends[place]
+        if (length <= attention and not rules.windows) or (length <= limit_tokens and _serves(rules, held, place)):
+            return length
         states ^= 1 << place
     return 0
 
