@@ -28,6 +28,7 @@ def main() -> None:
     sizes = [float(size) for size in sys.argv[1:]] or [1, 10]
     results: dict[str, Any] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "load_average_at_start": round(os.getloadavg()[0], 1),
         "in_process": [_alone(size, hybrid=hybrid) for size in sizes for hybrid in (False, True)],
         "dynamo_radix_tree": peers.dynamo_radix_tree(1_000_000, CLUSTERS),
     }
