@@ -10,7 +10,7 @@ BIN := .venv/bin
 SOURCES := $(foreach folder,prfaas tests tools benchmarks,$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type check bench soak format docs
+.PHONY: help demo test lint type site check bench soak format docs
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,10 @@ lint: .venv/installed ## ruff (rules, format) and the import contracts
 type: .venv/installed ## mypy, strict
 	@$(BIN)/mypy $(SOURCES)
 
-check: lint type test ## what CI runs: lint, types, import contracts, tests
+site: .venv/installed ## the documentation as a site, in build/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint type site test ## what CI runs: lint, types, import contracts, the site, tests
 
 bench: .venv/installed ## measure one area: AREA=transport (folders of benchmarks/)
 	@test -d "benchmarks/$(AREA)" -a -n "$(AREA)" || { echo "say which: make bench AREA=<one of: $$(ls benchmarks | xargs)>"; exit 2; }

@@ -77,6 +77,11 @@ class Children:
         self._children.remove(child)
         return self.start(child.name, child.command, environment=child.environment)
 
+    def restart(self, child: Child) -> Child:
+        """Have a child end in its own way, then start the same command again."""
+        self.stop_one(child)
+        return self.start(child.name, child.command, environment=child.environment)
+
     def wait_until(self, child: Child, ready: Callable[[], bool], *, seconds: float) -> None:
         """Return when `ready()`.
 

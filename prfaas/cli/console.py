@@ -81,8 +81,9 @@ def _drain(call: Call) -> Answer:
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
     moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
-    rows = ((moved["node"], str(moved["num_prefixes"]), tables.size(moved["moved_bytes"])),)
-    return Answer(moved, [tables.Table("Drained", ("node", "prefixes moved", "bytes moved"), rows)])
+    counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), str(moved["num_requests_left"]))
+    columns = ("node", "prefixes moved", "bytes moved", "requests that still run")
+    return Answer(moved, [tables.Table("Drained", columns, ((moved["node"], *counts),))])
 
 
 def _flip(call: Call) -> Answer:
@@ -171,7 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("request", metavar="REQUEST", help="its x-request-id, or the id that a manager decided under")
     drain = _add(commands, "drain", _drain, "have a node get nothing new and give away what is only there")
     drain.add_argument("node", metavar="NODE", help="the agent's name")
-    drain.add_argument("--within", default="60s", metavar="TIME", help="how long copies may take; by default 60s")
+    drain.add_argument(
+        "--within", default="60s", metavar="TIME", help="how long copies and what runs may take; by default 60s"
+    )
     flip = _add(commands, "flip", _flip, "give a node's instances another role, once what runs on them has ended")
     flip.add_argument("node", metavar="NODE", help="the agent's name")
     flip.add_argument("role", choices=("prefill", "decode", "both", "announced"), help="announced: the configured one")

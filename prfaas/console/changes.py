@@ -20,7 +20,8 @@ def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
 
 
 async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: float) -> dict[str, Any]:
-    """Have a node get nothing new and give away what is asked for and only there; what has moved within `seconds`.
+    """Have a node get nothing new and give away what is asked for and only there; what has moved
+    and what still runs after at most `seconds`.
 
     Raises:
         ManagerUnreachable: no manager carries it out in time.
@@ -31,7 +32,8 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
         moved = _fields(await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds)))
     finally:
         await client.close()
-    return {"node": node, "num_prefixes": moved["num_prefixes"], "moved_bytes": int(moved["moved_bytes"])}
+    counts = {name: int(moved[name]) for name in ("num_prefixes", "moved_bytes", "num_requests_left")}
+    return {"node": node, **counts}
 
 
 async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, seconds: float) -> list[dict[str, Any]]:

@@ -17,13 +17,14 @@ from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies, CopyOrder
+from prfaas.manager.idling import until_idle
 from prfaas.manager.operators import Operators
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
 from prfaas.manager.role_orders import RoleOrders
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
-from prfaas.manager.world import World, batch_record, node_record
+from prfaas.manager.world import World, batch_record, leaving_record, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
@@ -288,11 +289,16 @@ class GrpcServer:
         if who == request.node:
             return await self._drained(request)
         with self._operators.act(who, "drain", target=request.node):
-            return await self._drained(request)
+            ends = _now() + request.timeout_seconds
+            drained = await self._drained(request)
+            left = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
+            drained.num_requests_left = sum(left.values())
+        return drained
 
     async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
         node = self._world.live_node(AgentName(request.node))
-        await self._replication.writer_for(node.cluster)
+        writer = await self._replication.writer_for(node.cluster)
+        await writer.append(leaving_record(node))
         ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
         whole = [end for end in ends if end.outcome == "completed"]
         return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.idling import SETTLE_SECONDS
 from prfaas.manager.threshold_plan import ThresholdPlan
 from prfaas.manager.world import World
 from prfaas.scheduler.roles import ClusterRoles, Role, RoleRules, RoleWishes, Stage, step
 from prfaas.types import ClusterName, InstanceId
 
-SETTLE_SECONDS = 3.0  # after which every request sent to an instance before it drained is in its reported load
 SMOOTHING_SECONDS = 5.0
 _log = logs.get("manager.roles")
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Engine, Member
+from prfaas.manager.idling import live_member, until_idle
 from prfaas.manager.replication import Replication
-from prfaas.manager.role_changes import SETTLE_SECONDS
 from prfaas.manager.world import World, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
-
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,27 +44,19 @@ class RoleOrders:
         """
         writer = await self._replication.writer_for(self._world.live_node(name).cluster)
         async with self._turn:
-            before = self._member(name)
+            before = live_member(self._world, name)
             after = self._check(before, role)
             self._world.turning = frozenset(its.instance for its in before.node.engines)
             self._world.version += 1
             try:
-                await self._idle(name, seconds)
+                left = await until_idle(self._world, name, seconds=seconds, clock=self._clock)
             finally:
                 self._world.turning = frozenset()
                 self._world.version += 1
-            left = _under_way(self._member(name))
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))
         pairs = zip(before.node.engines, after, strict=True)
         return [TakenRole(old.instance, old.role, new, left.get(old.instance, 0)) for old, new in pairs]
-
-    def _member(self, name: AgentName) -> Member:
-        """Raises IndexRefusal: the node is silent."""
-        for member in self._world.live():
-            if member.node.name == name:
-                return member
-        raise IndexRefusal("unknown_node", f"{name} is unknown or silent")
 
     def _check(self, member: Member, role: InstanceRole | None) -> list[InstanceRole]:
         """The roles afterwards. Raises IndexRefusal when they cannot be."""
@@ -84,18 +74,6 @@ class RoleOrders:
             raise IndexRefusal("malformed", f"nothing in {node.cluster} would decode")
         return after
 
-    async def _idle(self, name: AgentName, seconds: float) -> None:
-        """Return once nothing runs on the node, as far as its agent has reported since it gets nothing new."""
-        started = self._clock()
-        while (waited := self._clock() - started) < seconds:
-            if waited >= SETTLE_SECONDS and not any(_under_way(self._member(name)).values()):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-
 
 def _engines_beside(member: Member, name: AgentName, cluster: ClusterName) -> tuple[Engine, ...]:
     return member.node.engines if member.node.cluster == cluster and member.node.name != name else ()
-
-
-def _under_way(member: Member) -> dict[InstanceId, int]:
-    return {its.instance: its.num_running + its.num_waiting for its in member.figures.engines}

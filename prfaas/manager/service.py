@@ -80,4 +80,5 @@ class Service:
             local_policy=self.routing.policy.local_policy,
             index_stale=index_stale,
             settling=self._world.is_settling,
+            resting_instances=sorted(self._world.resting),
         )

@@ -204,6 +204,13 @@ class World:
             if name in self._live and (member := self.membership.get(name)) and member.node.epoch == epoch
         )
 
+    @property
+    def resting(self) -> frozenset[InstanceId]:
+        """The live instances that get nothing new."""
+        leaving = self.leaving
+        gone = (its.instance for member in self.live() if member.node.name in leaving for its in member.node.engines)
+        return self.draining | frozenset(gone)
+
     def silent_for(self, seconds: float, cluster: ClusterName) -> list[AgentName]:
         """Nodes of a cluster that have not been heard of for so long."""
         names = self.membership.silent_for(seconds, self._clock())
@@ -237,6 +244,9 @@ class World:
         elif kind == "ordered_role":
             order = record.ordered_role
             self.order_role(AgentName(order.node), ordered_role_from(order.role))
+        elif kind == "leaving":
+            self._draining[AgentName(record.leaving.node)] = record.leaving.epoch
+            self.version += 1
 
     def records(self, cluster: ClusterName) -> Iterator[bytes]:
         """A cluster's present state as records; changes made while iterating may or may not be in it."""
@@ -245,6 +255,8 @@ class World:
             yield node_record(member.node)
             if member.node.name in self._ordered_roles:
                 yield role_record(member.node.name, self._ordered_roles[member.node.name])
+            if self._draining.get(member.node.name) == member.node.epoch:
+                yield leaving_record(member.node)
         epochs = {member.node.name: member.node.epoch for member in members}
         gathered: dict[AgentName, list[Announcement]] = {}
         for name, announcement in self.index.announcements(epochs.__contains__):
@@ -320,6 +332,10 @@ def node_record(node: Node) -> bytes:
 
 def batch_record(name: AgentName, epoch: int, batch: pb.Batch) -> bytes:
     return pb.Record(batch=pb.Record.NodeBatch(node=name, epoch=epoch, batch=batch)).SerializeToString()
+
+
+def leaving_record(node: Node) -> bytes:
+    return pb.Record(leaving=pb.Record.Leaving(node=node.name, epoch=node.epoch)).SerializeToString()
 
 
 def role_record(name: AgentName, role: InstanceRole | None) -> bytes:

@@ -101,6 +101,7 @@ class Fleet:
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
         self.counts_all = config.local_policy != "decode"
+        self.resting: frozenset[InstanceId] = frozenset()  # get nothing new, as managers say
         self._config = config
         self._session = session
         self._instances: dict[InstanceId, Instance] = {}
@@ -131,12 +132,12 @@ class Fleet:
 
     def snapshot(self, model: str | None = None) -> Snapshot:
         """What decisions are made from: the instances that serve `model`, or all when none does, so that an engine says
-        so; decode instances are those of this router's own cluster, if it has one. When all of those are being left alone
-        for their failures, they are asked all the same.
+        so; decode instances are those of this router's own cluster, if it has one. None rests, while others decode; when
+        all of those are being left alone for their failures, they are asked all the same.
         """
         own = self._config.cluster
-        serving = [its for its in self._instances.values() if model in its.models] or self._instances.values()
-        states = [instance.state() for instance in serving]
+        serving = [its for its in self._instances.values() if model in its.models] or list(self._instances.values())
+        states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes for state in states):
             states = [instance.state(left_alone=False) for instance in serving]
         seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")

@@ -76,6 +76,7 @@ class ManagerLink:
         self._fleet.threshold_tokens = state.threshold_tokens
         self._fleet.counts_all = state.local_policy not in ("", "decode")
         self._tells_in_flight = state.local_policy == "endpoint_picker"
+        self._fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
         addresses = list(_addresses(state))
         if state.settling:
             named = {its.name for its in addresses}

@@ -435,7 +435,7 @@ class NodeState(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ...) -> None: ...
 
 class StateSnapshot(_message.Message):
-    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling", "local_policy")
+    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling", "local_policy", "resting_instances")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +443,7 @@ class StateSnapshot(_message.Message):
     INDEX_STALE_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
     LOCAL_POLICY_FIELD_NUMBER: _ClassVar[int]
+    RESTING_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     version: int
     manager: str
     nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
@@ -450,7 +451,8 @@ class StateSnapshot(_message.Message):
     index_stale: bool
     settling: bool
     local_policy: str
-    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ..., local_policy: _Optional[str] = ...) -> None: ...
+    resting_instances: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ..., local_policy: _Optional[str] = ..., resting_instances: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchCommandsRequest(_message.Message):
     __slots__ = ("node", "epoch")
@@ -553,12 +555,14 @@ class DrainRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
-    __slots__ = ("num_prefixes", "moved_bytes")
+    __slots__ = ("num_prefixes", "moved_bytes", "num_requests_left")
     NUM_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
     num_prefixes: int
     moved_bytes: int
-    def __init__(self, num_prefixes: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
+    num_requests_left: int
+    def __init__(self, num_prefixes: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., num_requests_left: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("node", "role", "timeout_seconds")
@@ -588,7 +592,7 @@ class SetRoleResponse(_message.Message):
     def __init__(self, changes: _Optional[_Iterable[_Union[SetRoleResponse.Change, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("node", "batch", "forgotten", "ordered_role")
+    __slots__ = ("node", "batch", "forgotten", "ordered_role", "leaving")
     class NodeBatch(_message.Message):
         __slots__ = ("node", "epoch", "batch")
         NODE_FIELD_NUMBER: _ClassVar[int]
@@ -605,15 +609,24 @@ class Record(_message.Message):
         node: str
         role: str
         def __init__(self, node: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    class Leaving(_message.Message):
+        __slots__ = ("node", "epoch")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        EPOCH_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        epoch: int
+        def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     ORDERED_ROLE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     node: Node
     batch: Record.NodeBatch
     forgotten: str
     ordered_role: Record.OrderedRole
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., batch: _Optional[_Union[Record.NodeBatch, _Mapping]] = ..., forgotten: _Optional[str] = ..., ordered_role: _Optional[_Union[Record.OrderedRole, _Mapping]] = ...) -> None: ...
+    leaving: Record.Leaving
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., batch: _Optional[_Union[Record.NodeBatch, _Mapping]] = ..., forgotten: _Optional[str] = ..., ordered_role: _Optional[_Union[Record.OrderedRole, _Mapping]] = ..., leaving: _Optional[_Union[Record.Leaving, _Mapping]] = ...) -> None: ...
 
 class ClusterFigures(_message.Message):
     __slots__ = ("nodes",)

@@ -15,6 +15,8 @@ from prfaas.types import ClusterKind, InstanceId, InstanceRole
 from tests.integration.manager.deployment import Deployment
 from tests.waiting import until
 
+PATIENCE_SECONDS = 60.0  # no node is taken for dead, however slow this machine is
+
 
 def roles(manager: Manager) -> dict[str, str]:
     return {engine.instance: engine.role for its in manager.world.live() for engine in its.node.engines}
@@ -43,13 +45,13 @@ def num_actions(outcome: str) -> float:
 
 async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: Deployment) -> None:
     await deployment.start_redis()
-    first = await deployment.start_manager()
+    first = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
     await node(deployment, first, "n1", "decode")
     await node(deployment, first, "n2", "decode")
     assert await order(deployment, first, "n1", "prefill") == [("n1-engine", "decode", "prefill", 0)]
     assert roles(first) == {"n1-engine": "prefill", "n2-engine": "decode"}
     await deployment.stop_manager(first)
-    second = await deployment.start_manager(listen=first.address)
+    second = await deployment.start_manager(listen=first.address, expiry_seconds=PATIENCE_SECONDS)
     await until(
         lambda: roles(second) == {"n1-engine": "prefill", "n2-engine": "decode"}, what="the order in the record"
     )
@@ -58,7 +60,7 @@ async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: 
 
 
 async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Deployment) -> None:
-    manager = await deployment.start_manager()
+    manager = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
     loads = {"running": 1}
 
     def figures() -> Figures:
@@ -87,7 +89,7 @@ async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Dep
 async def test_what_would_break_a_cluster_is_refused(
     deployment: Deployment, name: str, role: str, message: str
 ) -> None:
-    manager = await deployment.start_manager()
+    manager = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
     await node(deployment, manager, "n1", "both")
     await node(deployment, manager, "e1", "prefill", kind="prfaas")
     before = num_actions("failed")
@@ -101,7 +103,7 @@ async def test_what_would_break_a_cluster_is_refused(
 async def test_only_operators_may_and_the_attempt_is_recorded(
     deployment: Deployment, who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = await deployment.start_manager()
+    manager = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
     for name in ("n1", "n2"):
         await node(deployment, manager, name, "both")
     before = num_actions("refused")
