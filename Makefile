@@ -10,7 +10,7 @@ BIN := .venv/bin
 SOURCES := $(foreach folder,prfaas tests tools benchmarks,$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type site check bench soak format docs
+.PHONY: help demo test lint type site check bench soak format docs audit sbom
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,3 +51,9 @@ format: .venv/installed ## put the code into its form
 
 docs: .venv/installed ## write the generated tables of docs/ anew
 	@$(BIN)/python -m tools.reference_tables
+
+audit: .venv/installed ## known weaknesses in what is installed; skipped by name where no source of advisories is reached
+	@$(BIN)/python -m tools.audit
+
+sbom: .venv/installed ## a bill of materials (CycloneDX) of what is installed, build/sbom.json
+	@mkdir -p build && $(BIN)/cyclonedx-py environment $(BIN)/python --output-format JSON --output-file build/sbom.json
