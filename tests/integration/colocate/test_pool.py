@@ -11,18 +11,10 @@ import pytest
 import pytest_asyncio
 import torch
 
-from prfaas.colocate import cache
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.front import Blocks
-from prfaas.colocate.pool import Answers, Pool, PoolSettings
-from prfaas.colocate.shape import TINY
+from tests.integration.colocate.pool_user import OTHERS, OURS, POISON, Executor, tokens_of
 from tests.waiting import until
 from tools.processes import Children
 from tools.stack import AgentProcess, Stack
-
-SHAPE = CacheShape(num_blocks=33, block_tokens=16, num_state_slots=9)
-POISON = 1e30
-OURS, OTHERS = Blocks(3, (4, 9, 2, 7)), Blocks(5, (11, 12, 20, 21))
 
 
 @pytest.fixture(scope="module")
@@ -35,47 +27,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
         yield agent
 
 
-class Executor:
-    """Blocks of known content, and what the pool has answered."""
-
-    def __init__(self, socket: Path) -> None:
-        kv = torch.rand(cache.kv_elements(TINY, SHAPE), dtype=torch.float64)
-        states = torch.rand(cache.state_elements(TINY, SHAPE), dtype=torch.float64)
-        self.cache = cache.view(TINY, SHAPE, kv, states)
-        self.loaded: dict[int, int] = {}
-        self.freed: list[int] = []
-        settings = PoolSettings(socket, "executor", "model", "weights", reuse_min_tokens=16)
-        self.pool = Pool(settings, self.cache)
-        self.pool.start(Answers(self.loaded.__setitem__, self.freed.append))
-
-    async def begin(self, number: int, prompt: tuple[int, ...]) -> int:
-        """Open and begin a request; the tokens that can be loaded."""
-        visit = await self.pool.open(prompt, {})
-        self.pool.begin(number, visit)
-        return visit.num_cached
-
-    async def leave(self, number: int, tokens: tuple[int, ...], blocks: Blocks) -> None:
-        await self.begin(number, tokens)
-        self.pool.leave(number, tokens, blocks)
-        await until(lambda: number in self.freed, what="free blocks")
-
-    def content(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cache.kv[:, :, list(blocks.blocks)].clone(), self.cache.states[:, blocks.slot].clone()
-
-    def poison(self, blocks: Blocks) -> None:
-        self.cache.kv[:, :, list(blocks.blocks)] = POISON
-        self.cache.states[:, blocks.slot] = POISON
-
-
 @pytest_asyncio.fixture
 async def executor(agent: AgentProcess) -> AsyncIterator[Executor]:
     executor = Executor(agent.socket)
     yield executor
     await executor.pool.close()
-
-
-def tokens_of(seed: int, num_tokens: int = 55) -> tuple[int, ...]:
-    return tuple((seed * 100 + 3 * i) % 320 for i in range(num_tokens))
 
 
 async def test_what_a_request_leaves_is_loaded_for_a_longer_prompt_byte_for_byte(executor: Executor) -> None:
