@@ -28,6 +28,11 @@ class LinkGauge:
     def health(self) -> LinkHealth:
         return self._meter.health
 
+    @property
+    def saturated_rate(self) -> float:
+        """What the link carries at most, 0 while that is not known because nothing had to wait."""
+        return self.health.achievable_bytes_per_second if self._meter.is_saturated else 0.0
+
     def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> None:
         """Take a sample of every connection."""
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]

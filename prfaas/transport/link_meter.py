@@ -50,6 +50,11 @@ class LinkMeter:
         self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
         self.health = LinkHealth()
 
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the rate is what the link carries at most: bytes waited throughout the window."""
+        return bool(self._saturated_rates)
+
     def add(self, sample: LinkSample) -> None:
         """Update `health`."""
         self._samples.append(sample)

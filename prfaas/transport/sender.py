@@ -48,6 +48,7 @@ __all__ = [
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
 UNUSED_RATIO = 0.8  # a link that carries less than this of its share leaves the rest to others, with some room to grow
+SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still finding its rate
 PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
 NOT_DIALLED = "(it dials this agent, and has no connection)"
@@ -83,6 +84,7 @@ class Link:
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
+        self._slow_since = 0.0
         self._pace = config.max_bytes_per_second  # of all connections together; 0: none is told
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
@@ -202,7 +204,7 @@ class Link:
         with self._changed:
             self._gauge.measure(now, self._lines, self._outbox)
         if self._config.budgets:
-            self._follow_budgets()
+            self._follow_budgets(now)
 
     # Lines come and go
 
@@ -269,10 +271,12 @@ class Link:
         for line in self._lines if self._pace else ():
             line.pace(self._pace / len(self._lines))
 
-    def _follow_budgets(self) -> None:
+    def _follow_budgets(self, now: float) -> None:
         """Send no faster than this link's share of what it sends from together with others."""
-        carried, pace = self._gauge.health.achievable_bytes_per_second, self._pace
-        is_slower = 0 < carried < UNUSED_RATIO * pace
+        carried, pace = self._gauge.saturated_rate, self._pace
+        if not 0 < carried < UNUSED_RATIO * pace:
+            self._slow_since = now
+        is_slower = now - self._slow_since >= SLOW_SECONDS
         with self._changed:
             demand = Demand(self._outbox.num_transfers > 0, carried / UNUSED_RATIO if is_slower else float("inf"))
             shares = [budget.share(self, demand) for budget in self._config.budgets]
