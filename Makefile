@@ -10,16 +10,19 @@ BIN := .venv/bin
 SOURCES := $(foreach folder,prfaas tests tools benchmarks,$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type site check bench soak format docs audit sbom
+.PHONY: help demo demo-wan test lint type site check bench soak format docs audit sbom
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: pyproject.toml tools/install.sh
 	@PYTHON="$(PYTHON)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" tools/install.sh
 
 demo: .venv/installed ## a long prompt through two "datacenters" on real vLLM; MODEL=gemma3, MODEL=llama
 	@$(BIN)/python -m tools.demo
+
+demo-wan: .venv/installed ## the same over an emulated long link, live in the dashboard (root); RTT=80ms LOSS=0.001 RATE=300Mbps
+	@RTT="$(RTT)" LOSS="$(LOSS)" RATE="$(RATE)" PAGE="$(PAGE)" $(BIN)/python -m tools.demo_wan
 
 test: .venv/installed ## all tests but the long ones; ARGS="-k wire" narrows
 	@$(BIN)/python -m pytest --durations=10 $(ARGS)

@@ -42,9 +42,12 @@ class Child:
 class Children:
     """The processes of one deployment; leaving the context stops them all. Their temporary files lie in `directory`."""
 
-    def __init__(self, directory: Path, *, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called while waiting and may raise to give up."""
+    def __init__(
+        self, directory: Path, *, check: Callable[[], None] = lambda: None, inside: Sequence[str] = ()
+    ) -> None:
+        """`check` is called while waiting and may raise to give up; every command is put behind `inside`."""
         self._directory = directory
+        self._inside = tuple(inside)
         self._check = check
         self._children: list[Child] = []
 
@@ -58,7 +61,7 @@ class Children:
         log = self._directory / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command,
+                [*self._inside, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -55,8 +55,9 @@ class Stack:
         self._children = children
         self._directory = directory
         self.secret_file = directory / "secret"
-        self.secret_file.write_bytes(secrets.token_bytes(32))
-        self.secret_file.chmod(0o600)
+        if not self.secret_file.exists():  # two stacks of one deployment share it
+            self.secret_file.touch(mode=0o600)
+            self.secret_file.write_bytes(secrets.token_bytes(32))
 
     def start_agent(self, name: str, *, inside: Sequence[str] = (), **settings: Any) -> AgentProcess:
         """An agent; `inside` is what its command is put behind, such as the entry into a network namespace."""

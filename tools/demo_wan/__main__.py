@@ -1,0 +1,106 @@
+"""`make demo-wan`: the link, the dashboard on this machine's loopback, and knobs: lines like "rtt 200ms" change the link."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from prfaas.errors import ConfigError
+from prfaas.units import parse_rate, parse_seconds, split_address
+from tools.demo_wan.bridge import pass_to_unix
+from tools.wan import Wan, WanShape, obstacle
+
+KNOBS = "rtt 200ms | loss 0.001 | rate 300Mbps | quit"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo-wan", description=__doc__)
+    parser.add_argument("--rtt", default=os.environ.get("RTT") or "80ms")
+    parser.add_argument("--loss", default=os.environ.get("LOSS") or "0")
+    parser.add_argument("--rate", default=os.environ.get("RATE") or "200Mbps")
+    parser.add_argument("--page", default=os.environ.get("PAGE") or "127.0.0.1:7411", help="where the dashboard shows")
+    arguments = parser.parse_args()
+    if reason := obstacle():
+        sys.stderr.write(f"demo-wan {reason}\n")
+        return 2
+    shape = WanShape(1e9, 0.08)
+    for knob in ("rtt", "loss", "rate"):
+        shape = turned(shape, f"{knob} {getattr(arguments, knob)}")
+    with tempfile.TemporaryDirectory(prefix="prfaas-demo-wan-") as directory, Wan(shape) as wan:
+        socket = Path(directory) / "page.sock"
+        inner = wan.near(
+            [sys.executable, "-m", "tools.demo_wan.deployment", directory, str(socket), *wan.inside("far")],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return asyncio.run(_show(wan, inner, socket, arguments.page))
+        finally:
+            inner.send_signal(signal.SIGTERM)
+            inner.wait()
+
+
+def turned(shape: WanShape, line: str) -> WanShape:
+    """The shape after one knob.
+
+    Raises:
+        ValueError: there is no such knob, or no such value.
+    """
+    knob, _, value = line.strip().partition(" ")
+    try:
+        if knob == "rtt":
+            return replace(shape, rtt_seconds=parse_seconds(value))
+        if knob == "rate":
+            return replace(shape, bits_per_second=parse_rate(value) * 8)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    if knob == "loss" and 0 <= float(value) < 1:
+        return replace(shape, loss=float(value))
+    raise ValueError(f"one of: {KNOBS}")
+
+
+async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str) -> int:
+    """Pass the page on and turn knobs, until told to stop or the deployment ends."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    loop.add_reader(sys.stdin, _turn, wan, stopped)
+    server = await asyncio.start_server(lambda its, theirs: pass_to_unix(socket, its, theirs), *split_address(page))
+    async with server:
+        print(f"dashboard: http://{page}/ (starting)\nknobs: {KNOBS}", flush=True)
+        while inner.poll() is None and not stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), 0.2)
+    loop.remove_reader(sys.stdin)
+    return 0 if stopped.is_set() else 1
+
+
+def _turn(wan: Wan, stopped: asyncio.Event) -> None:
+    line = sys.stdin.readline()
+    if not line:
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+    elif line.strip() == "quit":
+        stopped.set()
+    elif line.strip():
+        try:
+            wan.set(turned(wan.shape, line))
+            its = wan.shape
+            print(
+                f"link: {its.bits_per_second / 1e6:g} Mbit/s, {its.rtt_seconds * 1e3:g} ms, loss {its.loss:g}",
+                flush=True,
+            )
+        except ValueError as error:
+            print(error, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
