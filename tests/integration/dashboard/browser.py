@@ -22,6 +22,7 @@ from playwright.async_api import ConsoleMessage, Page, Playwright, async_playwri
 from tests.waiting import POLL_SECONDS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE_SECONDS = 60.0  # a browser on a machine that other work keeps busy
 UNANSWERED = "net::ERR_"  # Chromium's own words about a connection that nobody took
 
 
@@ -85,13 +86,15 @@ async def chromium() -> AsyncIterator[Callable[[], Awaitable[Window]]]:
         browser = await playwright.chromium.launch(executable_path=_path(playwright), args=arguments)
 
         async def window() -> Window:
-            return Window(await browser.new_page())
+            page = await browser.new_page()
+            page.set_default_timeout(PATIENCE_SECONDS * 1000)
+            return Window(page)
 
         yield window
         await browser.close()
 
 
-async def until_true(ask: Callable[[], Awaitable[object]], *, seconds: float = 20.0) -> None:
+async def until_true(ask: Callable[[], Awaitable[object]], *, seconds: float = PATIENCE_SECONDS) -> None:
     """Ask until the answer is true; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not await ask():

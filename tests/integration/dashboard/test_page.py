@@ -18,12 +18,12 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, InstanceId
 from tests.free_ports import free_address
-from tests.integration.dashboard.browser import Window, chromium, until_true
+from tests.integration.dashboard.browser import PATIENCE_SECONDS, Window, chromium, until_true
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored
 from tests.integration.manager.test_routing import route_request
 from tests.waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 LAYOUT = hybrid_layout()
 WITH_FIGURES = ("summary", "map", "threshold", "routes", "ttft", "paths", "pool", "sessions")
@@ -53,7 +53,9 @@ class Stage:
         for reporter in (east, west):
             self._deployment.run(reporter)
             reporter.publish(stored(LAYOUT, chain_of(320), 320))
-        await until(lambda: self.manager.world.index.num_blocks() == 42, what="what both nodes hold")
+        await until(
+            lambda: self.manager.world.index.num_blocks() == 42, what="what both nodes hold", seconds=PATIENCE_SECONDS
+        )
         await self.window.page.goto(f"http://{self.address}/")
 
     async def start_manager(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.integration.dashboard.browser import chromium
+import pytest
+
+from tests.integration.dashboard.browser import PATIENCE_SECONDS, chromium
 from tests.integration.manager.deployment import Deployment
 from tests.waiting import until
 
@@ -18,6 +20,7 @@ pd:
 """
 
 
+@pytest.mark.timeout(240)
 async def test_the_plan_for_other_numbers_stands_beside_the_present_one(tmp_path: Path) -> None:
     (tmp_path / "deployment.yaml").write_text(FILE)
     async with chromium() as open_window, Deployment(tmp_path) as deployment:
@@ -26,7 +29,7 @@ async def test_the_plan_for_other_numbers_stands_beside_the_present_one(tmp_path
             deployment.run(deployment.reporter(name, manager, cluster=cluster, role=role))  # type: ignore[arg-type]
         deployment.run(deployment.reporter("p1", manager, cluster="east", kind="prfaas", role="prefill"))
         window = await open_window()
-        await until(lambda: len(manager.world.live()) == 3, what="three nodes")
+        await until(lambda: len(manager.world.live()) == 3, what="three nodes", seconds=PATIENCE_SECONDS)
         await window.page.goto(f"http://{manager.http_address}/")
         field = window.page.locator("[name='west/instances']")
         await field.wait_for()
