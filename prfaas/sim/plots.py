@@ -1,4 +1,4 @@
-"""Plots of runs: how latencies are distributed, what they are over load, throughput against latency."""
+"""Plots of runs: how latencies are distributed, who is where over time, latency over load, throughput against latency."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def write_all(runs: Sequence[Named], folder: Path) -> list[Path]:
     """Write every plot into `folder` as SVG; returns the files. Of one run there is no frontier and no load."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [_write(folder / f"{name}-cdf.svg", _cdf(runs, name)) for name in _LATENCIES]
+    files += [_write(folder / f"{_file_name(name)}-over-time.svg", _over_time(run)) for name, run in runs]
     if len(runs) > 1:
         files.append(_write(folder / "frontier.svg", lambda axes: _draw_frontier(axes, runs)))
     if len({run.rate for _, run in runs}) > 1:
@@ -53,6 +54,20 @@ def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
         axes.legend()
 
     return draw
+
+
+def _over_time(run: Run) -> Callable[[Axes], None]:
+    def draw(axes: Axes) -> None:
+        for colour, (stage, counts) in zip(_COLOURS, run.summary.over_time.items(), strict=False):
+            axes.plot([(n + 0.5) / len(counts) for n in range(len(counts))], counts, color=colour, label=stage)
+        axes.set(xlabel="share of the run's time", ylabel="requests")
+        axes.legend()
+
+    return draw
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
 
 
 def _draw_frontier(axes: Axes, runs: Sequence[Named]) -> None:

@@ -39,6 +39,7 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
         ("goodput (req/s)", lambda run: f"{run.summary.goodput:.3f}"),
         ("success", lambda run: f"{run.summary.success_ratio:.1%}"),
         ("sent again", lambda run: f"{run.summary.retried_ratio:.1%}"),
+        ("price of 1,000 requests", _price),
         ("egress (Gbps)", lambda run: f"{run.summary.egress_bytes_per_second / _GBIT:.2f}"),
     ]
     for name, of in _LATENCIES.items():
@@ -48,6 +49,17 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
             lines.append((label, lambda run, of=of, ratio=ratio: _seconds(of(run.summary).quantile(ratio))))  # type: ignore[misc]
     lines += [(f"busy {name}", _share_of("utilisation", name)) for name in _names(runs, "utilisation")]
     return lines + [(f"reason {name}", _share_of("reasons", name)) for name in _names(runs, "reasons")]
+
+
+def price_per_thousand(run: Run) -> float | None:
+    """What 1,000 answered requests cost, in the deployment's currency; None where it has no prices, or answers none."""
+    price = run.setup.deployment.price_per_hour
+    return None if price is None or not run.summary.throughput else price / 3.6 / run.summary.throughput
+
+
+def _price(run: Run) -> str:
+    price = price_per_thousand(run)
+    return "-" if price is None else f"{price:.3g}"
 
 
 def _names(runs: Sequence[tuple[str, Run]], field: str) -> list[str]:
@@ -82,7 +94,9 @@ def to_json(name: str, run: Run) -> dict[str, Any]:
         "success_ratio": summary.success_ratio,
         "retried_ratio": summary.retried_ratio,
         "egress_bytes_per_second": summary.egress_bytes_per_second,
+        "price_per_thousand": price_per_thousand(run),
         "utilisation": dict(summary.utilisation),
+        "over_time": {name: list(counts) for name, counts in summary.over_time.items()},
         "reasons": dict(summary.reasons),
         **{name.lower().replace(" ", "_"): _figures(of(summary)) for name, of in _LATENCIES.items()},
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prfaas.model.curve import FloatArray
+from prfaas.sim.over_time import requests_over_time
 from prfaas.sim.request import Request
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -70,6 +71,7 @@ class Summary:
     egress_bytes_per_second: float
     utilisation: Mapping[str, float] = field(default_factory=dict)
     retried_ratio: float = 0.0  # of the requests, those that were sent again
+    over_time: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `over_time.py`
 
 
 def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distribution:
@@ -127,6 +129,7 @@ def summarise(
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
         egress_bytes_per_second=egress_bytes / max(end, 1e-12),
         utilisation=dict(utilisation or {}),
+        over_time=requests_over_time(requests, end),
         retried_ratio=sum(1 for one in counted if one.num_retries) / len(counted),
     )
 

@@ -63,9 +63,10 @@ def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureF
 
 
 def test_a_sweep_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    output(capsys, "--compare", "load=50%,90%", "--plot", str(tmp_path / "plots"))
+    output(capsys, "--compare", "seed=1,2", "--plot", str(tmp_path / "plots"))
     drawn = {file.name for file in (tmp_path / "plots").iterdir()}
-    assert drawn == {"ttft-cdf.svg", "itl-cdf.svg", "end_to_end-cdf.svg", "frontier.svg"}
+    distributions = {"ttft-cdf.svg", "itl-cdf.svg", "end_to_end-cdf.svg"}
+    assert drawn == distributions | {"frontier.svg", "1-over-time.svg", "2-over-time.svg"}
 
 
 def test_recorded_conversations_are_held(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

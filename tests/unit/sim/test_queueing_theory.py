@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
-from prfaas.model.curve import FloatArray
-from prfaas.model.queueing import Station
-from prfaas.sim.pool import Pool
-from prfaas.sim.request import Request
-from prfaas.sim.timeline import Timeline
+from prfaas.sim.theory import relative_wait, serve, service_times
 
 NUM_REQUESTS = 150_000
 NUM_SOAKED = 1_000_000
@@ -25,62 +19,6 @@ CASES = [
     pytest.param(3, 0.64, 0.6, id="M/G/3"),
     pytest.param(9, 0.64, 0.8, id="M/G/9"),
 ]
-
-
-@dataclass(frozen=True)
-class Served:
-    mean_wait: float
-    mean_stay: float
-    area: float
-    busy_seconds: float
-    end: float
-
-
-def serve(service: FloatArray, *, rate: float, num_servers: int, generator: np.random.Generator) -> Served:
-    """All requests through one pool with Poisson arrivals."""
-    timeline = Timeline()
-    waits, stays = [], []
-
-    def started(request: Request, seconds: float) -> None:
-        waits.append(timeline.now - request.arrival)
-
-    pool = Pool(timeline, num_servers, on_start=started, on_end=lambda one: stays.append(timeline.now - one.arrival))
-    gaps = with_mean(generator.exponential(1.0, len(service)), 1 / rate)
-    arriving = iter(zip(np.cumsum(gaps).tolist(), service.tolist(), strict=True))
-
-    def await_next() -> None:
-        for time, seconds in arriving:
-            timeline.at(time, arrive, (Request(0, time, prompt_tokens=1, output_tokens=1), seconds))
-            return
-
-    def arrive(pair: tuple[Request, float]) -> None:
-        await_next()
-        pool.enter(*pair)
-
-    await_next()
-    timeline.run()
-    return Served(float(np.mean(waits)), float(np.mean(stays)), pool.area, pool.busy_seconds, timeline.now)
-
-
-def with_mean(values: FloatArray, mean: float) -> FloatArray:
-    """Scaled to exactly this mean, so that the load is the one that theory is asked for."""
-    scaled: FloatArray = values * (mean / values.mean())
-    return scaled
-
-
-def service_times(squared_cv: float, count: int, generator: np.random.Generator) -> FloatArray:
-    """Gamma with mean 1 and the given variance, all equal for 0."""
-    if not squared_cv:
-        return np.ones(count)
-    return with_mean(generator.gamma(1 / squared_cv, squared_cv, count), 1.0)
-
-
-def relative_wait(num_servers: int, squared_cv: float, load: float, *, count: int) -> float:
-    """The simulated mean wait over the theory's."""
-    generator = np.random.default_rng(1)
-    rate = load * num_servers
-    served = serve(service_times(squared_cv, count, generator), rate=rate, num_servers=num_servers, generator=generator)
-    return served.mean_wait / Station(num_servers, rate, 1.0, squared_cv).mean_wait_seconds
 
 
 @pytest.mark.parametrize(("num_servers", "squared_cv", "load"), CASES[::3])  # the others need more requests

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
+from prfaas.manager.decided import Decided
+from prfaas.scheduler.route import route
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.records import Recorder, read_records, replay
 from prfaas.sim.run import simulate
 from prfaas.sim.scenario import Scenario
+from prfaas.types import AgentName, ClusterName, InstanceId
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,20 @@ def test_recorded_decisions_are_made_again(lines: str, form: str, tmp_path: Path
     read = read_records(path)
     assert len(read) == (1 if form == "one" else 100)
     assert list(replay(read)) == []
+
+
+def test_what_a_manager_remembers_is_made_again(tmp_path: Path) -> None:
+    decode = InstanceState(InstanceId("d1"), ClusterName("west"), "pd", "both", AgentName("d1"))
+    prefill = InstanceState(InstanceId("p1"), ClusterName("east"), "prfaas", "prefill", AgentName("p1"))
+    snapshot = Snapshot(500, (decode, prefill))
+    documents = []
+    for num_tokens in (400, 600):
+        facts = RequestFacts(num_tokens, cached_tokens={AgentName("d1"): 50})
+        documents.append(Decided(1.0, "m", "t", "s", snapshot, facts, route(snapshot, facts)).document())
+    path = tmp_path / "decisions.json"
+    path.write_text(json.dumps(documents))
+    assert [one["decision"]["reason"] for one in read_records(path)] == ["short", "long"]
+    assert list(replay(read_records(path))) == []
 
 
 def test_a_decision_that_comes_out_otherwise_is_named(lines: str) -> None:

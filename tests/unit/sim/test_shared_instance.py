@@ -81,6 +81,18 @@ def test_what_came_over_a_link_has_its_first_token_after_a_step() -> None:
     assert request.decode_end == pytest.approx(3 * 0.0201)
 
 
+def test_a_step_of_before_a_death_ends_nothing_after_it() -> None:
+    bench = Bench(0.1)
+    lost = bench.ask(0.0, 1, 100)
+    bench.timeline.at(0.015, lambda _: bench.instance.stop(), None)
+    bench.timeline.at(0.016, lambda _: bench.instance.restart(), None)
+    kept = bench.ask(0.017, 1, 100)
+    bench.timeline.run()
+    assert bench.ended == [kept]
+    assert lost.decode_end != lost.decode_end  # it never came
+    assert bench.gaps.arrays()[1].sum() == 99
+
+
 asked = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 20_000), st.integers(1, 60)), min_size=1, max_size=15)
 
 

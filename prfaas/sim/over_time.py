@@ -1,0 +1,41 @@
+"""How many requests were waiting, in prefill, on a link and in decode, over the time of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from prfaas.model.curve import FloatArray
+from prfaas.sim.request import Request
+
+NUM_BINS = 100
+_STAGES: Mapping[str, Callable[[Request], tuple[float, float]]] = {
+    "waiting": lambda one: (one.arrival, one.prefill_start),
+    "prefill": lambda one: (one.prefill_start, one.prefill_end),
+    "transfer": lambda one: (one.prefill_end, one.transfer_end),
+    "decode": lambda one: (one.decode_start, one.decode_end),
+}
+
+
+def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tuple[float, ...]]:
+    """Of each stage the mean number of requests in it, in each of `NUM_BINS` equal parts of [0, end] seconds.
+
+    A request that never ended is left out.
+    """
+    edges = np.linspace(0.0, max(end, 1e-12), NUM_BINS + 1)
+    ended = [one for one in requests if one.decode_end == one.decode_end]
+    counts = {}
+    for name, between in _STAGES.items():
+        moments = np.array([between(one) for one in ended]).reshape(-1, 2)
+        spent = np.diff(_since(np.sort(moments[:, 0]), edges) - _since(np.sort(moments[:, 1]), edges))
+        counts[name] = tuple((spent / (edges[1] - edges[0])).tolist())
+    return counts
+
+
+def _since(moments: FloatArray, edges: FloatArray) -> FloatArray:
+    """For each edge, the sum over the moments before it of the time since then."""
+    sums = np.concatenate(([0.0], np.cumsum(moments)))
+    before = np.searchsorted(moments, edges)
+    since: FloatArray = before * edges - sums[before]
+    return since
