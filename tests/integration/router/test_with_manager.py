@@ -139,10 +139,14 @@ async def test_the_manager_is_asked_again_without_the_node_that_failed(tmp_path:
         names = ("east_0", "west-0_0", "west-1_0")
         await managed.door.until_health(**dict.fromkeys(names, True))
         managed.door.west.break_after_tokens = 0  # it closes the connection in place of a first token
-        _, _, headers = await managed.door.post({"prompt": PROMPT, "stream": True}, **{"x-session-id": "s"})
-        _, record = await managed.door.get(f"/debug/decision/{headers['x-request-id']}")
-        assert (record["decided_by"], record["status"]) == ("manager", 200)
-        assert record["decode"] == "west-1/0" and record["failures"][0].startswith("decode_broke_off")
+        record: dict[str, Any] = {"failures": []}
+        async with asyncio.timeout(20):
+            while not record["failures"]:  # equal nodes are taken by the request: until one begins at the broken one
+                _, _, headers = await managed.door.post({"prompt": PROMPT, "stream": True})
+                _, record = await managed.door.get(f"/debug/decision/{headers['x-request-id']}")
+                assert (record["decided_by"], record["status"]) == ("manager", 200)
+                assert record["decode"] == "west-1/0"
+        assert record["failures"][0].startswith("decode_broke_off")
 
 
 async def test_a_router_with_another_secret_serves_nobody_and_says_so(

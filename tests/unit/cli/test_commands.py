@@ -22,7 +22,7 @@ def run_without(absent: tuple[str, ...], command: str, *arguments: str) -> subpr
     module, function = PROJECT["scripts"][command].split(":")
     code = WITHOUT.format(absent=dict.fromkeys(absent), module=module, function=function)
     line = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize("command", PROJECT["scripts"])
