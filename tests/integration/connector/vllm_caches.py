@@ -44,10 +44,12 @@ def caches_of(config: KVCacheConfig) -> dict[str, torch.Tensor]:
         for name in group.layer_names:
             spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
             if isinstance(spec, MambaSpec):
-                caches[name] = torch.zeros(NUM_BLOCKS, 1, 1, spec.state_content_size_bytes, dtype=torch.int8)
+                caches[name] = torch.zeros(config.num_blocks, 1, 1, spec.state_content_size_bytes, dtype=torch.int8)
             else:
                 content = spec.state_content_size_bytes // spec.dtype.itemsize
-                caches[name] = torch.zeros(NUM_BLOCKS, spec.num_heads, spec.num_states, content, dtype=spec.dtype)
+                caches[name] = torch.zeros(
+                    config.num_blocks, spec.num_heads, spec.num_states, content, dtype=spec.dtype
+                )
     return caches
 
 

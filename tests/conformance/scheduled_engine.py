@@ -1,0 +1,248 @@
+"""vLLM's own scheduler and block manager over a model that computes nothing: what it calls of a connector, and when.
+
+The scheduler's half of the order is vLLM's code. The worker's half is written down in `ScheduledEngine.step` as the base
+class documents it. Blocks hold bytes that say what they are, as in the fake engine of the integration tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from prfaas.connector.block_map import NULL_BLOCK, EngineGroup
+from prfaas.connector.blocks import LayerBlocks
+from prfaas.connector.engine_layout import Rank, block_map, describe
+from prfaas.connector.vllm import PrfaasConnector
+from prfaas.types import Shard
+from tests.integration.connector.fake_engine import content
+
+BLOCK_TOKENS = 32
+NUM_HEADS = 2  # of the model whose configuration vLLM reads
+ANSWER_TOKEN = 7
+
+
+class SilentLayer(torch.nn.Identity):  # type: ignore[misc]
+    """Stands where vLLM keeps a layer's module, for the hooks of those whose end it does not report."""
+
+    def get_attn_backend(self) -> SilentLayer:
+        return self
+
+    def get_name(self) -> str:
+        return "SILENT"
+
+
+@dataclass
+class Told:
+    """What an engine's clients and its blocks have shown."""
+
+    finished: dict[str, str] = field(default_factory=dict)  # request → why it ended
+    resumed_at: dict[str, int] = field(default_factory=dict)  # request → tokens that it did not compute
+    wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)  # read, and not what they must be
+    outcomes: Counter[str] = field(default_factory=Counter)  # transfers, as vLLM's statistics count them
+
+
+class ScheduledEngine:
+    """One engine of one rank. Nothing runs by itself: tests call `step`."""
+
+    def __init__(
+        self,
+        model: Path,
+        agent_socket: Path,
+        kv: KVCacheConfig,
+        caches: dict[str, torch.Tensor],
+        *,
+        name: str,
+        identity: str,
+        role: str,
+        load_failure: str = "recompute",
+        chunk_tokens: int = 64,
+        **settings: Any,
+    ) -> None:
+        patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
+        transfer = KVTransferConfig(
+            kv_connector="PrfaasConnector",
+            kv_connector_module_path="prfaas.connector.vllm",
+            kv_role=role,
+            engine_id=name,
+            kv_load_failure_policy=load_failure,
+            kv_connector_extra_config={
+                "agent_socket": str(agent_socket),
+                "reuse": False,
+                "model": identity,
+                **patient,
+                **settings,
+            },
+        )
+        config = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=2048,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=8,
+            max_num_batched_tokens=chunk_tokens,
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+            kv_transfer_config=transfer,
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = kv.num_blocks
+        modules = {name: SilentLayer() for name in caches}
+        config.compilation_config.static_forward_context.update(modules)
+        self.told = Told()
+        self._modules = modules
+        self._kv = kv
+        self._groups: tuple[EngineGroup, ...] = block_map(kv).groups
+        self._layers: dict[str, LayerBlocks] = describe(kv, caches, Rank("", Shard(), NUM_HEADS), packing="")[1]
+        self._requests: dict[str, Request] = {}
+        align, hashed = resolve_kv_cache_block_sizes(kv, config)
+        self.scheduler = Scheduler(
+            config, kv, StructuredOutputManager(config), block_size=align, hash_block_size=hashed, log_stats=True
+        )
+        self.worker = PrfaasConnector(config, KVConnectorRole.WORKER, kv)
+        self.worker.register_kv_caches(caches)
+
+    def close(self) -> None:
+        self.scheduler.connector.shutdown()
+        self.worker.shutdown()
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self._kv.num_blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any], *, answer_tokens: int) -> None:
+        sampling = SamplingParams(
+            temperature=0, max_tokens=answer_tokens, ignore_eos=True, extra_args={"kv_transfer_params": parameters}
+        )
+        request = Request(request_id, list(prompt), sampling, None)
+        self._requests[request_id] = request
+        self.scheduler.add_request(request)
+
+    def spoil_pool(self) -> None:
+        """Overwrite every slot of the pool that this engine loads from."""
+        client = self.worker._worker._client  # type: ignore[union-attr]
+        start, arena = client.attached.header_bytes, client.arena
+        arena[start:] = bytes(len(arena) - start)
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> int:
+        """One engine step; how many tokens it has computed."""
+        output = self.scheduler.schedule()
+        metadata = output.kv_connector_metadata
+        assert metadata is not None
+        if output.preempted_req_ids:
+            self.worker.handle_preemptions(metadata)
+        self.worker.bind_connector_metadata(metadata)
+        self._run_model(output)
+        self.worker.start_load_kv(None)  # asynchronous loads start after the forward pass
+        self.worker.wait_for_save()
+        transferred = self._results(output)
+        self.worker.clear_connector_metadata()
+        assert not self.worker.has_connector_metadata()
+        for core in self.scheduler.update_from_output(output, self._sampled(output, transferred)).values():
+            self._take(core)
+        return int(output.total_num_scheduled_tokens)
+
+    def _take(self, core: EngineCoreOutputs) -> None:
+        for its in core.outputs:
+            if its.finish_reason is not None:
+                self.told.finished[its.request_id] = str(its.finish_reason)
+        counts = (core.scheduler_stats and core.scheduler_stats.kv_connector_stats) or {}
+        for name, count in counts.items():
+            if name.startswith("transfers "):
+                self.told.outcomes[name.removeprefix("transfers ")] += count
+
+    def _results(self, output: SchedulerOutput) -> KVConnectorOutput:
+        results = self.worker.get_transfer_results(output.finished_req_ids)
+        assert (results.failed_recving or set()) <= (results.finished_recving or set())
+        assert self.worker.get_block_ids_with_load_errors() == set(), "block ids say nothing where groups share them"
+        return KVConnectorOutput(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
+        )
+
+    def _run_model(self, output: SchedulerOutput) -> None:
+        """Each layer in turn: read what came before, write this step's tokens, say so as vLLM does."""
+        work = [(its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs]
+        cached = output.scheduled_cached_reqs
+        work += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        for request_id, before in work:
+            if request_id not in self.told.resumed_at:
+                self.told.resumed_at[request_id] = before
+        for name, layer in self._layers.items():
+            self.worker.wait_for_layer_load(name)
+            for request_id, before in work:
+                self._compute(name, layer, request_id, before, before + output.num_scheduled_tokens[request_id])
+            if self._groups[layer.group].kind == "linear_state":
+                self._modules[name](torch.zeros(1))
+            else:
+                self.worker.save_kv_layer(name, layer.pages, None)
+
+    def _compute(self, name: str, layer: LayerBlocks, request_id: str, before: int, after: int) -> None:
+        request, group = self._requests[request_id], self._groups[layer.group]
+        table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[layer.group]
+        for position, tokens in _held(group, before):
+            if table[position] == NULL_BLOCK or not torch.equal(
+                layer.pages[table[position]], _content(request, layer, position, tokens)
+            ):
+                self.told.wrong_blocks.append((request_id, before, name, position))
+        for position, tokens in _changed(group, before, after):
+            if table[position] != NULL_BLOCK:
+                layer.pages[table[position]] = _content(request, layer, position, tokens)
+
+    def _sampled(self, output: SchedulerOutput, transferred: KVConnectorOutput) -> ModelRunnerOutput:
+        """A token for each request whose prompt is computed."""
+        ids = list(output.num_scheduled_tokens)
+        requests = (self._requests[its] for its in ids)
+        sampled = [[ANSWER_TOKEN] if its.num_computed_tokens >= its.num_tokens else [] for its in requests]
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={its: index for index, its in enumerate(ids)},
+            sampled_token_ids=sampled,
+            kv_connector_output=transferred,
+        )
+
+
+def _content(request: Request, layer: LayerBlocks, position: int, tokens: int) -> torch.Tensor:
+    assert request.prompt_token_ids is not None
+    return content(request.prompt_token_ids, (layer.group, layer.layer, position, tokens), layer.pages.shape[1])
+
+
+def _changed(group: EngineGroup, before: int, after: int) -> list[tuple[int, int]]:
+    """(position, tokens in the block afterwards) of what computing tokens [before, after) writes."""
+    if group.kind == "linear_state":
+        return [(group.state_entry(after), after)]
+    positions = range(before // group.block_tokens, -(-after // group.block_tokens))
+    return [(its, min(after, (its + 1) * group.block_tokens) - its * group.block_tokens) for its in positions]
+
+
+def _held(group: EngineGroup, num_tokens: int) -> list[tuple[int, int]]:
+    """(position, tokens in the block) of what the token after `num_tokens` reads."""
+    if not num_tokens:
+        return []
+    if group.kind == "linear_state":
+        return [(group.state_entry(num_tokens), num_tokens)]
+    return _changed(group, group.first_block(num_tokens) * group.block_tokens, num_tokens)

@@ -1,0 +1,209 @@
+"""The connector under vLLM's own scheduler: a request's whole life in the documented order of calls, without a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
+
+from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
+from tests.integration.connector.fake_engine import MODEL
+from tests.integration.connector.nodes import Nodes, prompt_of
+from tests.integration.connector.vllm_caches import KDA, attention, caches_of, config_of
+from tests.waiting import wait_until
+from tools.demo.client import get_json
+from tools.stack import AgentProcess
+from tools.tiny_models import make_model
+
+pytestmark = pytest.mark.vllm
+NUM_BLOCKS = 128
+LENGTH = 301  # of prompts: what travels is neither whole blocks nor whole chunks
+FULL = attention(block_size=BLOCK_TOKENS)
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK_TOKENS,
+    num_kv_heads=FULL.num_kv_heads,
+    head_size=FULL.head_size,
+    dtype=FULL.dtype,
+    sliding_window=100,
+)
+SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
+    "dense": [(["full.0", "full.1"], FULL)],
+    "windowed": [(["window.0"], WINDOW), (["full.0"], FULL)],
+    "recurrent": [(["state.0"], KDA), (["state.1"], KDA), (["full.0"], FULL)],
+}
+ADMISSIONS = ("wait", "preallocate", "auto")
+
+
+@dataclass
+class Site:
+    """Two nodes, an engine each where a test starts one."""
+
+    nodes: Nodes
+    model: Path
+    engines: list[ScheduledEngine] = field(default_factory=list)
+
+    def start(
+        self, agent: AgentProcess, shape: str, *, num_blocks: int = NUM_BLOCKS, **settings: Any
+    ) -> ScheduledEngine:
+        kv = config_of(*SHAPES[shape], num_blocks=num_blocks)
+        name = f"{agent.name}-engine"
+        engine = ScheduledEngine(self.model, agent.socket, kv, caches_of(kv), name=name, identity=MODEL, **settings)
+        self.engines.append(engine)
+        return engine
+
+    def prefiller(self, shape: str, **settings: Any) -> ScheduledEngine:
+        return self.start(self.nodes.east, shape, role="kv_producer", **settings)
+
+    def decoder(self, shape: str, **settings: Any) -> ScheduledEngine:
+        return self.start(self.nodes.west, shape, role="kv_both", **settings)
+
+    def run_until_finished(self, request_ids: Sequence[str]) -> None:
+        """Step all engines in turn until these requests have ended."""
+
+        def finished() -> bool:
+            for engine in self.engines:
+                engine.step()
+            return set(request_ids) <= {its for engine in self.engines for its in engine.told.finished}
+
+        wait_until(finished, seconds=20, what=f"the end of {request_ids}")
+
+    def assert_nothing_is_left(self) -> None:
+        for engine in self.engines:
+            wait_until(lambda engine=engine: self._is_idle(engine), what="an idle engine")  # type: ignore[misc]
+        self.nodes.assert_nothing_is_left()
+
+    def _is_idle(self, engine: ScheduledEngine) -> bool:
+        engine.step()
+        return engine.num_free_blocks == engine.num_blocks - 1  # all but the null block
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose configuration vLLM reads; nobody loads its weights."""
+    return make_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def site(nodes: Nodes, model: Path) -> Iterator[Site]:
+    made = Site(nodes, model)
+    yield made
+    for engine in made.engines:
+        engine.close()
+
+
+def _decode(engine: ScheduledEngine, prompt: list[int], grant: str, *, answer_tokens: int = 3) -> str:
+    request_id = f"d{prompt[0]}"
+    engine.submit(request_id, prompt, {"do_remote_prefill": True, "prfaas_grant": grant}, answer_tokens=answer_tokens)
+    return request_id
+
+
+def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str) -> str:
+    request_id = f"p{prompt[0]}"
+    engine.submit(request_id, prompt[:-1], {"do_remote_decode": True, "prfaas_grant": grant}, answer_tokens=1)
+    return request_id
+
+
+@pytest.mark.parametrize(
+    ("shape", "admission"),
+    [("dense", "wait"), ("windowed", "preallocate"), ("recurrent", "wait"), ("recurrent", "auto")],
+)
+def test_only_the_last_token_of_a_prompt_that_came_is_computed(site: Site, shape: str, admission: str) -> None:
+    prefiller, decoder = site.prefiller(shape), site.decoder(shape, admission=admission)
+    prompt = prompt_of(1, LENGTH)
+    grant = site.nodes.grant(prompt)
+    ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
+    site.run_until_finished(ids)
+    assert decoder.told.resumed_at == {"d1": LENGTH - 1}
+    assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
+    assert decoder.told.finished == {"d1": "length"}
+    assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send completed": 1}, {"receive completed": 1})
+    site.assert_nothing_is_left()
+
+
+def test_a_byte_that_changes_on_the_way_shows(site: Site) -> None:
+    """Negative control: the west's pool is overwritten between arrival and load."""
+    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
+    prompt = prompt_of(2, LENGTH)
+    grant = site.nodes.grant(prompt)
+    decoding = _decode(decoder, prompt, grant)
+    _prefill(prefiller, prompt, grant)
+    wait_until(lambda: _has_come(site, prefiller), what="the transfer")
+    decoder.spoil_pool()
+    site.run_until_finished([decoding])
+    assert {name for _, _, name, _ in decoder.told.wrong_blocks} == {"state.0", "state.1", "full.0"}
+
+
+def _has_come(site: Site, prefiller: ScheduledEngine) -> bool:
+    prefiller.step()
+    return any(its["outcome"] == "completed" for its in get_json(f"{site.nodes.west.status_url}/transfers"))
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+def test_with_fewer_blocks_than_requests_want_all_end_right(site: Site, admission: str) -> None:
+    """Five requests of ten blocks each among 23, which grow while they decode: vLLM preempts, and asks again."""
+    prefiller, decoder = site.prefiller("dense"), site.decoder("dense", num_blocks=24, admission=admission)
+    prompts = [prompt_of(seed, LENGTH) for seed in range(3, 8)]
+    grants = [site.nodes.grant(prompt) for prompt in prompts]
+    ids = [_decode(decoder, *its, answer_tokens=60) for its in zip(prompts, grants, strict=True)]
+    ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
+    site.run_until_finished(ids)
+    assert set(decoder.told.finished.values()) == {"length"}
+    assert decoder.told.wrong_blocks == []
+    assert decoder.told.outcomes == {"receive completed": 5}
+    site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("admission", ["wait", "preallocate"])
+def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(site: Site, admission: str) -> None:
+    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)
+    prompt = prompt_of(9, LENGTH)
+    grant = site.nodes.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    decoder.step()
+    decoder.abort(decoding)
+    site.run_until_finished([prefilling])
+    assert decoder.told.outcomes == {"receive aborted": 1}
+    site.assert_nothing_is_left()
+
+
+def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(site: Site) -> None:
+    prefiller, decoder = site.prefiller("windowed"), site.decoder("windowed")
+    prompt = prompt_of(10, LENGTH)
+    grant = site.nodes.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    wait_until(prefiller.step, what="the first chunk")
+    prefiller.abort(prefilling)
+    site.run_until_finished([decoding])
+    assert decoder.told.resumed_at == {"d10": 0}
+    assert decoder.told.wrong_blocks == []
+    assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send aborted": 1}, {"receive incomplete": 1})
+    site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("policy", "ends"), [("recompute", "length"), ("fail", "error")])
+def test_kv_that_never_comes_ends_as_the_policy_says(site: Site, policy: str, ends: str) -> None:
+    decoder = site.decoder("recurrent", admission="preallocate", load_failure=policy)
+    prompt = prompt_of(11, LENGTH)
+    decoding = _decode(decoder, prompt, site.nodes.grant(prompt, expires_at=time.time() + 1.0))
+    site.run_until_finished([decoding])
+    assert decoder.told.finished == {decoding: ends}
+    assert decoder.told.outcomes == {"receive deadline": 1}
+    assert decoder.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
+def test_one_transfer_for_two_requests_serves_the_first(site: Site) -> None:
+    prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
+    prompt = prompt_of(12, LENGTH)
+    grant = site.nodes.grant(prompt)
+    again = [13, *prompt[1:]]
+    ids = [_decode(decoder, prompt, grant), _decode(decoder, again, grant), _prefill(prefiller, prompt, grant)]
+    site.run_until_finished(ids)
+    assert decoder.told.resumed_at == {"d12": LENGTH - 1, "d13": 0}
+    assert decoder.told.wrong_blocks == []
+    site.assert_nothing_is_left()
