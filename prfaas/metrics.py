@@ -74,6 +74,7 @@ POOL_SLOTS = _gauge(
 POOL_NEWCOMER_BYTES = _gauge(
     "prfaas_agent_pool_newcomer_bytes", "Prefix blocks that nobody has asked for since they were stored."
 )
+POOL_PINNED_BYTES = _gauge("prfaas_agent_pool_pinned_bytes", "Prefix blocks that operators have pinned.")
 POOL_TENANT_BYTES = _gauge(
     "prfaas_agent_pool_tenant_bytes", "Prefix blocks of a tenant that the agent's `tenants` names.", ("tenant",)
 )

@@ -87,9 +87,26 @@ class CopyCommand:
     priority: int
 
 
+PoolOrder = Literal[
+    "pin",  # never leaves, until it is unpinned
+    "soft_pin",  # leaves when nothing else can
+    "unpin",
+    "remove",  # leaves now, as far as nobody uses it
+]
+
+
+@dataclass(frozen=True)
+class PoolCommand:
+    """An operator wants this node to keep, or not to keep, the prefix that ends with a hash."""
+
+    command_id: TransferId
+    end_hash: BlockHash
+    order: PoolOrder
+
+
 @dataclass(frozen=True)
 class CopyEnd:
-    """How a copy ended; bytes are payload."""
+    """How a command ended. Bytes are payload; of a `PoolCommand` moved is what left the pool, held what it is about."""
 
     transfer_id: TransferId
     outcome: CopyOutcome

@@ -1,36 +1,42 @@
-"""`make bench AREA=cachepool`: writes benchmarks/results/cachepool.json. ARGS: [trace file in Mooncake's format]."""
+"""`make bench AREA=cachepool`: writes benchmarks/results/cachepool.json, or only some parts of it anew."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cachepool import operations, replay, ssd, trace
+from benchmarks.cachepool import arena, kills, operations, rebalancing, replay, ssd
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "cachepool.json"
-SEED = 1
+
+PARTS: dict[str, Callable[[Path | None], dict[str, Any]]] = {
+    "arena": lambda _: arena.measure(),
+    "milliseconds_per_2000_blocks": lambda _: operations.measure(),
+    "ssd": lambda _: ssd.measure(RESULTS.parent),
+    "kills": lambda _: kills.measure(RESULTS.parent),
+    "eviction": replay.measure,
+    "rebalancing": lambda _: rebalancing.measure(),
+}
 
 
 def main() -> None:
-    requests = trace.read(Path(sys.argv[1])) if len(sys.argv) > 1 else trace.generate(SEED)
-    results: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "milliseconds_per_2000_blocks": operations.measure(),
-        "ssd": ssd.measure(RESULTS.parent),
-        "trace": {
-            "source": sys.argv[1] if len(sys.argv) > 1 else f"generated, seed {SEED}",
-            "num_requests": len(requests),
-            "mean_input_tokens": round(sum(its.input_tokens for its in requests) / len(requests)),
-        },
-        "saved_ratio": replay.measure(requests),
-    }
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cachepool", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="by default all")
+    parser.add_argument("--trace", type=Path, help="a trace in Mooncake's format; by default one with its statistics")
+    arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {name: its for name, its in results.items() if name in PARTS}
+    results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    for part in arguments.parts or PARTS:
+        results[part] = PARTS[part](arguments.trace)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps({part: results[part]}, indent=1), flush=True)
 
 
 if __name__ == "__main__":

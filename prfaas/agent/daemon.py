@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prfaas import grants, logs, metrics
+from prfaas.agent import occupancy
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.copying import Copying
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
 from prfaas.agent.keeping import Keeping
 from prfaas.agent.links import Links
-from prfaas.agent.plan import encode_probe
+from prfaas.agent.pins import Pins
+from prfaas.agent.probing import Probing
 from prfaas.agent.protocol import (
     Attach,
     Attached,
@@ -45,20 +46,16 @@ from prfaas.errors import LayoutError
 from prfaas.events import PoolChange
 from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
 from prfaas.transport.sender import (
-    Outgoing,
-    SendCompleted,
     SendEvent,
-    SendFailed,
 )
 from prfaas.transport.tls_door import INNER, TlsDoor, door_before
-from prfaas.types import AgentName, CopyEnd, TransferId
+from prfaas.types import AgentName, CopyEnd
 
 if TYPE_CHECKING:
     from prfaas.agent.reporting import Reporting
 
 MakeReporting = Callable[..., "Reporting"]
 TICK_SECONDS = 0.1  # deadlines are looked at this often
-PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
 _log = logs.get("agent")
 
 
@@ -83,11 +80,11 @@ class Agent:
             shares=config.shares(),
             on_change=self._on_pool_change,
         )
+        self._probing = Probing(config.peers, self._links.to)
         settings = config.ssd()
         self._ssd = (
             None if settings is None else Ssd(settings, self._pool, post=self._hand_over, on_change=self._announce)
         )
-        self._probes: dict[TransferId, asyncio.Future[str | None]] = {}
         self._transfer_log = TransferLog()
         grant_key = grants.derive_key(secret, "grant")
         handles = itertools.count(1)
@@ -107,8 +104,9 @@ class Agent:
             ssd=self._ssd,
             link_to=self._links.to,
             transfer_log=self._transfer_log,
-            report=self._report_copy,
+            report=self._report_end,
         )
+        self._pins = Pins(self._pool, self._ssd, report=self._report_end)
         self._receiving = Receiving(
             name=self._name,
             grant_key=grant_key,
@@ -194,6 +192,7 @@ class Agent:
                     links=self._links.states,
                     on_copy=self._copying.take,
                     layouts_of=self._layouts_of,
+                    on_pool=self._pins.take,
                 )
                 tasks.create_task(self._reporting.run())
             if self._ssd is not None:
@@ -223,14 +222,7 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
 
     def _measure(self) -> None:
-        pool = self._pool.stats()
-        for kind, count in pool.slots_by_kind.items():
-            metrics.POOL_SLOTS.labels(kind=kind).set(count)
-        metrics.POOL_NEWCOMER_BYTES.set(pool.newcomer_bytes)
-        for tenant in self._config.tenants:
-            metrics.POOL_TENANT_BYTES.labels(tenant=tenant.tenant).set(pool.tenant_bytes.get(tenant.tenant, 0))
-        for kind, count in (self._ssd.slots_by_kind() if self._ssd else {}).items():
-            metrics.SSD_SLOTS.labels(kind=kind).set(count)
+        occupancy.measure(self._pool, self._ssd, tenants=(its.tenant for its in self._config.tenants))
         metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._links.states()))
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
 
@@ -246,7 +238,7 @@ class Agent:
         if self._reporting is not None:
             self._reporting.on_change(change)
 
-    def _report_copy(self, end: CopyEnd) -> None:
+    def _report_end(self, end: CopyEnd) -> None:
         if self._reporting is not None:
             self._reporting.on_copy_end(end)
 
@@ -256,7 +248,9 @@ class Agent:
         if layout is None:
             return Attached(self._name, 0, 0, 0, self._epoch), None
         self._check_against_engines(attach, layout)
-        await self._check_against_peers(layout)
+        found = await self._probing.conflict(layout)
+        if found is not None:
+            raise LayoutError(found)
         arena = self._pool.arena(layout)
         arena.pinned |= attach.pins_arena
         self._add_layout(layout)
@@ -275,36 +269,6 @@ class Agent:
                 raise LayoutError(f"{other.attach.instance} runs this model too: {difference(other.layout, layout)}")
             if other.attach.instance == attach.instance:
                 raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")
-
-    async def _check_against_peers(self, layout: Layout) -> None:
-        """Raise LayoutError when a configured peer that answers holds the model with another layout."""
-        answers = await asyncio.gather(*(self._probe(peer, layout) for peer in self._config.peers))
-        found = next((answer for answer in answers if answer), None)
-        if found:
-            raise LayoutError(found)
-
-    async def _probe(self, peer: str, layout: Layout) -> str | None:
-        name, _, address = peer.partition("=")
-        transfer_id = TransferId(secrets.token_bytes(16))
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._probes[transfer_id] = answer
-        self._links.to(address, AgentName(name)).open(
-            Outgoing(
-                transfer_id=transfer_id,
-                open_body=encode_probe(layout),
-                object_bytes=[],
-                source=_no_object,
-                priority=0,
-                deadline_seconds=PROBE_DEADLINE_SECONDS,
-            )
-        )
-        try:
-            async with asyncio.timeout(2 * PROBE_DEADLINE_SECONDS):
-                return await answer
-        except TimeoutError:
-            return None
-        finally:
-            del self._probes[transfer_id]
 
     def _on_message(self, engine: EngineConnection, message: Message) -> None:
         workers = self._engines.workers(engine.attach.instance)
@@ -355,14 +319,9 @@ class Agent:
         self._hand_over(self._receiving.on_open, request, reply)
 
     def _on_sent(self, event: SendEvent) -> None:
-        probe = self._probes.get(TransferId(event.transfer_id))
-        if probe is None:
+        if not self._probing.on_event(event):
             self._sending.on_event(event)
             self._copying.on_event(event)
-        elif not probe.done() and isinstance(event, SendCompleted):
-            probe.set_result(None)
-        elif not probe.done() and isinstance(event, SendFailed):
-            probe.set_result(event.message if event.reason == "layout_mismatch" else None)
 
     # Pages
 
@@ -370,7 +329,6 @@ class Agent:
         return {"status": "ok", "name": self._name}
 
     def _status(self) -> dict[str, Any]:
-        pool = self._pool.stats()
         return {
             "name": self._name,
             "encrypted": self._certificates is not None,
@@ -378,18 +336,10 @@ class Agent:
             "copying": len(self._copying),
             "receiving": len(self._receiving),
             "keeping": len(self._keeping),
-            "pool": pool.slots_by_kind,
-            "leases": pool.num_leases,
-            "prefix_bytes": pool.prefix_bytes,
-            "newcomer_bytes": pool.newcomer_bytes,
-            "tenant_bytes": pool.tenant_bytes,
-            "ssd": self._ssd.slots_by_kind() if self._ssd else None,
+            **occupancy.page(self._pool, self._ssd),
+            "pins": self._pins.status(),
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "inlets": [asdict(inlet) for inlet in self._receiver.inlets()],
             "links": [state.to_dict() for state in self._links.states()],
             "reporting": self._reporting.status() if self._reporting else None,
         }
-
-
-def _no_object(index: int) -> memoryview:
-    raise AssertionError(f"a probe has no object {index}")

@@ -21,7 +21,16 @@ from prfaas.index.membership import Engine, Figures, LinkFigures, Node
 from prfaas.rpc.channel import Tls
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.link_state import LinkState
-from prfaas.types import AgentName, ClusterKind, ClusterName, CopyCommand, CopyEnd, InstanceId, InstanceRole
+from prfaas.types import (
+    AgentName,
+    ClusterKind,
+    ClusterName,
+    CopyCommand,
+    CopyEnd,
+    InstanceId,
+    InstanceRole,
+    PoolCommand,
+)
 
 _log = logs.get("agent.reporting")
 
@@ -49,8 +58,9 @@ class Reporting:
         links: Callable[[], Iterable[LinkState]],
         on_copy: Callable[[CopyCommand], None],
         layouts_of: Callable[[str], Sequence[Layout]],
+        on_pool: Callable[[PoolCommand], None],
     ) -> None:
-        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` hears commands.
+        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` and `on_pool` hear commands.
 
         `layouts_of` gives an instance's layouts in the order of its ranks, () unless every rank is attached.
         """
@@ -60,7 +70,7 @@ class Reporting:
         node = _node(config, epoch, wire_address)
         tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
         self.reporter = Reporter(
-            config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy, tls=tls
+            config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy, on_pool=on_pool, tls=tls
         )
         self._caches = [
             EngineCacheFeed(
@@ -93,7 +103,7 @@ class Reporting:
         self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
 
     def on_copy_end(self, end: CopyEnd) -> None:
-        """A commanded copy has ended here."""
+        """A command has ended here."""
         self.reporter.note_copy_end(end)
 
     async def drain(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Generic, TypeVar
 
 from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
@@ -20,24 +20,12 @@ from prfaas.cachepool.leases import LeaseId, Leases
 from prfaas.cachepool.room import NO_LIMITS, Account, Room, Shares
 from prfaas.cachepool.run import BlockIdentity, Run
 from prfaas.cachepool.slots import Slots
+from prfaas.cachepool.stats import PoolStats
 from prfaas.events import BlocksRemoved, BlocksStored, PoolChange, Tier
 from prfaas.hashing import NO_HASH
 from prfaas.types import BlockHash
 
 __all__ = ["LeaseId", "Pool", "PoolStats", "SlotPool"]
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """Number of slots by kind, over all arenas: prefix, transfer, quarantined and free are apart from each other."""
-
-    slots_by_kind: dict[str, int]
-    prefix_bytes: int
-    transfer_bytes: int
-    num_leases: int
-    num_evicted: int
-    newcomer_bytes: int  # of the prefix bytes: what nobody has asked for since it was stored
-    tenant_bytes: dict[str, int]  # of the prefix bytes: by tenant, for those with a limit
 
 
 Memory = TypeVar("Memory", bound=SlotMemory)
@@ -59,7 +47,7 @@ class SlotPool(Generic[Memory]):
     ) -> None:
         self._transfer_budget = int(budget_bytes * transfer_ratio)
         self._room = Room(budget_bytes - self._transfer_budget, shares)
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._sort_key = POLICIES[eviction]
         self._on_change = on_change
         self._tier: Tier = tier
@@ -81,7 +69,7 @@ class SlotPool(Generic[Memory]):
         """The arena of a layout, made at its first use; it may grow to the whole budget but touches nothing yet."""
         arena = self._arenas.get(layout.fingerprint)
         if arena is None:
-            arena = self._make_arena(layout, max(1, self._budget_bytes // stride_of(layout)))
+            arena = self._make_arena(layout, max(1, self.budget_bytes // stride_of(layout)))
             self._arenas[layout.fingerprint] = arena
             slots = self._slots[layout.fingerprint] = Slots(len(self._numbered), arena)
             self._numbered.append(slots)
@@ -144,7 +132,7 @@ class SlotPool(Generic[Memory]):
     def _find_pages(self, slots: Slots, num_slots: int) -> None:
         """Where memory would exceed the budget, free slots of other arenas give theirs back."""
         backed_bytes = sum(other.num_backed * other.arena.stride_bytes for other in self._numbered)
-        excess = backed_bytes + slots.num_fresh(num_slots) * slots.arena.stride_bytes - self._budget_bytes
+        excess = backed_bytes + slots.num_fresh(num_slots) * slots.arena.stride_bytes - self.budget_bytes
         for other in self._numbered:
             if excess <= 0:
                 return
@@ -173,6 +161,10 @@ class SlotPool(Generic[Memory]):
     def states_after(self, arena: SlotMemory, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Linear states, with their lengths, that end within the 16 tokens after `unit` (the root, or a full unit's hash)."""
         return self._of(arena).states[group].get(unit, {})
+
+    def chain(self, arena: SlotMemory, end_hash: BlockHash) -> list[int]:
+        """The slots of what ends with a hash in any group, and of all that it hangs on."""
+        return self._of(arena).chain(end_hash)
 
     def pin(self, arena: SlotMemory, pinned: Iterable[int], lease: LeaseId, *, is_use: bool = True) -> None:
         """Use prefix blocks under `lease`; they are not evicted meanwhile. What is no use makes them no more valuable."""
@@ -329,17 +321,30 @@ class SlotPool(Generic[Memory]):
     def _shorten(self, run: Run, lacking_bytes: int) -> None:
         """Evict the last blocks of a run, no more than were used alike, as far as bytes are lacking."""
         slots = self._numbered[run.arena_number]
-        stride_bytes, num_asked = slots.arena.stride_bytes, run.num_asked
         first = max(run.num_kept(), run.even_tail(), slots.evenly_pinned(run))
-        num_blocks = min(len(run) - first, -(-lacking_bytes // stride_bytes))
+        self._cut(run, min(len(run) - first, -(-lacking_bytes // slots.arena.stride_bytes)))
+
+    def _cut(self, run: Run, num_blocks: int) -> None:
+        """Evict the last blocks of a run, which nothing keeps."""
+        slots, num_asked = self._numbered[run.arena_number], run.num_asked
         gone, hashes = slots.cut(run, num_blocks)
         slots.free += gone
         num_newcomers = num_blocks - (num_asked - run.num_asked)
-        self._room.left(self._account_of(run), hashes, stride_bytes, num_newcomers=num_newcomers)
+        self._room.left(self._account_of(run), hashes, slots.arena.stride_bytes, num_newcomers=num_newcomers)
         self._num_evicted += num_blocks
         self._settle(run if len(run) else slots.unhang(run.above))
         if self._on_change is not None:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
+
+    def remove(self, arena: SlotMemory, end_hash: BlockHash) -> int:
+        """Evict what ends with a hash, what follows it, and what only that needed, all but blocks in use; how many left."""
+        slots, num_evicted = self._of(arena), self._num_evicted
+        for run, first in slots.removal(end_hash):
+            num_blocks = len(run) - max(first, run.num_kept())
+            if num_blocks > 0:
+                self._room.candidates.discard(run)
+                self._cut(run, num_blocks)
+        return self._num_evicted - num_evicted
 
     # Facts
 
@@ -376,20 +381,12 @@ class SlotPool(Generic[Memory]):
             slots.check_integrity(written)
             prefix_bytes += slots.num_blocks * slots.arena.stride_bytes
             transfer_bytes += sum(slots.run_of[slot] is None for slot in written) * slots.arena.stride_bytes
-        self._check_uses([read for lease in leases for read in lease.read])
         assert (prefix_bytes, transfer_bytes) == (self._room.used_bytes, self._transfer_bytes), "a byte count is wrong"
         assert transfer_bytes <= self._transfer_budget, "the transfer budget is exceeded"
-        self._room.check_integrity(
-            (run, self._account_of(run), slots.arena.stride_bytes) for slots in self._numbered for run in slots.runs()
-        )
-
-    def _check_uses(self, reads: list[tuple[Run, int]]) -> None:
-        runs = [run for slots in self._numbered for run in slots.runs()]
-        evictable = {run for run in runs if run.num_kept() < len(run)}
-        assert all(run in self._room.candidates for run in evictable), "an idle tail cannot be evicted"
-        assert len(evictable) == len(self._room.candidates), "a block is evictable though it is needed"
-        counted = Counter(run for run, _ in reads)
-        assert all(run.num_reads() == counted.pop(run, 0) for run in runs), "uses differ from the leases' uses"
+        runs = [(run, slots) for slots in self._numbered for run in slots.runs()]
+        self._room.check_integrity([(run, self._account_of(run), its.arena.stride_bytes) for run, its in runs])
+        counted = Counter(run for lease in leases for run, _ in lease.read)
+        assert all(run.num_reads() == counted.pop(run, 0) for run, _ in runs), "uses differ from the leases' uses"
         assert not counted, "a lease reads a run that is gone"
 
     def close(self) -> None:

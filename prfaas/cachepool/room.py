@@ -6,7 +6,7 @@ Three limits, in this order: what one tenant may hold, what blocks may hold that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -134,12 +134,15 @@ class Room:
         is_newcomer = run.num_asked < len(run)
         return (*account.views, NEWCOMERS) if self.newcomers.are_limited and is_newcomer else account.views
 
-    def check_integrity(self, runs: Iterable[tuple[Run, Account, int]]) -> None:
+    def check_integrity(self, runs: Collection[tuple[Run, Account, int]]) -> None:
         """Compare the counts with all runs, their accounts and the bytes of one of their slots.
 
         Raises:
             AssertionError: something is miscounted, or a limit is exceeded.
         """
+        evictable = {run for run, *_ in runs if run.num_kept() < len(run)}
+        assert all(run in self.candidates for run in evictable), "an idle tail cannot be evicted"
+        assert len(evictable) == len(self.candidates), "a block is evictable though it is needed"
         used: Counter[Account] = Counter()
         newcomer_bytes = 0
         for run, account, slot_bytes in runs:

@@ -115,6 +115,47 @@ class Slots:
                 del awaited[key[1]]
         return run
 
+    def chain(self, end_hash: BlockHash) -> list[int]:
+        """The slots of the blocks that end with a hash, and of all that they hang on; a shared block once."""
+        found: dict[int, None] = {}
+        walk = self._ending_with(end_hash)
+        for run, end in walk:  # grows as it is walked
+            found |= dict.fromkeys(run.slots[: end + 1])
+            above, parent = run.above, self.run_with(run.above)
+            if above is not None and parent is not None:
+                walk.append((parent, parent.position_of(above[1])))
+        return list(found)
+
+    def removal(self, end_hash: BlockHash) -> Iterator[tuple[Run, int]]:
+        """Runs to be shortened to a length, in this order, for the blocks that end with a hash to leave: what hangs on them
+        first, and afterwards what they hung on alone. A run that ends up shorter by then is given as it is. O(slots)."""
+        hung: dict[ChainKey | None, list[Run]] = {}
+        for run in self.runs():
+            hung.setdefault(run.above, []).append(run)
+        doomed = self._ending_with(end_hash)
+        starts = [run for run, _ in doomed]
+        for run, first in doomed:  # grows as it is walked
+            doomed += [(child, 0) for its in run.hashes[first:] for child in hung.get((run.group, its), ())]
+        yield from reversed(doomed)
+        for start in starts:
+            yield from self._only_above(start)
+
+    def _only_above(self, run: Run) -> Iterator[tuple[Run, int]]:
+        """A run and those above it, as far up as each is gone before the next."""
+        above: ChainKey | None = run.above
+        yield run, 0
+        while not len(run) and above is not None:
+            parent = self.run_with(above)
+            if parent is None or parent.hashes[-1] != above[1]:
+                return
+            run, above = parent, parent.above
+            yield run, 0
+
+    def _ending_with(self, block_hash: BlockHash) -> list[tuple[Run, int]]:
+        """The runs, and where in them, of the blocks of this hash in every group."""
+        runs = [self.run_with((group, block_hash)) for group in range(len(self.by_hash))]
+        return [(run, run.position_of(block_hash)) for run in runs if run is not None]
+
     # Prefix blocks
 
     def is_new(self, taken: Sequence[int], group: int, hashes: Sequence[BlockHash], parent: BlockHash) -> bool:

@@ -6,6 +6,8 @@ move bytes, each way within a budget of bytes per second, and nothing that a tra
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 import time
 from collections import deque
@@ -21,6 +23,7 @@ from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import LeaseId, Pool, SlotPool
 from prfaas.cachepool.run import BlockIdentity
+from prfaas.errors import ConfigError
 from prfaas.events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
 
@@ -69,9 +72,9 @@ class Ssd:
         self, settings: SsdSettings, memory: Pool, *, post: Post, on_change: Callable[[PoolChange], None]
     ) -> None:
         """Raises:
-        OSError: the directory cannot be made.
+        ConfigError: the directory cannot be used, or another agent uses it.
         """
-        settings.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(settings.directory)
         self._settings = settings
         self._memory = memory
         self._post = post
@@ -79,7 +82,7 @@ class Ssd:
         self._pool: SlotPool[FileArena] = SlotPool(
             settings.budget_bytes,
             transfer_ratio=_IN_FLIGHT_RATIO,
-            on_change=on_change,
+            on_change=self._on_own_change,
             tier="ssd",
             make_arena=lambda layout, num_slots: FileArena(layout, num_slots, directory=settings.directory),
         )
@@ -122,6 +125,11 @@ class Ssd:
         arena = self._arena(layout)
         return {} if arena is None else self._pool.states_after(arena, group, unit)
 
+    def remove(self, end_hash: BlockHash) -> int:
+        """As `Pool.remove`, of every layout; bytes that left. What is being written at this moment may come after it."""
+        arenas = self._pool.arenas
+        return sum(self._pool.remove(arena, end_hash) * arena.stride_bytes for arena in arenas)
+
     def _arena(self, layout: Layout) -> FileArena | None:
         return self._pool.arena_of(layout.fingerprint)
 
@@ -139,6 +147,23 @@ class Ssd:
         if isinstance(change, BlocksStored):
             self._to_write.extend((change.layout, change.group, block_hash) for block_hash in change.hashes)
 
+    def _on_own_change(self, change: PoolChange) -> None:
+        """What leaves the SSD while memory still holds it is written again, or it would be nowhere once memory evicts it.
+
+        Not where the SSD is no larger than memory: what is written would drive out what is to be written next.
+        """
+        self._on_change(change)
+        if isinstance(change, BlocksRemoved) and self._settings.budget_bytes > self._memory.budget_bytes:
+            keys = ((change.layout, change.group, its) for its in change.hashes)
+            self._to_write.extend(key for key in keys if self._source(key) is not None)
+
+    def _source(self, key: Key) -> tuple[Arena, int] | None:
+        """Where in memory a block is."""
+        fingerprint, group, block_hash = key
+        arena = self._memory.arena_of(fingerprint)
+        slot = None if arena is None else self._memory.find(arena, group, block_hash)
+        return None if arena is None or slot is None else (arena, slot)
+
     def pump(self) -> None:
         """Begin as many reads, then writes, as the budgets and the threads allow."""
         now = time.monotonic()
@@ -151,15 +176,11 @@ class Ssd:
 
     def _begin_write(self, key: Key) -> bool:
         """Begin to write a block, if it needs to be; False when there is no room for it now."""
-        fingerprint, group, block_hash = key
-        source = self._memory.arena_of(fingerprint)
-        slot = None if source is None else self._memory.find(source, group, block_hash)
-        if source is None or slot is None:
+        found = self._source(key)
+        if found is None:
             return True
-        arena = self._pool.arena(source.layout)
-        if self._pool.find(arena, group, block_hash) is None:
-            return self._write_from(source, slot, arena)
-        return True
+        arena = self._pool.arena(found[0].layout)
+        return self._pool.find(arena, key[1], key[2]) is not None or self._write_from(*found, arena)
 
     def _write_from(self, source: Arena, source_slot: int, arena: FileArena) -> bool:
         lease = self._pool.open_lease("writer")
@@ -266,6 +287,26 @@ class Ssd:
         self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._pool.close()
+        os.close(self._lock)
+
+
+def _lock(directory: Path) -> int:
+    """Make the directory and have it for this process alone, for as long as the descriptor is open.
+
+    Raises:
+        ConfigError: it cannot be made or written to, or somebody else has it.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"ssd_directory: {directory}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(f"ssd_directory: {directory}: another agent uses it") from error
+    return descriptor
 
 
 def _num_bytes(arena: FileArena, block: BlockIdentity) -> int:

@@ -86,6 +86,13 @@ def _drain(call: Call) -> Answer:
     return Answer(moved, [tables.Table("Drained", columns, ((moved["node"], *counts),))])
 
 
+def _undrain(call: Call) -> Answer:
+    changes = extras.load("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
+    done = asyncio.run(changes.undrain(call.settings, secret, node=call.arguments.node))
+    return Answer(done, [tables.Table("Placed on again", ("node",), ((done["node"],),))])
+
+
 def _flip(call: Call) -> Answer:
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
@@ -112,6 +119,29 @@ def _certs(call: Call) -> Answer:
 def _pool_ls(call: Call) -> Answer:
     holdings = call.page("/pool")
     return Answer(holdings, [tables.pool_table(holdings)])
+
+
+def _pool_hot(call: Call) -> Answer:
+    prefixes = call.page("/hot")
+    return Answer(prefixes, [tables.hot_table(prefixes)])
+
+
+def _pool_order(call: Call) -> Answer:
+    """Pin, unpin or remove a prefix on nodes, by default on all."""
+    changes = extras.load("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
+    order = "soft_pin" if call.arguments.order == "pin" and call.arguments.soft else call.arguments.order
+    nodes = call.arguments.node or [its["node"]["name"] for its in tables.nodes_of(call.page("/state"))]
+    end_hash = bytes.fromhex(call.arguments.hash)
+    found = asyncio.run(changes.order_pool(call.settings, secret, nodes=nodes, end_hash=end_hash, order=order))
+    rows = tuple(
+        (its["node"], its["outcome"], tables.size(its["held_bytes"]), tables.size(its["removed_bytes"]))
+        for its in found
+    )
+    moods = tuple[tables.Mood, ...]("good" if its["outcome"] in ("completed", "evicted") else "bad" for its in found)
+    is_done = any(its["outcome"] == "completed" for its in found)
+    table = tables.Table("Pool", ("node", "outcome", "bytes", "bytes removed"), rows, moods)
+    return Answer(found, [table], status=0 if is_done else 1)
 
 
 def _doctor(call: Call) -> Answer:
@@ -175,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     drain.add_argument(
         "--within", default="60s", metavar="TIME", help="how long copies and what runs may take; by default 60s"
     )
+    undrain = _add(commands, "undrain", _undrain, "place on a drained node again")
+    undrain.add_argument("node", metavar="NODE", help="the agent's name")
     flip = _add(commands, "flip", _flip, "give a node's instances another role, once what runs on them has ended")
     flip.add_argument("node", metavar="NODE", help="the agent's name")
     flip.add_argument("role", choices=("prefill", "decode", "both", "announced"), help="announced: the configured one")
@@ -182,8 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         "--within", default="120s", metavar="TIME", help="how long requests may take to end; by default 120s"
     )
     _add_certs(commands)
-    pool = commands.add_parser("pool", help="what the pools hold").add_subparsers(metavar="COMMAND", required=True)
-    _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
+    _add_pool(commands)
     _add_doctor(commands)
     _add_config(commands)
     shell = _add(commands, "completion", _completion, "a script that completes this command in a shell")
@@ -203,6 +234,20 @@ def _add_top(commands: Any) -> None:
     top = _add(commands, "top", _top, "the deployment, live")
     top.add_argument("--every", default="1s", metavar="TIME", help="how often; by default 1s")
     top.add_argument("--refreshes", type=int, default=0, metavar="N", help="end after so many; 0: when interrupted")
+
+
+def _add_pool(commands: Any) -> None:
+    pool = commands.add_parser("pool", help="what the pools hold").add_subparsers(metavar="COMMAND", required=True)
+    _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
+    _add(pool, "hot", _pool_hot, "the prefixes that a manager was asked for most of late")
+    pin = _add(pool, "pin", _pool_order, "keep a prefix in memory until it is unpinned")
+    pin.add_argument("--soft", action="store_true", help="until nothing else can leave")
+    unpin = _add(pool, "unpin", _pool_order, "let a pinned prefix leave like any other")
+    remove = _add(pool, "rm", _pool_order, "remove a prefix, what follows it and what only it needed, unless in use")
+    for parser, order in ((pin, "pin"), (unpin, "unpin"), (remove, "remove")):
+        parser.set_defaults(order=order)
+        parser.add_argument("hash", metavar="HASH", help="of its last token, as `prfaas pool hot` shows it")
+        parser.add_argument("--node", action="append", metavar="NODE", help="an agent's name; by default all")
 
 
 def _add_doctor(commands: Any) -> None:

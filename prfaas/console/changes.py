@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -34,6 +35,48 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
         await client.close()
     counts = {name: int(moved[name]) for name in ("num_prefixes", "moved_bytes", "num_requests_left")}
     return {"node": node, **counts}
+
+
+async def undrain(config: ConsoleConfig, secret: bytes, *, node: str) -> dict[str, Any]:
+    """Place on a drained node again.
+
+    Raises:
+        ManagerUnreachable: no manager carries it out in time.
+        IndexRefusal: the node is unknown or silent, or the manager does not take orders from this name.
+    """
+    client = client_of(config, secret)
+    try:
+        await client.undrain(pb.UndrainRequest(node=node))
+    finally:
+        await client.close()
+    return {"node": node}
+
+
+async def order_pool(
+    config: ConsoleConfig, secret: bytes, *, nodes: Sequence[str], end_hash: bytes, order: str
+) -> list[dict[str, Any]]:
+    """Have nodes keep the prefix that ends with a hash, or let go of it; each one's answer.
+
+    Raises:
+        ManagerUnreachable: no manager carries it out in time.
+        IndexRefusal: a node is unknown or silent, or the manager does not take this order.
+    """
+    client = client_of(config, secret)
+    request = pb.OrderPoolRequest(end_hash=end_hash, order=order, timeout_seconds=config.timeout)
+    try:
+        found = []
+        for node in nodes:
+            request.node = node
+            answer = _fields(await client.order_pool(request))
+            found.append({"node": node, "outcome": answer["outcome"], **_bytes(answer)})
+    finally:
+        await client.close()
+    return found
+
+
+def _bytes(fields: dict[str, Any]) -> dict[str, int]:
+    """Protobuf's JSON writes 64-bit numbers as text."""
+    return {name: int(value) for name, value in fields.items() if name.endswith("_bytes")}
 
 
 async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, seconds: float) -> list[dict[str, Any]]:

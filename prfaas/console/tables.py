@@ -139,6 +139,21 @@ def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:
     return Table("Pool", ("cluster", "node", "model", "KV group", "tier", "blocks", "bytes"), rows)
 
 
+def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
+    """What a manager was asked for most of late, with the hash that `prfaas pool pin` and `rm` take."""
+    rows = tuple(
+        (
+            its["hash"],
+            its["model"],
+            f"{its['num_tokens']:,}",
+            f"{its['hits_per_second']:.1f}",
+            ", ".join(its["holders"]),
+        )
+        for its in prefixes
+    )
+    return Table("Hot prefixes", ("hash", "model", "tokens", "asked/s", "held by"), rows)
+
+
 def explanation_table(document: Mapping[str, Any]) -> Table:
     """Why a request went where it went: every plain field of its record."""
     plain = {key: value for key, value in document.items() if not isinstance(value, dict | list)}

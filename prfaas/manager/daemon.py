@@ -26,6 +26,7 @@ from prfaas.manager.holdings import holdings
 from prfaas.manager.http_server import HttpServer, Views
 from prfaas.manager.indexer_pages import IndexerPages
 from prfaas.manager.paths import Paths
+from prfaas.manager.pool_orders import PoolOrders
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
 from prfaas.manager.role_orders import RoleOrders
@@ -90,6 +91,7 @@ class Manager:
             session_record=self._session_record,
             copies=self.copies,
             rebalancing=self._rebalancing,
+            pool_orders=PoolOrders(),
             role_orders=RoleOrders(
                 self.world,
                 replication=self._replication,
@@ -104,6 +106,7 @@ class Manager:
             state=self._state,
             digests=self._digests,
             pool=lambda: holdings(self.world),
+            hot=self._rebalancing.hot,
             plan=self._plan,
             decisions=self.routing.decisions,
         )

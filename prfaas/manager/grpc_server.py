@@ -13,31 +13,41 @@ from grpc_reflection.v1alpha import reflection
 
 from prfaas import logs, metrics
 from prfaas.errors import ConfigError, Fenced, IndexRefusal
+from prfaas.hashing import HASH_BYTES
 from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies, CopyOrder
+from prfaas.manager.event_stream import EventStream
 from prfaas.manager.idling import until_idle
 from prfaas.manager.operators import Operators
+from prfaas.manager.pool_orders import PoolOrders
 from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
 from prfaas.manager.role_orders import RoleOrders
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
-from prfaas.manager.world import World, batch_record, leaving_record, node_record
+from prfaas.manager.world import World, leaving_record, node_record, staying_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
-from prfaas.rpc.translate import copy_end_from, copy_message, digests_from, node_from, ordered_role_from, prefix_from
+from prfaas.rpc.translate import (
+    copy_end_from,
+    copy_message,
+    node_from,
+    ordered_role_from,
+    pool_message,
+    pool_order_from,
+    prefix_from,
+)
 from prfaas.transport.tls_door import TlsDoor
-from prfaas.types import AgentName, TransferId
+from prfaas.types import AgentName, BlockHash, TransferId
 from prfaas.units import is_loopback, split_address
 
 _WATCH_SECONDS = 1.0
 _WATCH_POLL_SECONDS = 0.05
 _DRAIN_SECONDS = 5.0
-_MIN_RESYNC_SECONDS = 5.0  # between two requests to announce everything, so that a lasting disagreement costs little
 _STATUS = {
     "unknown_model": grpc.StatusCode.NOT_FOUND,
     "unknown_layout": grpc.StatusCode.NOT_FOUND,
@@ -66,6 +76,7 @@ class GrpcServer:
         session_record: SessionRecord,
         copies: Copies,
         rebalancing: Rebalancing,
+        pool_orders: PoolOrders,
         role_orders: RoleOrders,
     ) -> None:
         self._config = config
@@ -76,6 +87,7 @@ class GrpcServer:
         self._session_record = session_record
         self._copies = copies
         self._rebalancing = rebalancing
+        self._pool_orders = pool_orders
         self._role_orders = role_orders
         self._operators = Operators(config.operators)
         self._door: TlsDoor | None = None
@@ -156,6 +168,8 @@ class GrpcServer:
             "ReportRequests": self._unary("ReportRequests", self._report_requests),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
             "Drain": self._unary("Drain", self._drain),
+            "Undrain": self._unary("Undrain", self._undrain),
+            "OrderPool": self._unary("OrderPool", self._order_pool),
             "SetRole": self._unary("SetRole", self._set_role),
             "Copy": self._unary("Copy", self._copy),
             "WatchCommands": self._watch_commands,
@@ -248,19 +262,28 @@ class GrpcServer:
             await _abort(context, "WatchCommands", error)
         told: set[TransferId] = set()
         while True:
-            version = self._copies.version
-            commands = self._copies.commands_of(AgentName(request.node))
-            for command in commands:
-                if command.transfer_id not in told:
-                    yield copy_message(command)
-            told = {command.transfer_id for command in commands}
-            while self._copies.version == version:  # noqa: ASYNC110 - orders are synchronous
+            version = self._commands_version
+            commands = self._commands_of(AgentName(request.node))
+            for command_id, command in commands.items():
+                if command_id not in told:
+                    yield command
+            told = set(commands)
+            while self._commands_version == version:  # noqa: ASYNC110 - orders are synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
+
+    @property
+    def _commands_version(self) -> int:
+        return self._copies.version + self._pool_orders.version
+
+    def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
+        copies = {its.transfer_id: copy_message(its) for its in self._copies.commands_of(node)}
+        return copies | {its.command_id: pool_message(its) for its in self._pool_orders.commands_of(node)}
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)
-        for end in request.ends:
-            self._copies.report(AgentName(request.node), copy_end_from(end))
+        for end in map(copy_end_from, request.ends):
+            self._copies.report(AgentName(request.node), end)
+            self._pool_orders.report(AgentName(request.node), end)
         return pb.ReportCommandsResponse()
 
     # -- whoever runs the deployment
@@ -303,6 +326,24 @@ class GrpcServer:
         whole = [end for end in ends if end.outcome == "completed"]
         return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
 
+    async def _undrain(self, request: pb.UndrainRequest, who: str) -> pb.UndrainResponse:
+        with self._operators.act(who, "undrain", target=request.node):
+            node = self._world.live_node(AgentName(request.node))
+            writer = await self._replication.writer_for(node.cluster)
+            await writer.append(staying_record(node.name))
+            self._world.undrain(node.name)
+        return pb.UndrainResponse()
+
+    async def _order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
+        order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
+        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()):
+            if len(end_hash) != HASH_BYTES:
+                raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
+            node = self._world.live_node(AgentName(request.node))
+            await self._replication.writer_for(node.cluster)
+            end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
+        return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
+
     async def _set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
         with self._operators.act(who, "set_role", target=request.node, role=request.role):
             role = ordered_role_from(request.role)
@@ -339,60 +380,6 @@ class GrpcServer:
             yield self._service.state(index_stale=self._replication.is_stale)
             while self._world.version == version and _now() < deadline:  # noqa: ASYNC110 - the world is synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
-
-
-class EventStream:
-    """One node's ReportEvents: order, acknowledgement, and when to ask for everything."""
-
-    def __init__(self, world: World, replication: Replication) -> None:
-        self._world = world
-        self._replication = replication
-        self.node: AgentName = AgentName("")
-        self._epoch = 0
-        self._resync_allowed_at = 0.0
-        self._awaits_reset = False
-
-    async def take(self, request: pb.ReportEventsRequest) -> list[pb.ReportEventsResponse]:
-        """Responses to one message.
-
-        Raises:
-            Fenced: another manager writes this cluster.
-            IndexRefusal: the node must register first, or the message cannot be read.
-        """
-        kind = request.WhichOneof("message")
-        if kind == "hello":
-            self.node, self._epoch = AgentName(request.hello.node), request.hello.epoch
-        writer = await self._replication.writer_for(self._world.cluster_of(self.node))
-        if kind == "hello":
-            return [pb.ReportEventsResponse(resume_after=self._world.sequence(self.node, self._epoch))]
-        if kind == "batch":
-            return await self._take_batch(request.batch, writer)
-        if kind == "digests" and not self._awaits_reset:
-            return self._compare(request.digests)
-        return []
-
-    async def _take_batch(self, batch: pb.Batch, writer: ClusterWriter) -> list[pb.ReportEventsResponse]:
-        if self._awaits_reset and not batch.reset:
-            return []
-        self._awaits_reset = False
-        outcome = self._world.apply_batch(self.node, epoch=self._epoch, batch=batch)
-        if outcome == "gap":
-            return self._ask_for_everything("gap", f"batch {batch.sequence} came out of order")
-        if outcome == "applied":
-            await writer.append(batch_record(self.node, self._epoch, batch))
-        return [pb.ReportEventsResponse(acknowledged=batch.sequence)]
-
-    def _compare(self, digests: pb.Digests) -> list[pb.ReportEventsResponse]:
-        if _now() < self._resync_allowed_at or not self._world.differs(self.node, digests_from(digests.holdings)):
-            return []
-        return self._ask_for_everything("digest", "the digests differ")
-
-    def _ask_for_everything(self, reason: str, message: str) -> list[pb.ReportEventsResponse]:
-        metrics.MANAGER_RESYNCS.labels(reason=reason).inc()
-        log.warning("events.announce_everything", node=self.node, reason=reason)
-        self._awaits_reset = True
-        self._resync_allowed_at = _now() + _MIN_RESYNC_SECONDS
-        return [pb.ReportEventsResponse(announce_everything=message)]
 
 
 def _log_registration(node: Node) -> None:

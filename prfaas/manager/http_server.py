@@ -25,6 +25,7 @@ class Views:
     state: Callable[[], pb.StateSnapshot]
     digests: Callable[[], dict[str, str]]
     pool: Callable[[], list[dict[str, Any]]]
+    hot: Callable[[], list[dict[str, Any]]]
     plan: Callable[[], dict[str, Any]]
     decisions: Decisions
 
@@ -57,6 +58,7 @@ class HttpServer:
                 web.get("/state", self._state),
                 web.get("/digests", self._digests),
                 web.get("/pool", self._pool),
+                web.get("/hot", self._hot),
                 web.get("/plan", self._plan),
                 web.get("/decisions/{id}", self._decision),
                 *self._dashboard.routes(),
@@ -93,6 +95,9 @@ class HttpServer:
 
     async def _pool(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.pool())
+
+    async def _hot(self, request: web.Request) -> web.Response:
+        return web.json_response(self._views.hot())
 
     async def _plan(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.plan())

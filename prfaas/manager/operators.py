@@ -9,7 +9,7 @@ from typing import Literal
 from prfaas import logs, metrics
 from prfaas.errors import Fenced, IndexRefusal
 
-Action = Literal["drain", "set_role"]
+Action = Literal["drain", "undrain", "set_role", "pin", "soft_pin", "unpin", "remove"]
 _audit = logs.get("manager.audit")
 
 

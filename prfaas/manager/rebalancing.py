@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prfaas import logs
 from prfaas.cachepool.prefix import prefix_bytes
@@ -82,6 +83,19 @@ class Rebalancing:
         self._state, moves = step(self._state, hot, self._cast(members), now=now, limits=self._limits)
         for move in moves:
             self._order(wanted[move.key], move, members, "rebalance")
+
+    def hot(self, num_prefixes: int = MAX_LOOKED_AT) -> list[dict[str, Any]]:
+        """The prefixes that this manager was asked for most of late, for its pages."""
+        return [
+            {
+                "hash": prefix.end_hash.hex(),
+                "model": prefix.model,
+                "num_tokens": prefix.num_tokens,
+                "hits_per_second": rate,
+                "holders": sorted(self.holders(prefix)),
+            }
+            for prefix, rate in self.popularity.hottest(num_prefixes, 0.0, now=self._clock())
+        ]
 
     def _hot(self, prefix: Prefix, hits_per_second: float, members: dict[AgentName, Member]) -> HotPrefix:
         """A prefix as the policy sees it."""

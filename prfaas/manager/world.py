@@ -195,6 +195,11 @@ class World:
         self._draining[name] = self.live_node(name).epoch
         self.version += 1
 
+    def undrain(self, name: AgentName) -> None:
+        """Place on a node again; nothing happens when it was not drained."""
+        if self._draining.pop(name, None) is not None:
+            self.version += 1
+
     @property
     def leaving(self) -> frozenset[AgentName]:
         """The live nodes that drain."""
@@ -336,6 +341,11 @@ def batch_record(name: AgentName, epoch: int, batch: pb.Batch) -> bytes:
 
 def leaving_record(node: Node) -> bytes:
     return pb.Record(leaving=pb.Record.Leaving(node=node.name, epoch=node.epoch)).SerializeToString()
+
+
+def staying_record(name: AgentName) -> bytes:
+    """Takes a `leaving_record` back: no life of an agent has epoch 0."""
+    return pb.Record(leaving=pb.Record.Leaving(node=name, epoch=0)).SerializeToString()
 
 
 def role_record(name: AgentName, role: InstanceRole | None) -> bytes:

@@ -54,6 +54,16 @@ class ManagerClient:
         response: pb.DrainResponse = await self._ask_writer("Drain", request, seconds)
         return response
 
+    async def undrain(self, request: pb.UndrainRequest) -> None:
+        """Place on a drained node again. Raises as `Channel.call`, but for Fenced."""
+        await self._ask_writer("Undrain", request, self._deadline_seconds)
+
+    async def order_pool(self, request: pb.OrderPoolRequest) -> pb.OrderPoolResponse:
+        """Have a node keep a prefix, or let go of it. Raises as `Channel.call`, but for Fenced."""
+        seconds = request.timeout_seconds + self._deadline_seconds
+        response: pb.OrderPoolResponse = await self._ask_writer("OrderPool", request, seconds)
+        return response
+
     async def set_role(self, request: pb.SetRoleRequest) -> pb.SetRoleResponse:
         """Give a node's instances another role. Raises as `Channel.call`, but for Fenced."""
         seconds = request.timeout_seconds + self._deadline_seconds

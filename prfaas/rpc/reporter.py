@@ -24,8 +24,15 @@ from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end
-from prfaas.rpc.translate import copy_command_from, copy_end_message, link_message, load_message, node_message
-from prfaas.types import CopyCommand, CopyEnd
+from prfaas.rpc.translate import (
+    copy_command_from,
+    copy_end_message,
+    link_message,
+    load_message,
+    node_message,
+    pool_command_from,
+)
+from prfaas.types import CopyCommand, CopyEnd, PoolCommand
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0
@@ -62,15 +69,17 @@ class Reporter:
         figures: Callable[[], Figures] | None = None,
         tls: Tls | None = None,
         on_copy: Callable[[CopyCommand], None] | None = None,
+        on_pool: Callable[[PoolCommand], None] | None = None,
     ) -> None:
-        """`figures` is called each second, `on_copy` for each command, which may come several times; `node.layouts` and
-        `node.engines` may grow later."""
+        """`figures` is called each second, `on_copy` and `on_pool` for each command, which may come several times;
+        `node.layouts` and `node.engines` may grow later."""
         self._managers = list(managers)
         self._node = node
         self._secret = secret
         self._figures = figures
         self._tls = tls
         self._on_copy = on_copy
+        self._on_pool = on_pool
         self._copy_ends: deque[CopyEnd] = deque(maxlen=_MAX_COPY_ENDS)
         self._copy_ended = asyncio.Event()
         self._log = EventLog(Inventory())
@@ -127,7 +136,7 @@ class Reporter:
         )
 
     def note_copy_end(self, end: CopyEnd) -> None:
-        """Tell the manager at once how a copy ended."""
+        """Tell the manager at once how a command ended."""
         self._copy_ends.append(end)
         self._copy_ended.set()
 
@@ -240,6 +249,9 @@ class Reporter:
                 copy = copy_command_from(command)
                 if copy is not None and self._on_copy is not None:
                     self._on_copy(copy)
+                order = pool_command_from(command)
+                if order is not None and self._on_pool is not None:
+                    self._on_pool(order)
         raise ManagerUnreachable(f"manager {channel.address} ended the stream of commands")
 
     async def _send_copy_ends(self, channel: Channel) -> None:

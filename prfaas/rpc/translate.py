@@ -26,6 +26,8 @@ from prfaas.types import (
     FailureReason,
     InstanceId,
     InstanceRole,
+    PoolCommand,
+    PoolOrder,
     Prefix,
     TransferId,
 )
@@ -238,6 +240,30 @@ def copy_command_from(message: pb.Command) -> CopyCommand | None:
     its = message.copy
     prefix = Prefix(its.prefix.model, its.prefix.units, its.prefix.num_tokens, BlockHash(its.prefix.end_hash))
     return CopyCommand(TransferId(its.transfer_id), its.grant, prefix, its.priority)
+
+
+_ORDERS: dict[str, PoolOrder] = {order: order for order in get_args(PoolOrder)}
+
+
+def pool_order_from(word: str) -> PoolOrder:
+    """Raises:
+    IndexRefusal: there is no such order.
+    """
+    if word not in _ORDERS:
+        raise IndexRefusal("protocol", f"order: {word!r}; there are {', '.join(_ORDERS)}")
+    return _ORDERS[word]
+
+
+def pool_message(its: PoolCommand) -> pb.Command:
+    return pb.Command(pool=pb.Command.Pool(command_id=its.command_id, end_hash=its.end_hash, order=its.order))
+
+
+def pool_command_from(message: pb.Command) -> PoolCommand | None:
+    """None for another command, and for an order of a newer manager."""
+    its = message.pool
+    if message.WhichOneof("command") != "pool" or its.order not in _ORDERS:
+        return None
+    return PoolCommand(TransferId(its.command_id), BlockHash(its.end_hash), _ORDERS[its.order])
 
 
 def copy_end_message(its: CopyEnd) -> pb.ReportCommandsRequest.End:

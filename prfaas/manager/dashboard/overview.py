@@ -52,7 +52,7 @@ class Overview:
             "plan": asdict(self.world.plan) if self.world.plan else None,
             "decisions": decision_counts(),
             "pool": holdings(self.world),
-            "prefixes": self._prefixes(),
+            "prefixes": self.rebalancing.hot(MAX_PREFIXES),
             "sessions": self._sessions(),
             "answered": list(answered.counts()),
             "ttft": answered.times(),
@@ -122,19 +122,6 @@ class Overview:
                 "pressures": its.pressures,
                 "threshold_tokens": raised_threshold(self.routing.threshold_tokens, its.congestion),
             }
-
-    def _prefixes(self) -> list[dict[str, Any]]:
-        hottest = self.rebalancing.popularity.hottest(MAX_PREFIXES, 0.0, now=self.clock())
-        return [
-            {
-                "hash": prefix.end_hash.hex(),
-                "model": prefix.model,
-                "num_tokens": prefix.num_tokens,
-                "hits_per_second": rate,
-                "holders": sorted(self.rebalancing.holders(prefix)),
-            }
-            for prefix, rate in hottest
-        ]
 
     def _sessions(self) -> dict[str, Any]:
         sessions = self.routing.sessions

@@ -1,16 +1,37 @@
-"""A process that writes chains to an SSD tier until it is killed: DIRECTORY FIRST; prints each hash once it is there."""
+"""A process that writes chains to an SSD tier until it is killed, and its killer."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from itertools import count
 from pathlib import Path
 
 from prfaas.events import BlockStored
+from prfaas.types import BlockHash
 from tests.integration.cachepool.tier import Tier
 from tests.unit.cachepool.layouts import name
 
 CHAIN_BLOCKS = 8
+BLOCKS_PER_LIFE = 1_000_000  # each life writes blocks of its own
+
+
+def live_and_die(directory: Path, life: int, num_lines: int) -> set[BlockHash]:
+    """Kill a writer after it has said that many lines; the blocks that it said were there."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.cachepool.ssd_writer",
+        str(directory),
+        str(life * BLOCKS_PER_LIFE),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline() for _ in range(num_lines)]
+        writer.kill()
+        lines += writer.stdout.readlines()
+    assert lines[0] == b"ready\n"
+    return {BlockHash(bytes.fromhex(line.decode())) for line in lines[1:] if len(line) == 33}
 
 
 def _say(text: str) -> None:
@@ -19,6 +40,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
+    """DIRECTORY FIRST: print each block's hash once it is there."""
     tier = Tier(Path(sys.argv[1]), memory_slots=32)
     num_told = len(tier.events)
     _say("ready")

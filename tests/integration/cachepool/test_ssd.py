@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.errors import ConfigError
 from prfaas.events import BlockRemoved, BlockStored
 from prfaas.types import BlockHash
 from tests.integration.cachepool.tier import LAYOUT, SLOT_BYTES, Tier, content_of
@@ -66,6 +67,20 @@ def test_after_a_restart_everything_is_announced_again_and_readable(tmp_path: Pa
     second.close()
 
 
+def test_a_directory_that_another_agent_uses_is_refused(tmp_path: Path) -> None:
+    first = Tier(tmp_path)
+    with pytest.raises(ConfigError, match="another agent uses it"):
+        Tier(tmp_path)
+    first.close()
+    Tier(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="Not a directory"):
+        Tier(tmp_path / "file" / "ssd")
+
+
 def test_a_full_ssd_evicts_from_the_tails_of_chains_and_says_so(tmp_path: Path) -> None:
     tier = Tier(tmp_path, ssd_slots=24)
     for first in range(0, 300, 10):
@@ -76,6 +91,25 @@ def test_a_full_ssd_evicts_from_the_tails_of_chains_and_says_so(tmp_path: Path) 
     assert tier.read(name(299)) == content_of(name(299))
     assert not tier.has(name(9))
     tier.close()
+
+
+def test_what_memory_never_gives_away_stays_on_an_ssd_that_everything_else_passes_through(tmp_path: Path) -> None:
+    tier = Tier(tmp_path, memory_slots=12, ssd_slots=60)
+    tier.keep(_names(0, 4))
+    for first in range(100, 400, 8):
+        lease = tier.memory.open_lease("reader")
+        tier.memory.pin(
+            tier.arena, [its for its in tier.memory.find_all(tier.arena, 0, _names(0, 4)) if its is not None], lease
+        )
+        tier.memory.end_lease(lease)
+        tier.keep(_names(first, first + 8))
+        tier.settle()
+    removed = [event.block_hash for event in tier.events if isinstance(event, BlockRemoved)]
+    assert set(_names(0, 4)) <= set(removed), "they have left the SSD at least once"
+    tier.close()
+    again = Tier(tmp_path, ssd_slots=60)
+    assert [again.has(its) for its in _names(0, 4)] == [True] * 4
+    again.close()
 
 
 def test_a_block_that_rotted_is_not_served_is_taken_back_and_stays_away_after_a_restart(tmp_path: Path) -> None:
@@ -111,10 +145,7 @@ def test_to_be_written_makes_a_block_no_more_valuable_than_it_was(tmp_path: Path
     tier = Tier(tmp_path, memory_slots=8)
     tier.keep(_names(0, 4))
     tier.keep(_names(10, 14))
-    lease = tier.memory.open_lease("reader")
-    asked = [slot for slot in tier.memory.find_all(tier.arena, 0, _names(0, 4)) if slot is not None]
-    tier.memory.pin(tier.arena, asked, lease)
-    tier.memory.end_lease(lease)
+    tier.ask(_names(0, 4))
     tier.settle()
     tier.keep(_names(20, 24))
     held = [n for n in (*range(4), *range(10, 14)) if tier.memory.find(tier.arena, 0, name(n)) is not None]

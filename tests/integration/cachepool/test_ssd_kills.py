@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from prfaas.events import BlockStored
 from prfaas.types import BlockHash
+from tests.integration.cachepool.ssd_writer import live_and_die
 from tests.integration.cachepool.tier import Tier, content_of
 
-BLOCKS_PER_LIFE = 1_000_000  # each life writes blocks of its own
 SURVIVING_RATIO = 0.99
-
-
-def _live_and_die(directory: Path, life: int, num_lines: int) -> set[BlockHash]:
-    """Kill a writer after it has said that many lines; the blocks that it said were there."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.integration.cachepool.ssd_writer",
-        str(directory),
-        str(life * BLOCKS_PER_LIFE),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        lines = [writer.stdout.readline() for _ in range(num_lines)]
-        writer.kill()
-        lines += writer.stdout.readlines()
-    assert lines[0] == b"ready\n"
-    return {BlockHash(bytes.fromhex(line.decode())) for line in lines[1:] if len(line) == 33}
 
 
 def _check(directory: Path, written: set[BlockHash], rng: random.Random, *, num_read: int) -> None:
@@ -48,7 +28,7 @@ def _check(directory: Path, written: set[BlockHash], rng: random.Random, *, num_
 def _kill(directory: Path, *, num_kills: int, num_read: int, seed: int) -> None:
     rng, written = random.Random(seed), set[BlockHash]()
     for life in range(num_kills):
-        written |= _live_and_die(directory, life, rng.randrange(1, 60))
+        written |= live_and_die(directory, life, rng.randrange(1, 60))
         _check(directory, written, rng, num_read=num_read)
     assert written
 

@@ -65,6 +65,13 @@ class Tier:
         self.memory.publish_run(self.arena, slots, group=group, hashes=hashes, parent=parent, num_tokens=num_tokens)
         self.memory.end_lease(lease)
 
+    def ask(self, hashes: list[BlockHash]) -> None:
+        """Use what memory holds of a chain."""
+        lease = self.memory.open_lease("reader")
+        slots = self.memory.find_all(self.arena, 0, hashes)
+        self.memory.pin(self.arena, [slot for slot in slots if slot is not None], lease)
+        self.memory.end_lease(lease)
+
     def turn(self, until: Callable[[], bool]) -> None:
         """Run the loop until something holds."""
         self.ssd.pump()

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
 from tests.integration.console.terminal import Ran, run, run_on_terminal
-from tests.integration.manager.deployment import Deployment
+from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
 from tests.waiting import until
+from tools.demo.client import get_json
 
 
 async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
@@ -75,6 +77,37 @@ async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deplo
     assert "leaving" in site.manager.world.leaving
     unknown = await prfaas(site, "drain", "nobody", secret=deployment.secret_file)
     assert unknown.status == 2 and "unknown or silent" in unknown.error
+
+
+async def test_undrain_places_on_a_drained_node_again(site: Site, deployment: Deployment) -> None:
+    await site.node("back")
+    site.manager.world.drain(AgentName("back"))
+    ran = await prfaas(site, "undrain", "back", secret=deployment.secret_file)
+    assert (ran.status, ran.document) == (0, {"node": "back"}), ran.error
+    assert not site.manager.world.leaving
+
+
+async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
+    site: Site, deployment: Deployment
+) -> None:
+    hands = [await site.node("a"), await site.node("b")]
+    prefix = prefix_of(chain_of(160), 160)
+    await asyncio.to_thread(hands[0].leave, prefix)
+    await until(lambda: site.manager.world.index.num_blocks() > 0, what="announced blocks")
+    await site.client.match(match_request(chain_of(161)))
+    hot = (await prfaas(site, "pool", "hot")).document
+    assert [(its["hash"], its["num_tokens"], its["holders"]) for its in hot] == [(prefix.end_hash.hex(), 160, ["a"])]
+    pinned = await prfaas(site, "pool", "pin", hot[0]["hash"], secret=deployment.secret_file)
+    assert pinned.status == 0, pinned.error
+    assert [(its["node"], its["outcome"]) for its in pinned.document] == [("a", "completed"), ("b", "evicted")]
+    status = get_json(f"http://{site.agents['a'].status}/status")["pins"]
+    assert [(its["end_hash"], its["order"]) for its in status] == [(prefix.end_hash.hex(), "pin")]
+    removed = await prfaas(site, "pool", "rm", hot[0]["hash"], "--node=a", secret=deployment.secret_file, terminal=True)
+    assert removed.status == 0 and "completed" in removed.output
+    assert not await asyncio.to_thread(hands[0].holds, prefix)
+    nowhere = await prfaas(site, "pool", "pin", "--soft", hot[0]["hash"], secret=deployment.secret_file)
+    assert nowhere.status == 1
+    assert (await prfaas(site, "pool", "rm", "no hash", secret=deployment.secret_file)).status == 2
 
 
 async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: Site, deployment: Deployment) -> None:

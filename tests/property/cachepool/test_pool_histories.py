@@ -58,6 +58,7 @@ class History:
         self.leases: list[Lease] = []
         self.stored: dict[Key, BlockHash | None] = {}  # what the events say: block → the block before it
         self.slots: dict[Key, int] = {}
+        self.is_removing = False
         self.publishing: tuple[Arena, int, int, BlockHash, BlockHash] | None = None
         self.contents: dict[Where, tuple[Key, int]] = {}  # content of pinned slots → (block, generation)
 
@@ -72,7 +73,7 @@ class History:
             self.stored[key] = event.parent if event.group == ATTENTION else None
             return
         assert key in self.stored, "removed without being stored"
-        assert self.publishing is not None, "only a publication evicts"
+        assert self.publishing is not None or self.is_removing, "only a publication or a removal evicts"
         parents = {(layout, 0, parent) for (layout, group, _), parent in self.stored.items() if group == ATTENTION}
         states = {(layout, ATTENTION, block) for (layout, group, block) in self.stored if group == STATE}
         assert key not in parents | states, "a chain breaks in the middle"
@@ -89,7 +90,8 @@ class History:
 
     def act(self) -> None:
         moves = [self.open, self.allocate, self.allocate, self.publish, self.publish, self.publish, self.pin, self.pin]
-        self.rng.choice([*moves, self.end, self.kill_owner, self.quarantine, self.soften])()
+        rare = self.remove if self.rng.random() < 0.2 else self.soften
+        self.rng.choice([*moves, self.end, self.kill_owner, self.quarantine, rare])()
 
     def open(self) -> None:
         if len(self.leases) < 8:
@@ -177,6 +179,15 @@ class History:
             layout, group, block = self.rng.choice(sorted(self.stored))
             arena = next(arena for arena in self.arenas if arena.layout.fingerprint == layout)
             self.pool.soft_pin(arena, [self.slots[layout, group, block]], keep=self.rng.random() < 0.5)
+
+    def remove(self) -> None:
+        """One block and all that hangs on it, as far as it is not in use."""
+        arena, number = self.rng.choice(self.arenas), self.rng.randrange(1, 40)
+        before = len(self.stored)
+        self.is_removing = True
+        num_removed = self.pool.remove(arena, name(number))
+        self.is_removing = False
+        assert len(self.stored) == before - num_removed
 
     def check(self) -> None:
         self.pool.check_integrity()

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from benchmarks.cachepool.replay import clairvoyant
+from benchmarks.cachepool.replay import CASES, clairvoyant
 from benchmarks.cachepool.trace import BLOCK_TOKENS, Request
 
 
@@ -39,4 +39,5 @@ def _best(prompts: tuple[tuple[int, ...], ...], capacity: int) -> int:
     ],
 )
 def test_nobody_hits_more_than_the_clairvoyant(prompts: tuple[tuple[int, ...], ...], capacity: int) -> None:
-    assert clairvoyant(_requests(*prompts), capacity).hit_tokens == _best(prompts, capacity) * BLOCK_TOKENS
+    found = clairvoyant(_requests(*prompts), capacity, CASES["dense"].profile)
+    assert found.hit_tokens == _best(prompts, capacity) * BLOCK_TOKENS

@@ -266,3 +266,41 @@ def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
 
 def _used_bytes(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
+
+
+def test_a_chain_is_all_that_the_blocks_of_one_hash_hang_on() -> None:
+    node = Node()
+    node.keep(1, 2, 3)
+    node.keep(4, parent=2)
+    node.keep(3, parent=3, group=STATE)
+    slots = [node.slot(number) for number in (1, 2, 3)]
+    state = node.pool.find(node.arena, STATE, name(3))
+    assert set(node.pool.chain(node.arena, name(3))) == {*slots, state}
+    assert node.pool.chain(node.arena, name(9)) == []
+
+
+def test_what_is_removed_takes_along_what_follows_it_and_what_only_it_needed() -> None:
+    node = Node(num_prefix=12)
+    node.keep(1, 2, 3, 4)
+    node.keep(4, parent=4, group=STATE)
+    node.keep(5, parent=2)
+    node.keep(7, 8)
+    assert node.pool.remove(node.arena, name(3)) == 3
+    assert node.holds(1, 2, 3, 4, 5, 7, 8) == [1, 2, 5, 7, 8]
+    assert node.holds(4, group=STATE) == []
+    assert node.pool.remove(node.arena, name(5)) == 3
+    assert node.holds(1, 2, 5, 7, 8) == [7, 8]
+    assert {event.block_hash for event in node.events if isinstance(event, BlockRemoved)} == set(map(name, range(1, 6)))
+    node.pool.check_integrity()
+
+
+def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
+    node = Node()
+    node.keep(1, 2, 3, 4)
+    lease = node.pool.open_lease("reader")
+    node.pool.pin(node.arena, [node.slot(1), node.slot(2), node.slot(3)], lease)
+    assert node.pool.remove(node.arena, name(2)) == 1
+    assert node.holds(1, 2, 3, 4) == [1, 2, 3]
+    node.pool.end_lease(lease)
+    assert node.pool.remove(node.arena, name(2)) == 3
+    node.pool.check_integrity()

@@ -1,0 +1,93 @@
+"""What an operator pins stays, what he removes is gone, everywhere the same; nobody else may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from prfaas.errors import IndexRefusal
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import Prefix
+from tests.integration.agent.prefixes import Hand, chain_of, prefix_of
+from tests.integration.manager.deployment import Deployment
+from tests.integration.manager.site import Site
+from tests.waiting import until
+
+LENGTH = 64  # two attention blocks, two of the window, a state: a third of what memory holds
+NUM_OTHERS = 6
+SMALL = {"pool-bytes": "1MiB"}
+
+
+def _prefix(seed: int) -> Prefix:
+    return prefix_of(chain_of(LENGTH + 1, seed=seed), LENGTH)
+
+
+async def _order(
+    site: Site, order: str, prefix: Prefix, *, node: str = "a", who: str = "operator", seconds: float = 10.0
+) -> pb.OrderPoolResponse:
+    request = pb.OrderPoolRequest(node=node, end_hash=prefix.end_hash, order=order, timeout_seconds=seconds)
+    return await site.client_named(who).order_pool(request)
+
+
+async def _fill(hand: Hand) -> None:
+    """Leave more than memory holds."""
+    for seed in range(100, 100 + NUM_OTHERS):
+        await asyncio.to_thread(hand.leave, _prefix(seed))
+
+
+async def _holds(hand: Hand, prefix: Prefix) -> bool:
+    return await asyncio.to_thread(hand.holds, prefix)
+
+
+@pytest.mark.parametrize("order", ["pin", "soft_pin"])
+async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinned(site: Site, order: str) -> None:
+    hand = await site.node("a", **SMALL)
+    await asyncio.to_thread(hand.leave, _prefix(1))
+    pinned = await _order(site, order, _prefix(1))
+    assert pinned.outcome == "completed" and pinned.held_bytes > 0
+    await _fill(hand)
+    assert await _holds(hand, _prefix(1))
+    again = await _order(site, order, _prefix(1))
+    assert (again.outcome, again.held_bytes) == ("completed", pinned.held_bytes)
+    assert (await _order(site, "unpin", _prefix(1))).outcome == "completed"
+    await _fill(hand)
+    assert not await _holds(hand, _prefix(1))
+
+
+async def test_what_is_removed_is_gone_from_memory_ssd_and_index(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = str(tmp_path_factory.mktemp("ssd"))
+    hand = await site.node("a", **{"ssd-directory": directory})
+    for seed in (1, 2):
+        await asyncio.to_thread(hand.leave, _prefix(seed))
+    await until(lambda: site.manager.world.index.num_blocks() == 5 * 2 * 2, what="both prefixes in both tiers")
+    await _order(site, "pin", _prefix(1))
+    removed = await _order(site, "remove", _prefix(1))
+    assert removed.outcome == "completed" and removed.removed_bytes > removed.held_bytes > 0
+    await until(lambda: site.manager.world.index.num_blocks() == 5 * 2, what="one prefix in both tiers")
+    assert not await _holds(hand, _prefix(1))
+    assert await _holds(hand, _prefix(2))
+
+
+async def test_orders_for_what_nobody_holds_or_nobody_answers_end_with_a_word(
+    site: Site, deployment: Deployment
+) -> None:
+    await site.node("a")
+    assert (await _order(site, "pin", _prefix(1))).outcome == "evicted"
+    deployment.run(deployment.reporter("deaf", site.manager))
+    await until(lambda: any(its.node.name == "deaf" for its in site.manager.world.live()), what="deaf")
+    assert (await _order(site, "pin", _prefix(1), node="deaf", seconds=0.3)).outcome == "deadline"
+
+
+async def test_nobody_but_operators_gives_orders_and_bad_ones_are_refused(site: Site) -> None:
+    await site.node("a")
+    with pytest.raises(IndexRefusal, match="none of the operators"):
+        await _order(site, "pin", _prefix(1), who="router")
+    with pytest.raises(IndexRefusal, match="order: 'polish'"):
+        await _order(site, "polish", _prefix(1))
+    with pytest.raises(IndexRefusal, match="end_hash: 3 bytes"):
+        await _order(site, "pin", Prefix("tiny", b"", 0, _prefix(1).end_hash[:3]))  # type: ignore[arg-type]
+    with pytest.raises(IndexRefusal, match="unknown or silent"):
+        await _order(site, "pin", _prefix(1), node="nobody")
