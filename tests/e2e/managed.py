@@ -57,7 +57,7 @@ class Deployment:
             held = {its.name: get_json(f"{its.status_url}/status")["reporting"] for its in self.agents.values()}
         except OSError:
             return False
-        return bool(known == {name: its["digest"] for name, its in held.items()})
+        return bool(known == {name: its and its["digest"] for name, its in held.items()})  # null: not registered yet
 
     def loads(self) -> set[str]:
         """The engines whose load the manager knows."""
