@@ -13,7 +13,7 @@ from tests.waiting import until
 from tools.demo.client import get_json
 
 
-@pytest.fixture(params=["apply", "recommend"])
+@pytest.fixture(params=["apply", pytest.param("recommend", marks=pytest.mark.soak)])
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     with running_cluster(tmp_path, role_changes=request.param) as made:
         yield made

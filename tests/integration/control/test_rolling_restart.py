@@ -130,6 +130,7 @@ async def _keep_asking(site: Doubled, outcomes: list[Outcome], is_over: asyncio.
             door.num_requests -= 1
 
 
+@pytest.mark.soak  # half a minute in which eight processes are replaced
 @pytest.mark.timeout(300)
 async def test_no_request_fails_while_every_component_is_restarted(site: Doubled) -> None:
     await site.is_whole()
