@@ -21,7 +21,6 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm]
 POLICIES = ("prfaas", "ppd", "llm-d prefix decider", "always-disagg")
-SHORT_FORM = POLICIES[:2]
 NEVER = 1 << 20  # a t that no prompt here exceeds
 T = 256
 LIMIT = 100  # of llm-d's decider
@@ -148,7 +147,8 @@ def _assert_as_the_policy_says(policy: str, asked: list[Asked]) -> None:
         assert any(its.reason == "ppd_table_local" for its in later)
 
 
-@pytest.mark.parametrize("policy", SHORT_FORM)
+@pytest.mark.soak  # four engines start for it; test_ppd and test_front_door have two
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.timeout(400)
 def test_every_policy_answers_as_one_engine_does(engines: FourEngines, policy: str, tmp_path: Path) -> None:
     asked, _ = _run(engines, policy, tmp_path, num_conversations=2, num_single=2)

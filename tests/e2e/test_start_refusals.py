@@ -81,6 +81,7 @@ def test_a_wrong_key_and_an_agent_that_is_not_there_are_named(tmp_path: Path) ->
         assert_says(nobody, ["AgentUnreachable", "nobody.sock", "start prfaas-agent first"])
 
 
+@pytest.mark.soak  # three engines start for it; tests/integration/agent has it without engines
 def test_an_unequal_layout_is_refused_by_what_differs(tmp_path: Path) -> None:
     with bench(tmp_path) as (engines, agent):
         config = {"agent_socket": str(agent.socket)}
