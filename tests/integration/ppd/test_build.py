@@ -14,12 +14,15 @@ from prfaas.scheduler.ppd import Turn, prefills_locally, read_measured
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 
 SLOW_SECONDS = 1.0
+TOKEN_SECONDS = 0.1  # of both: beside it the noise of a busy machine is nothing
 
 
 @pytest.fixture
 async def doors() -> AsyncIterator[tuple[PacedEngine, PacedEngine]]:
     """One that prefills elsewhere, and takes its time, and one that does not."""
-    engines = PacedEngine(prefill_seconds=SLOW_SECONDS), PacedEngine()
+    slow, quick = PacedEngine(prefill_seconds=SLOW_SECONDS), PacedEngine()
+    slow.token_seconds = quick.token_seconds = TOKEN_SECONDS
+    engines = slow, quick
     for engine in engines:
         await engine.start()
     yield engines
