@@ -25,6 +25,7 @@ from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.holdings import holdings
 from prfaas.manager.http_server import HttpServer, Views
 from prfaas.manager.indexer_pages import IndexerPages
+from prfaas.manager.operations import Operations
 from prfaas.manager.paths import Paths
 from prfaas.manager.pool_orders import PoolOrders
 from prfaas.manager.rebalancing import Rebalancing
@@ -82,6 +83,7 @@ class Manager:
             note=self._rebalancing.note,
         )
         self._planning = self._make_planning()
+        pool_orders = PoolOrders()
         self._grpc = GrpcServer(
             config,
             secret=secret,
@@ -90,14 +92,8 @@ class Manager:
             replication=self._replication,
             session_record=self._session_record,
             copies=self.copies,
-            rebalancing=self._rebalancing,
-            pool_orders=PoolOrders(),
-            role_orders=RoleOrders(
-                self.world,
-                replication=self._replication,
-                is_automatic=self._planning is not None and config.role_changes == "apply",
-                clock=time.monotonic,
-            ),
+            pool_orders=pool_orders,
+            operations=self._operations(pool_orders),
         )
         gauges = Gauges(self.world, paths=self.paths, routing=self.routing, replication=self._replication)
         views = Views(
@@ -129,6 +125,23 @@ class Manager:
         )
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
+
+    def _operations(self, pool_orders: PoolOrders) -> Operations:
+        role_orders = RoleOrders(
+            self.world,
+            replication=self._replication,
+            is_automatic=self._planning is not None and self._config.role_changes == "apply",
+            clock=time.monotonic,
+        )
+        return Operations(
+            self._config,
+            world=self.world,
+            replication=self._replication,
+            copies=self.copies,
+            rebalancing=self._rebalancing,
+            pool_orders=pool_orders,
+            role_orders=role_orders,
+        )
 
     def _make_planning(self) -> Planning | None:
         """Who solves for t, where there is a deployment to solve.

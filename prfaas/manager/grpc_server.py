@@ -13,21 +13,17 @@ from grpc_reflection.v1alpha import reflection
 
 from prfaas import logs, metrics
 from prfaas.errors import ConfigError, Fenced, IndexRefusal
-from prfaas.hashing import HASH_BYTES
 from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.copies import Copies, CopyOrder
+from prfaas.manager.copies import Copies
 from prfaas.manager.event_stream import EventStream
-from prfaas.manager.idling import until_idle
-from prfaas.manager.operators import Operators
+from prfaas.manager.operations import Operations, check_is_no_node
 from prfaas.manager.pool_orders import PoolOrders
-from prfaas.manager.rebalancing import Rebalancing
 from prfaas.manager.replication import Replication
-from prfaas.manager.role_orders import RoleOrders
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
-from prfaas.manager.world import World, leaving_record, node_record, staying_record
+from prfaas.manager.world import World, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
@@ -36,13 +32,10 @@ from prfaas.rpc.translate import (
     copy_end_from,
     copy_message,
     node_from,
-    ordered_role_from,
     pool_message,
-    pool_order_from,
-    prefix_from,
 )
 from prfaas.transport.tls_door import TlsDoor
-from prfaas.types import AgentName, BlockHash, TransferId
+from prfaas.types import AgentName, TransferId
 from prfaas.units import is_loopback, split_address
 
 _WATCH_SECONDS = 1.0
@@ -75,9 +68,8 @@ class GrpcServer:
         replication: Replication,
         session_record: SessionRecord,
         copies: Copies,
-        rebalancing: Rebalancing,
         pool_orders: PoolOrders,
-        role_orders: RoleOrders,
+        operations: Operations,
     ) -> None:
         self._config = config
         self._secret = secret
@@ -86,10 +78,8 @@ class GrpcServer:
         self._replication = replication
         self._session_record = session_record
         self._copies = copies
-        self._rebalancing = rebalancing
         self._pool_orders = pool_orders
-        self._role_orders = role_orders
-        self._operators = Operators(config.operators)
+        self._operations = operations
         self._door: TlsDoor | None = None
         self._inner = ""
         self._health = health.aio.HealthServicer()
@@ -167,11 +157,11 @@ class GrpcServer:
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
             "ReportRequests": self._unary("ReportRequests", self._report_requests),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
-            "Drain": self._unary("Drain", self._drain),
-            "Undrain": self._unary("Undrain", self._undrain),
-            "OrderPool": self._unary("OrderPool", self._order_pool),
-            "SetRole": self._unary("SetRole", self._set_role),
-            "Copy": self._unary("Copy", self._copy),
+            "Drain": self._unary("Drain", self._operations.drain),
+            "Undrain": self._unary("Undrain", self._operations.undrain),
+            "OrderPool": self._unary("OrderPool", self._operations.order_pool),
+            "SetRole": self._unary("SetRole", self._operations.set_role),
+            "Copy": self._unary("Copy", self._operations.copy),
             "WatchCommands": self._watch_commands,
             "ReportEvents": self._report_events,
             "WatchState": self._watch_state,
@@ -286,82 +276,13 @@ class GrpcServer:
             self._pool_orders.report(AgentName(request.node), end)
         return pb.ReportCommandsResponse()
 
-    # -- whoever runs the deployment
-
-    async def _copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
-        self._check_is_no_node(who)
-        source, destination = (self._world.live_node(AgentName(its)) for its in (request.source, request.destination))
-        await self._replication.writer_for(source.cluster)
-        ended = self._copies.order(
-            CopyOrder(
-                prefix_from(request.prefix),
-                source=source,
-                destination=destination,
-                purpose="fetch" if request.is_fetch else "order",
-                max_bytes=self._config.max_transfer_bytes,
-                priority=request.priority,
-                seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),
-            )
-        )
-        end = await asyncio.shield(ended)  # a caller that leaves must not end it for others
-        return pb.CopyResponse(
-            outcome=end.outcome, message=end.message, moved_bytes=end.moved_bytes, held_bytes=end.held_bytes
-        )
-
-    async def _drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
-        if who == request.node:
-            return await self._drained(request)
-        with self._operators.act(who, "drain", target=request.node):
-            ends = _now() + request.timeout_seconds
-            drained = await self._drained(request)
-            left = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
-            drained.num_requests_left = sum(left.values())
-        return drained
-
-    async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
-        node = self._world.live_node(AgentName(request.node))
-        writer = await self._replication.writer_for(node.cluster)
-        await writer.append(leaving_record(node))
-        ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
-        whole = [end for end in ends if end.outcome == "completed"]
-        return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
-
-    async def _undrain(self, request: pb.UndrainRequest, who: str) -> pb.UndrainResponse:
-        with self._operators.act(who, "undrain", target=request.node):
-            node = self._world.live_node(AgentName(request.node))
-            writer = await self._replication.writer_for(node.cluster)
-            await writer.append(staying_record(node.name))
-            self._world.undrain(node.name)
-        return pb.UndrainResponse()
-
-    async def _order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
-        order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
-        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()):
-            if len(end_hash) != HASH_BYTES:
-                raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
-            node = self._world.live_node(AgentName(request.node))
-            await self._replication.writer_for(node.cluster)
-            end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
-        return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
-
-    async def _set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
-        with self._operators.act(who, "set_role", target=request.node, role=request.role):
-            role = ordered_role_from(request.role)
-            seconds = request.timeout_seconds
-            taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
-        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
-
-    def _check_is_no_node(self, who: str) -> None:
-        if AgentName(who) in self._world.membership:
-            raise IndexRefusal("unauthenticated", f"{who} is a node: nodes command nobody")
-
     # -- routers
 
     async def _match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
         return self._service.match(request)
 
     async def _report_requests(self, request: pb.ReportRequestsRequest, who: str) -> pb.ReportRequestsResponse:
-        self._check_is_no_node(who)
+        check_is_no_node(self._world, who)
         for one in request.requests:
             self._service.answered.note(one)
         return pb.ReportRequestsResponse()

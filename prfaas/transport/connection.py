@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
@@ -266,6 +266,27 @@ class Connection:
         """Give the socket back; nobody else may use it any more."""
         self.abort()
         self._socket.close()
+
+
+@contextlib.contextmanager
+def dialled(
+    address: str, *, congestion_control: str, certificates: Certificates | None, allow_public: bool
+) -> Iterator[Connection]:
+    """A connection to `address` before its handshake, encrypted when there are certificates; closed when the block ends.
+
+    Raises:
+        ConfigError: the address is public, there are no certificates, and nobody has allowed that.
+        OSError: nobody answers.
+    """
+    allowed = allow_public or certificates is not None
+    sock = make_socket(address, congestion_control=congestion_control, allow_public=allowed)
+    connection = Connection(sock, state="challenge")
+    try:
+        if certificates is not None:
+            connection.secure(certificates, is_listener=False)
+        yield connection
+    finally:
+        connection.close()
 
 
 def _after(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:

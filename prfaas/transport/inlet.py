@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.transport import handshake
-from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.handshake import Identity
 from prfaas.transport.tls import Certificates
@@ -83,22 +83,19 @@ class Inlet:
 
     def _connect_once(self, number: int) -> None:
         config = self._config
-        sock = make_socket(
+        with dialled(
             self._address,
             congestion_control=config.congestion_control,
-            allow_public=config.insecure_plaintext or config.certificates is not None,
-        )
-        connection = Connection(sock, state="challenge")
-        try:
-            if config.certificates is not None:
-                connection.secure(config.certificates, is_listener=False)
-            handshake.dial(connection, self._identity, peer_name=self._peer_name, receives=True)
-            if self._is_one_more(connection, number):
-                self._serve(connection, self._peer_name)
-        finally:
-            with self._changed:
-                self._connections.discard(connection)
-            connection.close()
+            certificates=config.certificates,
+            allow_public=config.insecure_plaintext,
+        ) as connection:
+            try:
+                handshake.dial(connection, self._identity, peer_name=self._peer_name, receives=True)
+                if self._is_one_more(connection, number):
+                    self._serve(connection, self._peer_name)
+            finally:
+                with self._changed:
+                    self._connections.discard(connection)
 
     def _is_one_more(self, connection: Connection, number: int) -> bool:
         """Whether a new connection is wanted; the first one's round trip decides how many are."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from prfaas.transport import handshake
 from prfaas.transport.area import Slab
 from prfaas.transport.chunker import Chunk
-from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.egress_budget import Demand
@@ -211,19 +211,14 @@ class Link:
     def _connect_once(self, number: int) -> None:
         """Serve one connection until it is lost, by the peer's going or by our closing."""
         config = self._config
-        sock = make_socket(
+        with dialled(
             self.address,
             congestion_control=config.congestion_control,
-            allow_public=config.insecure_plaintext or config.certificates is not None,
-        )
-        connection = Connection(sock, state="challenge")
-        try:
-            if config.certificates is not None:
-                connection.secure(config.certificates, is_listener=False)
+            certificates=config.certificates,
+            allow_public=config.insecure_plaintext,
+        ) as connection:
             challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
             self._serve(connection, challenge, number)
-        finally:
-            connection.close()
 
     def serve(self, connection: Connection, hello: Hello) -> None:
         """Send over a connection that the peer has dialled, until it is lost."""

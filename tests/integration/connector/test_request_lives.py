@@ -99,8 +99,14 @@ def test_what_both_agents_hold_is_neither_copied_nor_sent_again(nodes: Nodes) ->
     again = _transfer(nodes, prefiller, decoder, prompt)
     assert decoder.wrong_blocks(again, NUM_TOKENS) == []
     assert prefiller.worker.tally.copied_bytes["send"] == copied
-    sent = get_json(f"{nodes.east.status_url}/transfers")[-1]
+    wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")  # the receiver, who lacks nothing, is done first
+    sent = _last_sent(nodes)
     assert sent["held_bytes"] == sent["payload_bytes"] == 5 * 2 * 2048 + 5001
+
+
+def _last_sent(nodes: Nodes) -> dict[str, Any]:
+    last: dict[str, Any] = get_json(f"{nodes.east.status_url}/transfers")[-1]
+    return last
 
 
 def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: Sequence[int]) -> Running:

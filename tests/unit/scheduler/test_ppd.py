@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.ppd.workloads import SECOND_TURNS
 from prfaas.scheduler.ppd import (
     BYPASS_TOKENS,
     PpdEntry,
@@ -28,18 +29,6 @@ from prfaas.scheduler.ppd import (
 DATA = Path(__file__).parents[2] / "data"
 AUTHORS: dict[str, Any] = json.loads((DATA / "ppd-table-2P2D.json").read_text())
 TABLE = read_measured(AUTHORS)
-# Turn-2 lengths of the authors' workloads: tokens in, tokens out.
-LENGTHS = {
-    "tiny": (16, 32),
-    "short_gen": (32, 256),
-    "long_gen": (32, 512),
-    "very_long_gen": (64, 1024),
-    "small_bal": (64, 64),
-    "mid_bal": (128, 128),
-    "mid_paste": (256, 64),
-    "big_paste": (512, 64),
-    "huge_paste": (1024, 32),
-}
 
 
 def _runs(config: str) -> list[Run]:
@@ -74,7 +63,7 @@ def test_the_table_built_from_the_measured_grid_equals_the_authors() -> None:
     "entry", AUTHORS["entries"], ids=lambda its: f"{its['context_class']}-{its['workload_type']}-{its['qps']}"
 )
 def test_every_workload_of_the_grid_is_decided_as_the_authors_engine_does(entry: dict[str, Any]) -> None:
-    num_input, num_output = LENGTHS[entry["workload_type"]]
+    num_input, num_output = SECOND_TURNS[entry["workload_type"]]
     turn = Turn(num_input, {"small": 256, "large": 2048}[entry["context_class"]], num_output)
     paper = prefills_locally(TABLE, turn, qps=entry["qps"], mode="paper")
     authors = prefills_locally(TABLE, turn, qps=entry["qps"], mode="authors")

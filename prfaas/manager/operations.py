@@ -1,0 +1,119 @@
+"""What whoever runs the deployment orders: copies, drains, roles, what a pool keeps. Operators' orders are on record."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prfaas.errors import IndexRefusal
+from prfaas.hashing import HASH_BYTES
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.copies import Copies, CopyOrder
+from prfaas.manager.idling import until_idle
+from prfaas.manager.operators import Operators
+from prfaas.manager.pool_orders import PoolOrders
+from prfaas.manager.rebalancing import Rebalancing
+from prfaas.manager.replication import Replication
+from prfaas.manager.role_orders import RoleOrders
+from prfaas.manager.world import World, leaving_record, staying_record
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
+from prfaas.types import AgentName, BlockHash
+
+
+class Operations:
+    """The calls of operators and routers that change something; `who` is the caller's proven name."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        *,
+        world: World,
+        replication: Replication,
+        copies: Copies,
+        rebalancing: Rebalancing,
+        pool_orders: PoolOrders,
+        role_orders: RoleOrders,
+    ) -> None:
+        self._config = config
+        self._world = world
+        self._replication = replication
+        self._copies = copies
+        self._rebalancing = rebalancing
+        self._pool_orders = pool_orders
+        self._role_orders = role_orders
+        self._operators = Operators(config.operators)
+
+    async def copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
+        check_is_no_node(self._world, who)
+        source, destination = (self._world.live_node(AgentName(its)) for its in (request.source, request.destination))
+        await self._replication.writer_for(source.cluster)
+        ended = self._copies.order(
+            CopyOrder(
+                prefix_from(request.prefix),
+                source=source,
+                destination=destination,
+                purpose="fetch" if request.is_fetch else "order",
+                max_bytes=self._config.max_transfer_bytes,
+                priority=request.priority,
+                seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),
+            )
+        )
+        end = await asyncio.shield(ended)  # a caller that leaves must not end it for others
+        return pb.CopyResponse(
+            outcome=end.outcome, message=end.message, moved_bytes=end.moved_bytes, held_bytes=end.held_bytes
+        )
+
+    async def drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
+        if who == request.node:
+            return await self._drained(request)
+        with self._operators.act(who, "drain", target=request.node):
+            ends = _now() + request.timeout_seconds
+            drained = await self._drained(request)
+            left = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
+            drained.num_requests_left = sum(left.values())
+        return drained
+
+    async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
+        node = self._world.live_node(AgentName(request.node))
+        writer = await self._replication.writer_for(node.cluster)
+        await writer.append(leaving_record(node))
+        ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
+        whole = [end for end in ends if end.outcome == "completed"]
+        return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
+
+    async def undrain(self, request: pb.UndrainRequest, who: str) -> pb.UndrainResponse:
+        with self._operators.act(who, "undrain", target=request.node):
+            node = self._world.live_node(AgentName(request.node))
+            writer = await self._replication.writer_for(node.cluster)
+            await writer.append(staying_record(node.name))
+            self._world.undrain(node.name)
+        return pb.UndrainResponse()
+
+    async def order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
+        order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
+        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()):
+            if len(end_hash) != HASH_BYTES:
+                raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
+            node = self._world.live_node(AgentName(request.node))
+            await self._replication.writer_for(node.cluster)
+            end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
+        return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
+
+    async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
+        with self._operators.act(who, "set_role", target=request.node, role=request.role):
+            role = ordered_role_from(request.role)
+            seconds = request.timeout_seconds
+            taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
+
+
+def check_is_no_node(world: World, who: str) -> None:
+    """Raises:
+    IndexRefusal: the caller is a node, and nodes command nobody.
+    """
+    if AgentName(who) in world.membership:
+        raise IndexRefusal("unauthenticated", f"{who} is a node: nodes command nobody")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
