@@ -139,6 +139,11 @@ class ManagerConfig:
     ppd_table: Path | None = setting(
         "path", default=None, doc="Of the policy ppd: JSON file with PPD's decision table, in the form of its authors."
     )
+    ppd_refresh_seconds: float = setting(
+        "seconds",
+        default=600.0,
+        doc="Turns answered within so long take the place of the table's averages where there are enough of them; 0: never.",
+    )
     ppd_mode: PpdMode = setting(
         choice("paper", "authors"),
         default="paper",

@@ -105,6 +105,7 @@ class Manager:
             hot=self._rebalancing.hot,
             plan=self._plan,
             decisions=self.routing.decisions,
+            ppd_table=self.routing.ppd_table.to_dict,
         )
         self._feed = Feed(self._overview())
         solver = Solver(self._planning.form, self._planning.prepared) if self._planning else None

@@ -283,8 +283,7 @@ class GrpcServer:
 
     async def _report_requests(self, request: pb.ReportRequestsRequest, who: str) -> pb.ReportRequestsResponse:
         check_is_no_node(self._world, who)
-        for one in request.requests:
-            self._service.answered.note(one)
+        self._service.report_requests(request)
         return pb.ReportRequestsResponse()
 
     async def _route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:

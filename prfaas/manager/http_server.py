@@ -28,6 +28,7 @@ class Views:
     hot: Callable[[], list[dict[str, Any]]]
     plan: Callable[[], dict[str, Any]]
     decisions: Decisions
+    ppd_table: Callable[[], dict[str, Any]]
 
 
 class HttpServer:
@@ -60,6 +61,7 @@ class HttpServer:
                 web.get("/pool", self._pool),
                 web.get("/hot", self._hot),
                 web.get("/plan", self._plan),
+                web.get("/ppd", self._ppd),
                 web.get("/decisions/{id}", self._decision),
                 *self._dashboard.routes(),
                 *self._further,
@@ -101,6 +103,9 @@ class HttpServer:
 
     async def _plan(self, request: web.Request) -> web.Response:
         return web.json_response(self._views.plan())
+
+    async def _ppd(self, request: web.Request) -> web.Response:
+        return web.json_response(self._views.ppd_table())
 
     async def _decision(self, request: web.Request) -> web.Response:
         try:

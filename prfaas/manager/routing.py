@@ -15,6 +15,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.decided import Decided, Decisions
 from prfaas.manager.load import AssignedLoad
 from prfaas.manager.paths import Paths
+from prfaas.manager.ppd_table import LiveTable
 from prfaas.manager.sessions import Session, Sessions
 from prfaas.manager.traffic import Seen, Traffic
 from prfaas.manager.within_policy import RequestRate, read_policy
@@ -63,6 +64,7 @@ class Routing:
         self._clock = clock
         self._wall_clock = wall_clock
         self.policy = read_policy(config)
+        self.ppd_table = LiveTable(self.policy.ppd_table, window_seconds=config.ppd_refresh_seconds, clock=clock)
         self._rate = RequestRate()
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._cold_uses: dict[InstanceId, float] = {}
@@ -160,7 +162,7 @@ class Routing:
             paths=states,
             local_policy=self.policy.local_policy,
             non_cached_tokens=self.policy.non_cached_tokens,
-            ppd_table=self.policy.ppd_table,
+            ppd_table=self.ppd_table.current(),
             ppd_mode=self.policy.ppd_mode,
             endpoint_picker=self.policy.endpoint_picker,
             without_prefill=self._config.without_prefill,

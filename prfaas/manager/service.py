@@ -55,6 +55,14 @@ class Service:
         metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
         return response
 
+    def report_requests(self, request: pb.ReportRequestsRequest) -> None:
+        """Learn how requests were answered."""
+        for its in request.requests:
+            self.answered.note(its)
+            decided = self.routing.decisions.get(its.decision_id)
+            if decided is not None:
+                self.routing.ppd_table.note(decided, its)
+
     def report_transfer(self, request: pb.ReportTransferRequest) -> None:
         """Compare what decisions promised with what the engines beside a node found.
 

@@ -146,8 +146,10 @@ async def pass_answer_on(request: web.Request, opened: OpenAnswer, record: Recor
     await response.prepare(request)
     try:
         await response.write(opened.first)
+        record.streamed(opened.first)
         async for chunk in opened.rest():
             await response.write(chunk)
+            record.streamed(chunk)
         await response.write_eof()
     except LegFailed as failure:
         _log.warning("request.broke_off", request_id=record.request_id, message=str(failure))

@@ -15,6 +15,8 @@ from prfaas.router.legs import LegFailed
 from prfaas.scheduler.route import EXPLANATIONS
 
 MAX_RECORDS = 1024
+_EVENT_END = b"\n\n"  # of server-sent events, of which an engine writes one or more tokens each
+_LAST_EVENT = b"data: [DONE]\n\n"  # carries no token
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = logs.get("router")
 
@@ -31,6 +33,9 @@ class Record:
     decide_seconds: float | None = None  # until the legs were sent
     prefill_seconds: float | None = None  # from then until the prefill leg was answered
     started: float = field(default_factory=time.monotonic)
+    _first_at: float = 0.0
+    _last_at: float = 0.0
+    _num_events: int = 0  # of a streamed answer
 
     @property
     def fallback(self) -> str | None:
@@ -41,6 +46,18 @@ class Record:
         """The first bytes of an answer are there."""
         self.status = status
         self.ttft_seconds = time.monotonic() - self.started
+
+    def streamed(self, chunk: bytes) -> None:
+        """One piece of a streamed answer was passed on."""
+        self._last_at = time.monotonic()
+        self._first_at = self._first_at or self._last_at
+        self._num_events += chunk.count(_EVENT_END) - chunk.endswith(_LAST_EVENT)
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Between the events of a streamed answer on average; 0 where there were fewer than two pieces."""
+        elapsed = self._last_at - self._first_at
+        return elapsed / (self._num_events - 1) if elapsed and self._num_events > 1 else 0.0
 
     def decided(self, plan: Plan) -> None:
         """The route is known, for the first time or after a failure."""
@@ -81,6 +98,7 @@ class Record:
             "failures": [failure.reason for failure in self.failures],
             "status": self.status,
             "ttft_seconds": self.ttft_seconds,
+            "tpot_seconds": self.tpot_seconds,
         }
 
     def finish(self) -> None:

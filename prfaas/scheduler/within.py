@@ -56,17 +56,22 @@ def within(
 
 def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
     """What the policy wants, whoever is there."""
-    cached = request.cached_at(decode.agent)
-    uncached = request.num_prompt_tokens - cached
     match policy:
         case "decode":
             return "short"
         case "pd":
             return "pd"
         case "suffix":
+            uncached = request.uncached_at(decode.agent)
             return "suffix_uncached" if uncached >= snapshot.non_cached_tokens else "suffix_cached"
         case "ppd":
-            return _ppd(snapshot, request, Turn(uncached, cached, request.max_output_tokens))
+            return _ppd(snapshot, request, turn_of(request, decode))
+
+
+def turn_of(request: RequestFacts, decode: InstanceState) -> Turn:
+    """A request as PPD's table sees it, on the decode instance that was chosen for it."""
+    cached = request.cached_at(decode.agent)
+    return Turn(request.num_prompt_tokens - cached, cached, request.max_output_tokens)
 
 
 def _ppd(snapshot: Snapshot, request: RequestFacts, turn: Turn) -> WithinReason:

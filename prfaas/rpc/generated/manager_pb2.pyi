@@ -390,7 +390,7 @@ class ReportTransferResponse(_message.Message):
 class ReportRequestsRequest(_message.Message):
     __slots__ = ("requests",)
     class Answered(_message.Message):
-        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds")
+        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds")
         DECISION_ID_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class ReportRequestsRequest(_message.Message):
         TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         DECIDE_SECONDS_FIELD_NUMBER: _ClassVar[int]
         PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        TPOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         decision_id: bytes
         route: str
         reason: str
@@ -407,7 +408,8 @@ class ReportRequestsRequest(_message.Message):
         ttft_seconds: float
         decide_seconds: float
         prefill_seconds: float
-        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
+        tpot_seconds: float
+        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ...) -> None: ...
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[ReportRequestsRequest.Answered]
     def __init__(self, requests: _Optional[_Iterable[_Union[ReportRequestsRequest.Answered, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,93 @@
+"""Answered turns find their decision, and with it their cell of the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+
+from prfaas.manager.decided import Decided
+from prfaas.manager.ppd_table import REFRESH_SECONDS, LiveTable
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.ppd import PpdEntry, PpdTable, to_measured
+from prfaas.scheduler.ppd_refresh import MIN_TURNS
+from prfaas.scheduler.route import route
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+
+TABLE = PpdTable((PpdEntry("large", "big_paste", 2.0, 0.2, 0.1, 0.01, 0.01),))
+
+
+def instance(name: str, role: InstanceRole) -> InstanceState:
+    return InstanceState(InstanceId(name), ClusterName("west"), "pd", role, AgentName(f"of-{name}"))
+
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+INSTANCES = (instance("p", "prefill"), instance("d", "decode"))
+SNAPSHOT = Snapshot(100_000, INSTANCES, local_policy="ppd", ppd_table=TABLE, requests_per_second=2.0)
+
+
+def decided(turn: int) -> Decided:
+    facts = RequestFacts(2560, cached_tokens={AgentName("of-d"): 2048}, turn=turn, max_output_tokens=64)
+    return Decided(0.0, "m", "", "s", SNAPSHOT, facts, route(SNAPSHOT, facts))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table_after(
+    one: Decided, *, window_seconds: float = 600.0, changes: Mapping[str, object] = NOTHING
+) -> PpdTable | None:
+    clock = Clock()
+    live = LiveTable(TABLE, window_seconds=window_seconds, clock=clock)
+    assert live.current() == TABLE
+    its = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03)
+    for name, value in changes.items():
+        setattr(its, name, value)
+    for _ in range(MIN_TURNS):
+        live.note(one, its)
+    clock.now += REFRESH_SECONDS
+    return live.current()
+
+
+def test_turns_that_the_table_sent_to_the_decode_node_renew_its_side() -> None:
+    later = decided(turn=2)
+    assert later.decision.reason == "ppd_table_local"
+    after = table_after(later)
+    assert after is not None and after.entries[0].ppd_ttft_seconds == pytest.approx(0.5)
+    assert after.entries[0].pd_ttft_seconds == 0.2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fallback": "prefill_late"},
+        {"status": 500},
+        {"ttft_seconds": 0.0},
+        {"tpot_seconds": 0.0},
+        {"tpot_seconds": math.nan},
+        {"ttft_seconds": math.inf},
+    ],
+)
+def test_what_says_nothing_of_the_cell_changes_nothing(changes: dict[str, object]) -> None:
+    assert table_after(decided(turn=2), changes=changes) == TABLE
+
+
+def test_a_first_turn_changes_nothing() -> None:
+    assert decided(turn=1).decision.reason == "ppd_first_turn"
+    assert table_after(decided(turn=1)) == TABLE
+
+
+def test_a_window_of_nothing_keeps_the_operators_table() -> None:
+    assert table_after(decided(turn=2), window_seconds=0.0) == TABLE
+
+
+def test_the_page_is_a_table_that_can_be_loaded_again() -> None:
+    assert LiveTable(TABLE, window_seconds=600.0, clock=Clock()).to_dict() == to_measured(TABLE)
+    assert LiveTable(None, window_seconds=600.0, clock=Clock()).to_dict() == {}

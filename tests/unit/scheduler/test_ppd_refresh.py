@@ -1,0 +1,50 @@
+"""A PPD table follows what is measured while it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.scheduler.ppd import PpdEntry, PpdTable, Turn, prefills_locally
+from prfaas.scheduler.ppd_refresh import MIN_TURNS, PpdRefresh, Served
+
+ENTRY = PpdEntry("large", "big_paste", 2.0, 0.2, 0.1, 0.01, 0.01)
+TABLE = PpdTable((ENTRY,))
+TURN = Turn(512, 2048, 64)  # of that cell
+WINDOW_SECONDS = 600.0
+
+
+def refreshed(num: int, *, was_local: bool = True, ttft: float = 0.4, at: float = 1.0, turn: Turn = TURN) -> PpdRefresh:
+    refresh = PpdRefresh(TABLE, window_seconds=WINDOW_SECONDS)
+    for _ in range(num):
+        refresh.note(Served(turn, 2.1, was_local=was_local, ttft_seconds=ttft, tpot_seconds=0.02, at=at))
+    return refresh
+
+
+def test_enough_turns_take_the_place_of_their_side_of_the_cell() -> None:
+    assert refreshed(MIN_TURNS).table(2.0).entries == (PpdEntry("large", "big_paste", 2.0, 0.2, 0.4, 0.01, 0.02),)
+    of_pd = refreshed(MIN_TURNS, was_local=False).table(2.0)
+    assert of_pd.entries == (PpdEntry("large", "big_paste", 2.0, 0.4, 0.1, 0.02, 0.01),)
+
+
+def test_a_decode_node_that_became_slow_loses_its_turns() -> None:
+    assert prefills_locally(TABLE, TURN, qps=2.0, mode="paper")
+    assert not prefills_locally(refreshed(MIN_TURNS).table(2.0), TURN, qps=2.0, mode="paper")
+
+
+def test_a_few_turns_change_nothing() -> None:
+    assert refreshed(MIN_TURNS - 1).table(2.0) == TABLE
+
+
+def test_turns_that_are_too_old_count_no_more() -> None:
+    assert refreshed(MIN_TURNS, at=1.0).table(1.0 + WINDOW_SECONDS) == TABLE
+
+
+def test_the_latest_turns_are_averaged() -> None:
+    refresh = refreshed(400, ttft=9.0)
+    for _ in range(200):
+        refresh.note(Served(TURN, 2.0, was_local=True, ttft_seconds=0.3, tpot_seconds=0.01, at=2.0))
+    assert refresh.table(3.0).entries[0].ppd_ttft_seconds == pytest.approx(0.3)
+
+
+def test_a_cell_that_was_never_measured_stays_absent() -> None:
+    assert refreshed(MIN_TURNS, turn=Turn(16, 100, 32)).table(2.0) == TABLE
