@@ -135,6 +135,7 @@ class Agent:
         )
         self._receiving.receiver = self._receiver
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._wire = ""  # where it listens, once it does
 
     # Life
 
@@ -147,11 +148,16 @@ class Agent:
         door = self._pages_door()
         status = StatusServer(
             INNER if door else self._config.status_listen,
-            {"/healthz": self._health, "/status": self._status, "/transfers": self._transfer_log.to_list},
+            {
+                "/healthz": self._health,
+                "/status": self._status,
+                "/node": self._node,
+                "/transfers": self._transfer_log.to_list,
+            },
         )
         try:
             await self._engines.start()
-            address = self._receiver.start()
+            address = self._wire = self._receiver.start()
             status.start()
             if door is not None:
                 door.start(status.address)
@@ -327,6 +333,17 @@ class Agent:
 
     def _health(self) -> dict[str, Any]:
         return {"status": "ok", "name": self._name}
+
+    def _node(self) -> dict[str, Any]:
+        """What a router without managers must know of this node."""
+        its = self._config
+        return {
+            "name": its.name,
+            "cluster": its.cluster,
+            "cluster_kind": its.cluster_kind,
+            "wire_address": its.advertise or self._wire,
+            "engines": [{"instance": one.instance, "url": one.url, "role": one.role} for one in its.engines],
+        }
 
     def _status(self) -> dict[str, Any]:
         return {

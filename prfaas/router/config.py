@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config import check_together, records, setting
+from prfaas.config import check_together, record, records, setting
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.types import ClusterKind, InstanceRole
@@ -44,6 +44,45 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True)
+class DiscoveryConfig:
+    """Agents that are found, where no manager tells them; their pages say which engines stand beside them."""
+
+    names: tuple[str, ...] = setting(
+        "text_list",
+        default=(),
+        doc="host:port of agents' pages (status_listen): every address that the name has is asked.",
+    )
+    kubernetes_selector: str = setting(
+        "text",
+        default="",
+        doc="Labels of the agents' pods in the router's namespace, such as app.kubernetes.io/name=prfaas-agent.",
+    )
+    kubernetes_port: int = setting("count", default=7401, maximum=65535, doc="Port of these pods' agent pages.")
+    kubernetes_api: str = setting(
+        "text", default="", doc="URL of the API server; empty: that of the cluster in which the router is a pod."
+    )
+    kubernetes_account: Path = setting(
+        "path",
+        default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        doc="Directory with token, ca.crt and namespace of a service account that may list pods.",
+    )
+    interval: float = setting("seconds", default=10.0, minimum=0.01, doc="How often they are looked for.")
+    expiry: float = setting("seconds", default=30.0, doc="An agent that has not answered for so long is gone.")
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            try:
+                split_address(name)
+            except ValueError as error:
+                raise ValueError(f"names: {name!r}; write host:port") from error
+
+    @property
+    def looks(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self.names or self.kubernetes_selector)
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """One front door."""
 
@@ -63,6 +102,7 @@ class RouterConfig:
     clusters: tuple[ClusterConfig, ...] = setting(
         records(ClusterConfig), default=(), doc="The clusters, where no manager tells them."
     )
+    discovery: DiscoveryConfig = setting(record(DiscoveryConfig), doc="Where agents are found, without a manager.")
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port) that know the instances, what is cached where, and decide."
     )
@@ -139,8 +179,16 @@ class RouterConfig:
                 raise ValueError(f"clusters: {what} {twice[0]} is named twice")
         if self.managers and self.local_policy != "decode":
             raise ValueError("local_policy: the managers decide; leave it out")
-        if not self.managers and not any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters):
-            raise ValueError("clusters: no pd cluster with an instance, and no managers; nobody could decode")
+        if self.discovery.looks and (self.managers or self.clusters):
+            raise ValueError("discovery: managers and clusters name the instances; leave one of them out")
+        if (
+            not self.managers
+            and not self.discovery.looks
+            and not any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters)
+        ):
+            raise ValueError(
+                "clusters: no pd cluster with an instance, no managers and no discovery; nobody could decode"
+            )
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What gateways are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""

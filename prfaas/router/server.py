@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -16,6 +18,7 @@ from prfaas.router.answering import Answering
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Deciding
+from prfaas.router.discovery import Discovery
 from prfaas.router.ext_proc.choosing import Choosing
 from prfaas.router.fleet import Fleet
 from prfaas.router.legs import Legs
@@ -95,6 +98,11 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
         watches = [asyncio.create_task(fleet.probe_forever())]
+        if config.discovery.looks:
+            discovery = Discovery(
+                config.discovery, session=session, tls=_dialling(config), found=fleet.update, clock=time.monotonic
+            )
+            watches.append(asyncio.create_task(discovery.watch_forever()))
         if manager is not None:
             watches.append(asyncio.create_task(manager.watch_forever()))
             watches.append(asyncio.create_task(manager.report_forever()))
@@ -123,6 +131,12 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             await asyncio.gather(*watches, return_exceptions=True)
             if manager is not None:
                 await manager.close()
+
+
+def _dialling(config: RouterConfig) -> Callable[[], ssl.SSLContext] | None:
+    """How agents' encrypted pages are asked; None: they are plain."""
+    certificates = config.certificates(speaks=())
+    return certificates.dialling if certificates is not None else None
 
 
 def _engine_key(config: RouterConfig) -> str:

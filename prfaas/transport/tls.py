@@ -61,6 +61,12 @@ class Certificates:
             self._reload()
             return TlsStream(sock, self._contexts[is_listener], is_listener=is_listener)
 
+    def dialling(self) -> ssl.SSLContext:
+        """The dialling side's context, from the files as they are."""
+        with self._lock:
+            self._reload()
+            return self._contexts[0]
+
     def listening(self) -> ssl.SSLContext:
         """The listening side's context, from the files as they are."""
         with self._lock:

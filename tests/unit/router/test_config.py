@@ -56,7 +56,13 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
         ("secret_file:", "cluster: north\nsecret_file:", r"cluster: 'north' is none of west, east"),
         ("secret_file:", "local_policy: pd\nmanagers: [a:1]\nsecret_file:", r"local_policy: the managers decide"),
         ("secret_file:", "max_requests: 0\nsecret_file:", r"line 1: max_requests: .*at least 1"),
-        ("kind: pd", "kind: prfaas", r"no pd cluster with an instance, and no managers"),
+        (
+            "secret_file:",
+            "discovery: {names: [a:1]}\nsecret_file:",
+            r"discovery: managers and clusters name the instances",
+        ),
+        ("secret_file:", "discovery: {names: [a]}\nsecret_file:", r"names: .*a.*host:port"),
+        ("kind: pd", "kind: prfaas", r"no pd cluster with an instance, no managers and no discovery"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str, tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Instances found without a manager: agents behind a DNS name or Kubernetes labels say what engines stand beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from prfaas import logs
+from prfaas.errors import ConfigError
+from prfaas.router.config import DiscoveryConfig
+from prfaas.router.fleet import InstanceAddress
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.units import split_address
+
+ANSWER_SECONDS = 5.0
+MAX_PAGE_BYTES = 1 << 20
+MAX_PODS_BYTES = 64 << 20  # a pod of the list has about 10 KB
+_log = logs.get("router.discovery")
+
+
+class _Engine(msgspec.Struct):
+    instance: str
+    url: str
+    role: InstanceRole
+
+
+class _Node(msgspec.Struct):
+    name: str
+    cluster: str
+    cluster_kind: ClusterKind
+    wire_address: str
+    engines: list[_Engine]
+
+
+class _PodStatus(msgspec.Struct):
+    podIP: str = ""
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct):
+    status: _PodStatus
+
+
+class _Pods(msgspec.Struct):
+    items: list[_Pod]
+
+
+_NODE, _PODS = msgspec.json.Decoder(_Node), msgspec.json.Decoder(_Pods)
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)  # msgspec's errors are ValueErrors
+
+
+class Discovery:
+    """Asks every `interval` who is there; an agent that has not answered for `expiry` is gone, with its engines."""
+
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        *,
+        session: aiohttp.ClientSession,
+        tls: Callable[[], ssl.SSLContext] | None,
+        found: Callable[[Sequence[InstanceAddress]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`tls`: how pages are asked for, and that they are encrypted; `found` hears of every change.
+
+        Raises:
+            ConfigError: this is no pod of Kubernetes, and the settings do not say where its API is.
+        """
+        self._config = config
+        self._session = session
+        self._tls = tls
+        self._found = found
+        self._clock = clock
+        self._heard: dict[str, tuple[float, _Node]] = {}  # by agent
+        self._told: list[InstanceAddress] = []
+        self._kubernetes = KubernetesPods(config, session) if config.kubernetes_selector else None
+
+    async def watch_forever(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self._config.interval)
+
+    async def look(self) -> None:
+        """Ask once, and tell what has changed."""
+        sources: list[Awaitable[list[str]]] = [_resolved(name) for name in self._config.names]
+        if self._kubernetes is not None:
+            sources.append(self._kubernetes.pages())
+        pages = {page for source in await asyncio.gather(*sources) for page in source}
+        for node in await asyncio.gather(*map(self._ask, sorted(pages))):
+            if node is not None:
+                self._heard[node.name] = self._clock(), node
+        since = self._clock() - self._config.expiry
+        self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > since}
+        addresses = sorted(self._addresses(), key=lambda its: its.name)
+        if addresses != self._told:
+            self._told = addresses
+            _log.info("fleet.discovered", instances=[its.name for its in addresses])
+            self._found(addresses)
+
+    async def _ask(self, page: str) -> _Node | None:
+        scheme, tls = ("http", None) if self._tls is None else ("https", self._tls())
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                url = f"{scheme}://{page}/node"
+                async with self._session.get(url, ssl=tls or True, headers={"Authorization": ""}) as response:
+                    response.raise_for_status()
+                    return _NODE.decode(await response.content.read(MAX_PAGE_BYTES))
+        except _FAILURES as error:
+            _log.warning("agent.not_discovered", page=page, error=repr(error))
+            return None
+
+    def _addresses(self) -> Iterator[InstanceAddress]:
+        for _, node in self._heard.values():
+            for its in node.engines:
+                yield InstanceAddress(
+                    name=InstanceId(its.instance),
+                    url=its.url,
+                    role=its.role,
+                    agent=AgentName(node.name),
+                    wire=node.wire_address,
+                    cluster=ClusterName(node.cluster),
+                    cluster_kind=node.cluster_kind,
+                )
+
+
+async def _resolved(name: str) -> list[str]:
+    """host:port of every address that a name has; none while it does not resolve."""
+    host, port = split_address(name)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        _log.warning("name.not_resolved", name=name, error=str(error))
+        return []
+    return [_page(str(address[0]), port) for _, _, _, _, address in found]
+
+
+def _page(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class KubernetesPods:
+    """The running pods of a namespace that carry the labels, from the API server, as the pod's service account may."""
+
+    def __init__(self, config: DiscoveryConfig, session: aiohttp.ClientSession) -> None:
+        """Raises ConfigError when nothing says where the API server is, or who asks it."""
+        self._config = config
+        self._session = session
+        self._account = Path(config.kubernetes_account)
+        self._api = config.kubernetes_api.rstrip("/") or _api_of_environment()
+        try:
+            self._namespace = (self._account / "namespace").read_text().strip()
+            authority = self._account / "ca.crt"
+            self._tls = ssl.create_default_context(cafile=str(authority)) if self._api.startswith("https") else None
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"discovery.kubernetes_account: {self._account} cannot be used: {error}") from error
+
+    async def pages(self) -> list[str]:
+        """host:port of each pod's agent page; none while the API server does not answer, which is logged."""
+        query = urlencode({"labelSelector": self._config.kubernetes_selector})
+        url = f"{self._api}/api/v1/namespaces/{self._namespace}/pods?{query}"
+        try:
+            token = (self._account / "token").read_text().strip()  # it is renewed every hour or so
+            headers = {"Authorization": f"Bearer {token}"}
+            async with asyncio.timeout(ANSWER_SECONDS):
+                async with self._session.get(url, ssl=self._tls or True, headers=headers) as response:
+                    response.raise_for_status()
+                    pods = _PODS.decode(await response.content.read(MAX_PODS_BYTES)).items
+        except _FAILURES as error:
+            _log.warning("kubernetes.not_asked", error=repr(error))
+            return []
+        running = (pod.status.podIP for pod in pods if pod.status.phase == "Running" and pod.status.podIP)
+        return [_page(host, self._config.kubernetes_port) for host in running]
+
+
+def _api_of_environment() -> str:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigError("discovery.kubernetes_api: missing, and this is no pod of Kubernetes")
+    return f"https://{_page(host, int(port))}"
