@@ -22,8 +22,7 @@ from prfaas.agent.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.cache import Cache
 from prfaas.colocate.front import Blocks
-from prfaas.connector.blocks import Copier, HostCopier, slots_tensor
-from prfaas.connector.cuda_blocks import CudaCopier
+from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.outcomes import Outcome, Tally
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
@@ -103,7 +102,7 @@ class Pool:
             directions=("send", "receive"),
             free_block_ratio=lambda: 0.0,
         )
-        self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(_copier, device=device))
+        self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(copier_for, device=device))
         self._device = device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-copies")
         self._copying: Future[Loaded] | None = None
@@ -274,11 +273,3 @@ class Pool:
             metrics.CONNECTOR_TRANSFERS.labels(direction=direction, outcome=outcome).inc(number)
         for way, copied in taken.copied_bytes.items():
             metrics.CONNECTOR_COPIED_BYTES.labels(direction=way).inc(copied)
-
-
-def _copier(client: AgentClient, device: torch.device) -> Copier:
-    its = client.attached
-    slots = slots_tensor(
-        client.arena, header_bytes=its.header_bytes, slot_bytes=its.slot_bytes, num_slots=its.num_slots
-    )
-    return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)

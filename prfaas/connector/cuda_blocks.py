@@ -14,13 +14,27 @@ from typing import Any
 
 import torch
 
-from prfaas.connector.blocks import LayerBlocks
+from prfaas.agent.client import AgentClient
+from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks, slots_tensor
 from prfaas.errors import LayoutError
 
 _MAPPED_AND_PORTABLE = 0x02 | 0x01  # cudaHostRegisterMapped | cudaHostRegisterPortable
 _WORD_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _Callback = tuple[torch.cuda.Event, Callable[[], None]]
 _IndexKey = tuple[int, tuple[int, ...], tuple[int, ...]]  # stream, block ids, slots
+
+
+def copier_for(client: AgentClient, *, device: torch.device) -> Copier:
+    """A copier between blocks on `device` and the arena that the client has mapped.
+
+    Raises:
+        LayoutError: the arena cannot be pinned.
+    """
+    its = client.attached
+    slots = slots_tensor(
+        client.arena, header_bytes=its.header_bytes, slot_bytes=its.slot_bytes, num_slots=its.num_slots
+    )
+    return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)
 
 
 class _Mapped:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.config import Record, setting, settings
-from prfaas.errors import ConfigError
+from prfaas.config import load_mapping, setting
 
 ADMISSIONS = ("wait", "preallocate", "auto")
-_WHERE = "kv_connector_extra_config"
 
 
 @dataclass(frozen=True)
@@ -68,28 +66,4 @@ def read(extra_config: Mapping[str, Any]) -> ConnectorSettings:
     Raises:
         ConfigError: a key is unknown or missing, or a value malformed or out of range; it names the key.
     """
-    known = dict(settings(ConnectorSettings))
-    for key in extra_config:
-        if key not in known:
-            raise ConfigError(f"{_WHERE}: {key}: unknown key; known are {', '.join(known)}")
-    values = {}
-    for key, its in known.items():
-        if key in extra_config:
-            assert not isinstance(its.kind, Record)
-            values[key] = _value(key, its, extra_config[key])
-        elif its.required:
-            raise ConfigError(f"{_WHERE}: {key}: missing; write {its.accepted}")
-    try:
-        return ConnectorSettings(**values)
-    except ValueError as error:
-        raise ConfigError(f"{_WHERE}: {error}") from error
-
-
-def _value(key: str, its: Any, given: Any) -> Any:
-    try:
-        value = its.kind.parse(str(given))
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{_WHERE}: {key}: {given!r}: {error}; write {its.accepted}") from error
-    if its.maximum is not None and value > its.maximum:
-        raise ConfigError(f"{_WHERE}: {key}: {given!r}: too large; write {its.accepted}")
-    return value
+    return load_mapping(ConnectorSettings, extra_config, where="kv_connector_extra_config")

@@ -44,8 +44,7 @@ from vllm.v1.request import RequestStatus
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.connector import engine_stats, settings
-from prfaas.connector.blocks import Copier, HostCopier, slots_tensor
-from prfaas.connector.cuda_blocks import CudaCopier
+from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.engine_layout import Rank, block_map, describe, packing
 from prfaas.connector.outcomes import Direction
 from prfaas.connector.request_hashes import prompt_chain, token_chain
@@ -211,7 +210,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             layout=layout,
             pins_arena=device.type == "cuda",
         )
-        self._worker = WorkerSide(client, layers, layout, make_copier=partial(_copier, device=device))
+        self._worker = WorkerSide(client, layers, layout, make_copier=partial(copier_for, device=device))
         if self._vllm_config.model_config.enforce_eager:
             self._hook_linear_layers(modules)
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
@@ -312,17 +311,6 @@ def _engine_request(request: Any, model: str) -> EngineRequest:
         request.kv_transfer_params or {},
         lambda tenant: prompt_chain(request, model=model, tenant=tenant),
     )
-
-
-def _copier(client: AgentClient, device: torch.device) -> Copier:
-    attached = client.attached
-    slots = slots_tensor(
-        client.arena,
-        header_bytes=attached.header_bytes,
-        slot_bytes=attached.slot_bytes,
-        num_slots=attached.num_slots,
-    )
-    return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)
 
 
 def _layer_end_hook(worker: WorkerSide, name: str) -> Callable[..., None]:

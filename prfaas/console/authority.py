@@ -62,10 +62,10 @@ class Authority:
         """A certificate for `name`, which may serve on `hosts` (addresses and names); a negative time has run out.
 
         Raises:
-            ConfigError: the name cannot be a file's.
+            ConfigError: the name cannot be a file's, or is the authority's own.
         """
-        if not name or "/" in name or name.startswith("."):
-            raise ConfigError(f"{name!r}: write a name that can be a file's")
+        if not name or "/" in name or name.startswith(".") or name == self.path.stem:
+            raise ConfigError(f"{name!r}: write a name that can be a file's, and is not the authority's own")
         certificate, path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         key = _made_key(path)
         made = self._builder(_subject(name), key.public_key(), valid_for)

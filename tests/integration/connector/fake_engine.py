@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 from prfaas.agent.client import AgentClient
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
-from prfaas.connector.blocks import HostCopier, LayerBlocks, slots_tensor
+from prfaas.connector.blocks import LayerBlocks
+from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.outcomes import Direction
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
@@ -116,7 +118,9 @@ class FakeEngine:
         self._names = {(its.group, its.layer): name for name, its in memory.layers.items()}
         layout = memory.layout
         worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)
-        self.worker = WorkerSide(worker, memory.layers, layout, make_copier=_host_copier)
+        self.worker = WorkerSide(
+            worker, memory.layers, layout, make_copier=partial(copier_for, device=torch.device("cpu"))
+        )
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
         self.scheduler = SchedulerSide(
             self.client,
@@ -303,14 +307,3 @@ def content(prompt: Sequence[int], place: tuple[int, int, int, int], size: int) 
     """The bytes at (group, layer, position, tokens computed) of a prompt."""
     seed = hashlib.sha256(repr((prompt[0], prompt[1], place)).encode()).digest()
     return torch.frombuffer(bytearray(hashlib.shake_128(seed).digest(size)), dtype=torch.uint8)
-
-
-def _host_copier(client: AgentClient) -> HostCopier:
-    attached = client.attached
-    slots = slots_tensor(
-        client.arena,
-        header_bytes=attached.header_bytes,
-        slot_bytes=attached.slot_bytes,
-        num_slots=attached.num_slots,
-    )
-    return HostCopier(slots)

@@ -45,6 +45,16 @@ def test_it_goes_on_with_the_authority_that_is_there(tmp_path: Path) -> None:
     assert lost.status == 2 and "authority.key" in lost.error
 
 
+def test_the_authority_s_own_name_is_nobody_else_s(tmp_path: Path) -> None:
+    run_here("certs", "new", str(tmp_path), "west-0")
+    key = (tmp_path / "authority.key").read_bytes()
+    refused = run_here("certs", "new", str(tmp_path), "authority")
+    assert refused.status == 2 and "'authority'" in refused.error
+    assert (tmp_path / "authority.key").read_bytes() == key
+    again = run_here("certs", "new", str(tmp_path), "router")
+    assert {its["name"]: its["state"] for its in again.document} == {"router": "valid", "west-0": "valid"}
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert "prfaas certs new" in run_here("certs", "ls", str(tmp_path)).error
     run_here("certs", "new", str(tmp_path), "west-0")

@@ -24,6 +24,6 @@ def settings_of(component: str, environment: Mapping[str, str]) -> Any:
     return config.load(COMPONENTS[component], component=component, file=None, environment=own)
 
 
-def with_defaults(text: str) -> str:
-    """A compose file's text with the defaults of its variables, as with an empty environment."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+def rendered(text: str, **variables: str) -> str:
+    """A compose file's text with these variables, and the defaults of the others."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1], match[2]), text)

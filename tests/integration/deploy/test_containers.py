@@ -13,13 +13,13 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from prfaas.units import is_loopback, split_address
-from tests.integration.deploy.settings_of import component_of, settings_of, with_defaults
+from tests.integration.deploy.settings_of import component_of, rendered, settings_of
 from tools.reference_tables import ROOT
 
 CONTAINERFILE = ROOT / "deploy/container/Containerfile"
 COMPOSE = ROOT / "deploy/compose.yaml"
 BIN = Path(sys.executable).parent
-SERVICES = yaml.safe_load(with_defaults(COMPOSE.read_text()))["services"]
+SERVICES = yaml.safe_load(rendered(COMPOSE.read_text()))["services"]
 OURS = sorted(name for name, its in SERVICES.items() if component_of(its.get("command", [])))
 
 
@@ -48,7 +48,9 @@ def test_what_the_container_file_copies_is_there_and_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert sources and all((ROOT / source).exists() for source in sources)
     assert not set(sources) & set(ignored)
-    assert "deploy/secret" in ignored and "deploy/secret" in (ROOT / ".gitignore").read_text().split()
+    secrets = {f"deploy/{its['file']}" for its in yaml.safe_load(COMPOSE.read_text())["secrets"].values()}
+    secrets = {secret.replace("/./", "/") for secret in secrets}
+    assert secrets <= set(ignored) and secrets <= set((ROOT / ".gitignore").read_text().split())
 
 
 def test_the_compose_file_is_of_the_specification_s_form() -> None:
@@ -67,6 +69,19 @@ def test_a_service_s_environment_is_taken_by_its_component(service: str) -> None
     assert str(settings.secret_file) == "/run/secrets/secret"
     assert is_loopback(split_address(settings.listen)[0]), "nothing beyond loopback unless told"
     assert its["read_only"] and its["cap_drop"] == ["ALL"]
+
+
+def test_others_reach_what_is_told_to_be_reached() -> None:
+    told = {"ADDRESS": "10.0.1.1", "MANAGER_LISTEN": "10.0.1.1:7410", "ROUTER_LISTEN": "10.0.1.1:80"}
+    services = yaml.safe_load(rendered(COMPOSE.read_text(), **told, MANAGER_INSECURE_PLAINTEXT="true"))["services"]
+    found = {name: settings_of(name, services[name]["environment"]) for name in OURS}
+    assert (found["agent"].listen, found["agent"].engines[0].url) == ("10.0.1.1:7400", "http://10.0.1.1:8000")
+    assert "--host=10.0.1.1" in services["engine"]["command"]
+    assert found["manager"].insecure_plaintext and found["manager"].listen == "10.0.1.1:7410"
+    keys = found["router"].api_keys_file
+    assert found["router"].listen == "10.0.1.1:80" and keys.name in [
+        its["target"] for its in services["router"]["secrets"]
+    ]
 
 
 def test_compose_runs_every_component() -> None:

@@ -30,6 +30,14 @@ def of_kind(*kinds: str) -> list[dict[str, Any]]:
     return [its for its in OBJECTS if its["kind"] in kinds]
 
 
+def service_links() -> dict[str, str]:
+    """What Kubernetes tells every pod of each Service with an address, unless its `enableServiceLinks` is false."""
+    addressed = [its for its in of_kind("Service") if its["spec"].get("clusterIP") != "None"]
+    names = [its["metadata"]["name"].upper().replace("-", "_") for its in addressed]
+    kinds = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR")
+    return {f"{name}_{kind}": "10.96.0.1" for name in names for kind in kinds}
+
+
 def workloads() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Name, pod template and container of everything that runs."""
     for its in of_kind("Deployment", "StatefulSet", "DaemonSet"):
@@ -38,10 +46,11 @@ def workloads() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
             yield its["metadata"]["name"], template, container
 
 
-def environment_of(container: Mapping[str, Any], shared: Mapping[str, str]) -> dict[str, str]:
+def environment_of(pod: Mapping[str, Any], container: Mapping[str, Any], shared: Mapping[str, str]) -> dict[str, str]:
     """As a pod on a node "node-1" at 10.0.1.1 would have it."""
     fields = {"spec.nodeName": "node-1", "status.hostIP": "10.0.1.1", "metadata.name": "pod-0"}
-    found = dict(shared) if "envFrom" in container else {}
+    found = service_links() if pod.get("enableServiceLinks", True) else {}
+    found |= shared if "envFrom" in container else {}
     for variable in container.get("env", []):
         value = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], value)
@@ -90,16 +99,17 @@ def test_what_runs_may_do_nothing_but_its_work(name: str, template: dict[str, An
         and own["capabilities"] == {"drop": ["ALL"]}
     )
     assert template["spec"]["automountServiceAccountToken"] is False
+    assert template["spec"]["enableServiceLinks"] is False
     assert "limits" in container["resources"] and "readinessProbe" in container
 
 
 def test_every_component_takes_its_environment() -> None:
     shared = of_kind("ConfigMap")[0]["data"]
     found = {}
-    for _, _, container in workloads():
+    for _, template, container in workloads():
         component = component_of(container.get("command", []))
         if component:
-            found[component] = settings_of(component, environment_of(container, shared))
+            found[component] = settings_of(component, environment_of(template["spec"], container, shared))
     assert set(found) == {"agent", "manager", "router"}
     agent = found["agent"]
     assert (agent.name, agent.listen, agent.engines[0].url) == ("node-1", "10.0.1.1:7400", "http://10.0.1.1:8000")
@@ -144,7 +154,7 @@ def test_managers_are_reached_under_the_names_that_settings_use() -> None:
 
 
 def test_the_pool_fits_into_the_agent_s_memory() -> None:
-    container = next(its for name, _, its in workloads() if name == "prfaas-agent")
-    environment = environment_of(container, of_kind("ConfigMap")[0]["data"])
+    template, container = next((pod, its) for name, pod, its in workloads() if name == "prfaas-agent")
+    environment = environment_of(template["spec"], container, of_kind("ConfigMap")[0]["data"])
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
     assert settings_of("agent", environment).pool_bytes <= limit * 0.95

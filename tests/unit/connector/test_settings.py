@@ -16,6 +16,11 @@ def test_only_the_socket_is_required() -> None:
     assert settings.model == ""
 
 
+def test_what_is_empty_has_its_default() -> None:
+    settings = read({"agent_socket": "a", "model": None, "tenant": ""})
+    assert (settings.model, settings.tenant) == ("", "")
+
+
 def test_numbers_may_be_written_as_numbers_or_with_units() -> None:
     assert read({"agent_socket": "a", "receive_timeout_seconds": 3}).receive_timeout_seconds == 3
     assert read({"agent_socket": "a", "receive_timeout_seconds": "250ms"}).receive_timeout_seconds == 0.25
@@ -29,6 +34,8 @@ def test_numbers_may_be_written_as_numbers_or_with_units() -> None:
         ({"agent_socket": "a", "receive_timeout_seconds": "soon"}, ["receive_timeout_seconds", "'soon'", "write"]),
         ({"agent_socket": "a", "idle_wait_seconds": "1s"}, ["idle_wait_seconds", "too large"]),
         ({"agent_socket": "a", "reuse": "perhaps"}, ["reuse", "perhaps"]),
+        ({"agent_socket": None}, ["agent_socket", "write"]),
+        ({"agent_socket": "a", "admission": "soon"}, ["admission", "'soon'", "auto"]),
     ],
 )
 def test_a_mistake_names_the_key_and_what_is_accepted(given: dict[str, object], words: list[str]) -> None:
