@@ -7,12 +7,15 @@ along its units such checkpoints stand, so that the asker, who has the tokens, c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
+from prfaas.index.chain import Chain
 from prfaas.index.holder_sets import HolderSets
 from prfaas.index.segments import TAIL_BYTES, short_hash
 from prfaas.index.sieve import Sieve
@@ -98,32 +101,59 @@ class ExactTable:
         else:
             self._odd.pop(at, None)
 
-    def holders_of(self, block_hash: bytes, num_tokens: int) -> tuple[int, ...]:
-        """Who holds this checkpoint; () when nobody does."""
+    def _set_of(self, block_hash: bytes, num_tokens: int) -> int | None:
         known = self._entries.get(short_hash(block_hash))
         if known is None or known >> 32 != _rest(block_hash) << 32 | num_tokens:
-            return ()
-        return self._sets[known & _MASK_32]
+            return None
+        return known & _MASK_32
 
-    def at_units(self, units: bytes, num_units: int) -> dict[int, tuple[int, ...]]:
-        """Length → holders of what ends where one of the first `num_units` units ends; `units` are their hashes."""
-        halves = np.frombuffer(units, np.uint64)
-        keys, rests = halves[::2][:num_units], halves[1::2]
+    def held(
+        self, units: Chain, num_units: int, *, stated: Iterable[tuple[int, bytes]] = ()
+    ) -> tuple[list[int], dict[int, int]]:
+        """The lengths, ascending, that somebody holds something of, and per holder a bitmap over them.
+
+        Looked at are the ends of the first `num_units` units and the `stated` lengths.
+        """
+        lengths, sets = self._at_units(units, num_units)
+        for length, its in stated:
+            number = self._set_of(its, length)
+            if number is not None and length not in lengths:
+                place = bisect.bisect(lengths, length)
+                lengths.insert(place, length)
+                sets.insert(place, number)
+        return lengths, self._bitmaps(sets)
+
+    def _at_units(self, units: Chain, num_units: int) -> tuple[list[int], list[int]]:
+        """Lengths, ascending, of what ends where a unit ends, and of each the set of its holders."""
+        keys = np.frombuffer(units.tails, np.uint64, num_units)
         positions = self._sieve.passing(keys)
-        found = {}
-        claims = zip(positions.tolist(), keys[positions].tolist(), rests[positions].tolist(), strict=True)
-        for position, key, rest in claims:
-            known = self._entries.get(key)
+        rests = np.frombuffer(units.hashes, np.uint64)[1::2][positions].tolist()
+        known = map(self._entries.get, keys[positions].tolist(), itertools.repeat(0))
+        lengths, sets = [], []
+        for position, rest, its in zip(positions.tolist(), rests, known, strict=True):
             length = (position + 1) * HASH_UNIT_TOKENS
-            if known is not None and known >> 32 == rest << 32 | length:
-                found[length] = self._sets[known & _MASK_32]
-        return found
+            number = its ^ (rest << 64 | length << 32)
+            if number <= _MASK_32:  # the set alone is left: hash and length are the same
+                lengths.append(length)
+                sets.append(number)
+        return lengths, sets
 
-    def odd_lengths(self, units: bytes, num_units: int) -> list[int]:
+    def _bitmaps(self, sets: list[int]) -> dict[int, int]:
+        """Holder → bitmap over the places of `sets`."""
+        by_set: dict[int, int] = {}
+        for place, number in enumerate(sets):
+            by_set[number] = by_set.get(number, 0) | 1 << place
+        bitmaps: dict[int, int] = {}
+        for number, bits in by_set.items():
+            for holder in self._sets[number]:
+                bitmaps[holder] = bitmaps.get(holder, 0) | bits
+        return bitmaps
+
+    def odd_lengths(self, units: Chain, num_units: int) -> list[int]:
         """Lengths, ascending, of checkpoints hanging on one of these units; their hash alone tells whether they fit."""
         if not self._odd:
             return []
-        keys = np.frombuffer(units, np.uint64)[::2][:num_units]
+        keys = np.frombuffer(units.tails, np.uint64, num_units)
         passing = keys[self._odd_sieve.passing(keys)].tolist()
         return sorted({length for key in passing for length in self._odd.get(key, ())})
 

@@ -13,10 +13,11 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.events import POOL_TIERS, Tier
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
+from prfaas.index.chain import Chain, chain_of
 from prfaas.index.exact_table import ExactTable
 from prfaas.index.matching import Evidence, Family, Kinds
 from prfaas.index.query import Answer, Query
-from prfaas.index.run_table import RunTable, bitmaps, chain_of
+from prfaas.index.run_table import RunTable, bitmaps
 from prfaas.index.segments import (
     CELL_BLOCKS,
     TAIL_BYTES,
@@ -199,56 +200,47 @@ class Index:
         query.check()
         if query.model not in self._exact:
             raise IndexRefusal("unknown_model", f"no node has registered model {query.model!r}")
-        evidence = Evidence(query.limit_tokens)
-        seen = self._find_blocks(query, evidence, tiers)
-        odd_lengths = self._find_exact(query, evidence, tiers=tiers, reach_tokens=seen)
+        evidence, units = Evidence(query.limit_tokens), chain_of(query.units, HASH_UNIT_TOKENS)
+        seen = self._find_blocks(query, units, evidence, tiers=tiers)
+        odd_lengths = self._find_exact(query, units, evidence, tiers=tiers, reach_tokens=seen)
         return evidence.answer(odd_lengths)
 
-    def _find_blocks(self, query: Query, evidence: Evidence, tiers: frozenset[Tier]) -> int:
+    def _find_blocks(self, query: Query, units: Chain, evidence: Evidence, *, tiers: frozenset[Tier]) -> int:
         """Collect held blocks; returns how many tokens the longest of them reach."""
         reach = 0
         for (model, block_tokens), table in self._runs.items():
             if model != query.model or not block_tokens:
                 continue
-            for number, bits in bitmaps(table.pieces(chain_of(query.units, block_tokens))).items():
+            chain = units if block_tokens == HASH_UNIT_TOKENS else chain_of(query.units, block_tokens)
+            for number, bits in bitmaps(table.pieces(chain)).items():
                 part = self._parts[number]
                 if part and part.node.live and part.holding.tier in tiers:
                     evidence.of(part.family).blocks[part.place] |= bits
                     reach = max(reach, bits.bit_length() * block_tokens)
         return reach
 
-    def _find_exact(self, query: Query, evidence: Evidence, *, tiers: frozenset[Tier], reach_tokens: int) -> list[int]:
+    def _find_exact(
+        self, query: Query, units: Chain, evidence: Evidence, *, tiers: frozenset[Tier], reach_tokens: int
+    ) -> list[int]:
         """Collect checkpoints; returns the lengths of those whose hash the query did not state."""
         table = self._exact[query.model]
         if not len(table):
             return []
         sizes = [size for model, size in self._runs if model == query.model and size]
-        num_units = (reach_tokens + max(sizes) if sizes else query.limit_tokens) // HASH_UNIT_TOKENS
-        held_by = table.at_units(query.units, num_units)
-        for length, its in query.checkpoints:
-            held_by.setdefault(length, table.holders_of(its, length))
-        self._add_exact({end: held_by[end] for end in sorted(held_by) if end <= query.limit_tokens}, evidence, tiers)
-        known = {length for length, _ in query.checkpoints}
-        return [
-            length
-            for length in table.odd_lengths(query.units, num_units)
-            if length not in known and length <= query.limit_tokens
-        ]
-
-    def _add_exact(self, held_by: dict[int, tuple[int, ...]], evidence: Evidence, tiers: frozenset[Tier]) -> None:
-        """Collect who holds which length; `held_by` is in the order of lengths."""
-        evidence.ends = list(held_by)
-        by_holders: dict[tuple[int, ...], int] = {}
-        for place, holders in enumerate(held_by.values()):
-            by_holders[holders] = by_holders.get(holders, 0) | 1 << place
-        bitmaps: dict[int, int] = {}
-        for holders, bits in by_holders.items():
-            for number in holders:
-                bitmaps[number] = bitmaps.get(number, 0) | bits
+        reach = min(reach_tokens + max(sizes), query.limit_tokens) if sizes else query.limit_tokens
+        num_units = min(reach // HASH_UNIT_TOKENS, len(query.units) // HASH_BYTES)
+        stated = [(length, its) for length, its in query.checkpoints if length <= query.limit_tokens]
+        evidence.ends, bitmaps = table.held(units, num_units, stated=stated)
         for number, bits in bitmaps.items():
             part = self._parts[number]
             if part and part.node.live and part.holding.tier in tiers:
                 evidence.of(part.family).exact[part.place] |= bits
+        known = {length for length, _ in query.checkpoints}
+        return [
+            length
+            for length in table.odd_lengths(units, num_units)
+            if length not in known and length <= query.limit_tokens
+        ]
 
     # -- the whole of it
 

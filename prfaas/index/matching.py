@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import and_, attrgetter, itemgetter, or_
+from operator import and_, itemgetter, or_
 from typing import NamedTuple, TypeVar
 
 from prfaas.cachepool.layout import Layout
@@ -52,11 +52,13 @@ class Kinds:
 
     def __init__(self) -> None:
         self._known: dict[KindKey, Kind] = {}
+        self._rules: dict[tuple[GroupShape, ...], Rules] = {}
 
     def of(self, layout: Layout, cluster: ClusterName) -> Kind:
         shapes = tuple(GroupShape(group.kind, group.block_tokens, group.window_tokens or 0) for group in layout.groups)
         key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, shapes)
-        return self._known.setdefault(key, Kind(cluster, layout.shard.size, Rules(shapes)))
+        rules = self._rules.setdefault(shapes, Rules(shapes))
+        return self._known.setdefault(key, Kind(cluster, layout.shard.size, rules))
 
 
 class Evidence:
@@ -78,19 +80,23 @@ class Evidence:
         """Nodes and clusters, best first; of `odd_lengths` those that would beat every node."""
         nodes: list[NodeMatch] = []
         by_kind: dict[Kind, list[tuple[Held, Usable]]] = {}
+        known: dict[tuple[Rules, Sequence[int], Sequence[int]], Usable] = {}  # many nodes hold the same of a prompt
         for family, found in self._found.items():
-            held = found.held(self.ends)
-            its = usable_prefix(family.kind.rules, held, self._limit_tokens)
-            nodes.append(NodeMatch(family.node, family.kind.cluster, *its))
-            by_kind.setdefault(family.kind, []).append((held, its))
+            kind, held = family.kind, found.held(self.ends)
+            what = (kind.rules, held.blocks, held.exact)
+            its = known.get(what)
+            if its is None:
+                its = known[what] = usable_prefix(kind.rules, held, self._limit_tokens)
+            nodes.append(NodeMatch(family.node, kind.cluster, *its))
+            by_kind.setdefault(kind, []).append((held, its))
         clusters = [
             ClusterMatch(kind.cluster, *(places[0][1] if len(places) == 1 else self._together(kind, places)))
             for kind, places in by_kind.items()
         ]
-        nodes = _best_of_each(nodes)
+        nodes = _best_of_each(nodes, _NODE_TOKENS)
         best = nodes[0].usable_tokens if nodes else 0
         beyond = tuple(length for length in odd_lengths if length > best)
-        return Answer(tuple(nodes), tuple(_best_of_each(clusters)), beyond)
+        return Answer(tuple(nodes), tuple(_best_of_each(clusters, _CLUSTER_TOKENS)), beyond)
 
     def _together(self, kind: Kind, places: Sequence[tuple[Held, Usable]]) -> Usable:
         """What several nodes of one kind can serve."""
@@ -125,15 +131,17 @@ def _union(places: Sequence[Held]) -> Held:
     return Held(tuple(blocks), tuple(exact), places[0].ends)
 
 
-def _best_of_each(matches: list[Match]) -> list[Match]:
+def _best_of_each(matches: list[Match], tokens: Callable[[Match], tuple[int, int]]) -> list[Match]:
     """Best first what is of any use; of a node or cluster with two engine shapes the better one."""
-    useful = [its for its in matches if its.usable_tokens or its.attention_tokens]
-    useful.sort(key=_NAME)
-    useful.sort(key=_TOKENS, reverse=True)
+    matches.sort(key=_NAME)
+    matches.sort(key=tokens, reverse=True)
     best: dict[str, Match] = {}
-    for its in useful:
-        best.setdefault(its[0], its)
+    for its in matches:
+        if its.usable_tokens or its.attention_tokens:
+            best.setdefault(its[0], its)
     return list(best.values())
 
 
-_NAME, _TOKENS = itemgetter(0), attrgetter("usable_tokens", "attention_tokens")
+_NAME = itemgetter(0)
+_NODE_TOKENS: Callable[[NodeMatch], tuple[int, int]] = itemgetter(2, 3)  # usable, attention
+_CLUSTER_TOKENS: Callable[[ClusterMatch], tuple[int, int]] = itemgetter(1, 2)

@@ -9,15 +9,14 @@ blocks.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-import numpy as np
-
-from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
+from prfaas.hashing import HASH_BYTES
 from prfaas.index import run as runs
+from prfaas.index.chain import Chain
 from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tails
 from prfaas.types import BlockHash
 
@@ -30,22 +29,6 @@ class Piece(NamedTuple):
     first_block: int
     num_blocks: int
     holders: bytes
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A prompt's blocks at one block size: their hashes joined, and the 8-byte beginnings joined."""
-
-    hashes: bytes
-    tails: bytes
-
-
-def chain_of(units: bytes, block_tokens: int) -> Chain:
-    """A prompt's full blocks, from the hashes of its 16-token units."""
-    per_block = block_tokens // HASH_UNIT_TOKENS
-    if per_block > 1:
-        units = np.frombuffer(units, f"V{HASH_BYTES}")[per_block - 1 :: per_block].tobytes()
-    return Chain(units, np.ascontiguousarray(np.frombuffer(units, np.uint64)[::2]).tobytes())
 
 
 class RunTable:
@@ -105,7 +88,7 @@ class RunTable:
         """Who holds what of the chain, cells of which nobody knows anything left out."""
         num_cells = len(chain.tails) // _CELL_BYTES
         heads, cells = _per_cell(num_cells)
-        found = [self._runs.get(head, b"") for head in heads.unpack_from(chain.hashes)]
+        found = [*map(self._runs.get, heads.unpack_from(chain.hashes), itertools.repeat(b""))]
         agree = [*map(_ends_with, found, cells.unpack_from(chain.tails))]
         num_whole = agree.index(False) if False in agree else num_cells
         pieces = _joined([run[2:-_CELL_BYTES] for run in found[:num_whole]])
@@ -174,12 +157,14 @@ def _per_cell(num_cells: int) -> tuple[Struct, Struct]:
 
 def _joined(holders: list[bytes]) -> list[Piece]:
     """Of the cells of a chain from its start on: neighbours with the same holders are one piece."""
-    pieces = []
-    first = 0
-    for cell in range(1, len(holders) + 1):
-        if cell == len(holders) or holders[cell] != holders[first]:
-            pieces.append(Piece(first * CELL_BLOCKS, (cell - first) * CELL_BLOCKS, holders[first]))
-            first = cell
+    pieces: list[Piece] = []
+    first, same = 0, holders[0] if holders else b""
+    for cell, its in enumerate(holders):
+        if its != same:
+            pieces.append(Piece(first * CELL_BLOCKS, (cell - first) * CELL_BLOCKS, same))
+            first, same = cell, its
+    if holders:
+        pieces.append(Piece(first * CELL_BLOCKS, (len(holders) - first) * CELL_BLOCKS, same))
     return pieces
 
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import random
 
 from prfaas.hashing import HashChain, root_hash
+from prfaas.index.chain import chain_of
 from prfaas.index.exact_table import ExactTable
 from prfaas.types import BlockHash
 
 CHAIN = HashChain(root_hash("m"), list(range(640)))
-UNITS = b"".join(CHAIN.units)
+UNITS = chain_of(b"".join(CHAIN.units), 16)
 
 
 def store(table: ExactTable, holder: int, length: int) -> bool:
     return table.store(holder, block_hash=CHAIN.at(length), anchor=CHAIN.at(length - length % 16), num_tokens=length)
 
 
+def holders_of(table: ExactTable, block_hash: bytes, num_tokens: int) -> tuple[int, ...]:
+    return tuple(table.held(UNITS, 0, stated=[(num_tokens, block_hash)])[1])
+
+
 def test_a_hash_at_another_length_is_not_it() -> None:
     table = ExactTable()
     assert store(table, 3, 160)
-    assert table.holders_of(CHAIN.at(160), 160) == (3,)
-    assert table.holders_of(CHAIN.at(160), 176) == ()
-    assert table.holders_of(CHAIN.at(176), 160) == ()
+    assert holders_of(table, CHAIN.at(160), 160) == (3,)
+    assert holders_of(table, CHAIN.at(160), 176) == ()
+    assert holders_of(table, CHAIN.at(176), 160) == ()
     assert not table.store(4, block_hash=CHAIN.at(160), anchor=CHAIN.at(160), num_tokens=176)
 
 
@@ -30,11 +35,19 @@ def test_two_hashes_with_the_same_first_half_are_told_apart() -> None:
     store(table, 3, 160)
     twin = BlockHash(CHAIN.at(160)[:8] + bytes(8))
     assert not table.store(4, block_hash=twin, anchor=twin, num_tokens=160)
-    assert table.holders_of(twin, 160) == ()
+    assert holders_of(table, twin, 160) == ()
     assert not table.remove(3, twin)
-    forged = UNITS[: 9 * 16] + twin + UNITS[160:]
-    assert table.at_units(forged, 40) == {}
-    assert table.at_units(UNITS, 40) == {160: (3,)}
+    forged = chain_of(UNITS.hashes[: 9 * 16] + twin + UNITS.hashes[160:], 16)
+    assert table.held(forged, 40) == ([], {})
+    assert table.held(UNITS, 40) == ([160], {3: 1})
+
+
+def test_holders_are_told_by_place_among_all_lengths() -> None:
+    table = ExactTable()
+    for holder, length in ((1, 160), (2, 160), (1, 320), (2, 33), (3, 640), (4, 33)):
+        store(table, holder, length)
+    stated = [(33, CHAIN.at(33)), (160, CHAIN.at(160)), (35, CHAIN.at(35))]
+    assert table.held(UNITS, 30, stated=stated) == ([33, 160, 320], {1: 0b110, 2: 0b011, 4: 0b001})
 
 
 def test_what_is_removed_is_gone_with_its_last_holder_and_leaves_nothing_behind() -> None:
@@ -58,7 +71,8 @@ def test_odd_lengths_are_told_by_where_they_hang() -> None:
         store(table, 1, length)
     assert table.odd_lengths(UNITS, 40) == [33, 40, 161]
     assert table.odd_lengths(UNITS, 5) == [33, 40]
-    assert table.odd_lengths(b"".join(HashChain(root_hash("m"), list(range(32)) + [9] * 600).units), 37) == [33, 40]
+    other = b"".join(HashChain(root_hash("m"), list(range(32)) + [9] * 600).units)
+    assert table.odd_lengths(chain_of(other, 16), 37) == [33, 40]
 
 
 def test_sweeping_forgets_dead_holders_alone() -> None:
@@ -67,5 +81,5 @@ def test_sweeping_forgets_dead_holders_alone() -> None:
         store(table, holder, 160)
     store(table, 2, 33)
     assert table.sweep(lambda holder: holder == 3) == 1
-    assert table.holders_of(CHAIN.at(160), 160) == (3,)
+    assert holders_of(table, CHAIN.at(160), 160) == (3,)
     assert [entry.num_tokens for entry in table] == [160]

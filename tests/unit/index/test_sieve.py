@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
+import pytest
 
 from prfaas.index.sieve import Sieve
 
@@ -26,8 +28,20 @@ def test_what_was_added_passes_whatever_the_number_and_little_else() -> None:
 
 
 def test_a_rebuild_forgets_what_it_was_not_told() -> None:
-    sieve = Sieve()
-    sieve.add(7)
-    assert passing(sieve, [6, 7, 8]) == [7]
-    sieve.rebuild([8])
-    assert passing(sieve, [6, 7, 8]) == [8]
+    sieve, (before, after, never) = Sieve(), (place | 5 << 48 for place in (6, 7, 8))
+    sieve.add(before)
+    assert passing(sieve, [before, after, never]) == [before]
+    sieve.rebuild([after])
+    assert passing(sieve, [before, after, never]) == [after]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([0, 1, 0x7FFF, 0xFFFF], 2)))
+def test_hashes_that_share_a_place_pass_all(order: tuple[int, int]) -> None:
+    first, second = rivals = [tag << 48 | 3 for tag in order]
+    one_by_one, rebuilt, mixed = Sieve(), Sieve(), Sieve()
+    one_by_one.add(first)
+    one_by_one.add(second)
+    rebuilt.rebuild(rivals)
+    mixed.rebuild([first])
+    mixed.add(second)
+    assert passing(one_by_one, rivals) == passing(rebuilt, rivals) == passing(mixed, rivals) == rivals
