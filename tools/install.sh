@@ -33,7 +33,7 @@ has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep
 install_all() {
     local engine=$1
     shift
-    .venv/bin/pip install --disable-pip-version-check --progress-bar off -e ".[manager,router,gateway,console,solve,plot,dev,$engine]" "$@" |
+    .venv/bin/pip install --disable-pip-version-check --progress-bar off -e ".[manager,router,gateway,console,solve,plot,tracing,dev,$engine]" "$@" |
         awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking them"; fflush()}'
 }
 

@@ -9,6 +9,7 @@ from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import check_together, records, setting
+from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
 
 
@@ -147,6 +148,7 @@ class AgentConfig:
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port) to report to; none: this agent stands alone."
     )
+    traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting(
         "path", default=None, doc="PEM file: who signed managers' and agents' certificates."
     )

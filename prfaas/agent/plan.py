@@ -127,7 +127,8 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
 class OpenBody:
     """What a sender says of its transfer, opaque to the transport; `layouts` may be left out once the peer accepted them.
 
-    Of a copy nothing but prefix blocks remain: no engine of the receiver claims it.
+    Of a copy nothing but prefix blocks remain: no engine of the receiver claims it. `trace` is the sender's traceparent and
+    left out where it makes no spans, so that agents that do not know it take the rest.
     """
 
     grant: bytes
@@ -135,11 +136,13 @@ class OpenBody:
     layouts: tuple[Layout, ...]
     groups: tuple[GroupBlocks, ...]
     is_copy: bool = False
+    trace: str = ""
 
     def encode(self) -> bytes:
         layouts = [layout.to_dict() for layout in self.layouts]
         kind = "copy" if self.is_copy else "open"
-        body: bytes = msgpack.packb([kind, self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)])
+        parts = [kind, self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)]
+        body: bytes = msgpack.packb([*parts, self.trace] if self.trace else parts)
         return body
 
     @staticmethod
@@ -151,12 +154,14 @@ class OpenBody:
             LayoutError: a layout is malformed.
         """
         try:
-            kind, grant, fingerprints, layouts, groups = msgpack.unpackb(body)
+            kind, grant, fingerprints, layouts, groups, *trace = msgpack.unpackb(body)
             described = tuple(Layout.from_dict(layout) for layout in layouts)
             hashes = tuple(map(bytes, fingerprints))
-            opened = OpenBody(bytes(grant), hashes, described, unpack_groups(groups), is_copy=kind == "copy")
+            opened = OpenBody(bytes(grant), hashes, described, unpack_groups(groups), kind == "copy", *trace)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
+        if not isinstance(opened.trace, str):
+            raise RemoteProtocolError("open_body", "a trace is text")
         if kind not in ("open", "copy") or not fingerprints:
             raise RemoteProtocolError("open_body", "an open has at least one fingerprint")
         return opened

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 import msgpack
@@ -42,6 +42,11 @@ LENGTH_BYTES = 4
 HELD = -1  # in a slot list: the agent holds this block already, do not copy it
 
 AttachRole = Literal["scheduler", "worker"]
+
+
+def _optional(value: Any) -> Any:
+    """The default of a last field that is left out of the message while it has this value: older peers do not know it."""
+    return field(default=value, metadata={"optional": True})
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Send:
     transfer_id: TransferId
     grant: bytes
     groups: tuple[GroupBlocks, ...]
+    trace: str = _optional("")  # traceparent of the leg
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Receive:
     grant: bytes
     prompt_hash: BlockHash
     groups: tuple[GroupBlocks, ...]
+    trace: str = _optional("")  # traceparent of the leg
 
 
 @dataclass(frozen=True)
@@ -215,9 +222,13 @@ _HINTS = {kind: typing.get_type_hints(kind) for kind in _BY_NAME.values()}
 
 def encode(message: Message) -> bytes:
     """The message as it stands on the socket, length included."""
-    values = [_plain(getattr(message, field.name)) for field in fields(message)]
+    values = [_plain(getattr(message, its.name)) for its in fields(message) if not _is_left_out(message, its)]
     body: bytes = msgpack.packb([type(message).__name__, *values])
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def _is_left_out(message: Message, its: Field[Any]) -> bool:
+    return "optional" in its.metadata and getattr(message, its.name) == its.default
 
 
 def _plain(value: Any) -> Any:
@@ -236,7 +247,8 @@ def decode(body: bytes) -> Message:
         name, *values = msgpack.unpackb(body)
         kind = _BY_NAME[name]
         hints = _HINTS[kind]
-        typed = [_typed(hints[field.name], value) for field, value in zip(fields(kind), values, strict=True)]
+        values += [its.default for its in fields(kind)[len(values) :] if "optional" in its.metadata]
+        typed = [_typed(hints[its.name], value) for its, value in zip(fields(kind), values, strict=True)]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             "malformed", f"not a message of protocol version {PROTOCOL_VERSION}: {error!r}"

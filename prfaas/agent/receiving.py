@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas import grants, logs, metrics
+from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, make_plan
@@ -58,6 +58,7 @@ class Inbound:
     reading: bool = False  # the engine was told the slots and has not released them
     is_copy: bool = False  # it ends with its last byte
     memory_free: bool = True  # the transport cannot write to the slots
+    delivery: tracing.Span = tracing.NO_SPAN  # from the claim until the engine has read the slots
 
     def __repr__(self) -> str:
         return f"<Inbound {self.grant.transfer_id.hex()[:8]} complete={self.complete} reading={self.reading}>"
@@ -139,7 +140,7 @@ class Receiving:
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
         if inbound.placement is None:
             inbound.is_copy = opened.is_copy
-            self._begin(inbound, plan, arenas, request.peer_name)
+            self._begin(inbound, plan, arenas, request.peer_name, opened.trace)
         assert inbound.placement is not None
         held = range(len(plan.object_bytes)) if inbound.complete else inbound.placement.held
         return Accepted(held=held, destination=inbound.placement.memory)
@@ -166,7 +167,7 @@ class Receiving:
         self._inbound[grant.transfer_id] = inbound
         return inbound
 
-    def _begin(self, inbound: Inbound, plan: TransferPlan, arenas: tuple[Arena, ...], peer: str) -> None:
+    def _begin(self, inbound: Inbound, plan: TransferPlan, arenas: tuple[Arena, ...], peer: str, trace: str) -> None:
         transfer_id = inbound.grant.transfer_id
         placement = place(self._pool, plan, arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
@@ -183,6 +184,14 @@ class Receiving:
                 payload_bytes=plan.total_bytes,
                 attention_bytes=plan.attention_bytes,
                 held_bytes=held_bytes,
+                span=tracing.continued(
+                    "agent.receive",
+                    trace,
+                    transfer_id=transfer_id.hex(),
+                    peer=peer,
+                    num_tokens=plan.num_tokens,
+                    payload_bytes=plan.total_bytes,
+                ),
             )
         )
 
@@ -222,6 +231,7 @@ class Receiving:
         if not inbound.complete or inbound.reader is None or inbound.reading or placement is None:
             return
         inbound.reading = True
+        inbound.delivery.event("ready")
         slots, generations = (
             placement.plan.nested(list(placement.slots)),
             placement.plan.nested(placement.generations()),
@@ -256,6 +266,7 @@ class Receiving:
             return
         inbound = self._inbound.get(request.transfer_id) or self._create(grant)
         inbound.reader = engine
+        inbound.delivery = tracing.continued("agent.deliver", request.trace, transfer_id=request.transfer_id.hex())
         same_blocks = inbound.placement is None or inbound.placement.plan.groups == request.groups
         if request.prompt_hash != grant.prompt_hash or not same_blocks:
             self._fail(request.transfer_id, "prompt_mismatch", "the engine's prompt is not the one that was granted")
@@ -302,10 +313,11 @@ class Receiving:
             self._log.end(inbound.record, reason, message=message)
         if inbound.placement is not None and not inbound.memory_free and self.receiver is not None:
             self.receiver.cancel(transfer_id, reason, message)
-        self._end(inbound)
+        self._end(inbound, failure=f"{reason}: {message}")
 
-    def _end(self, inbound: Inbound) -> None:
+    def _end(self, inbound: Inbound, *, failure: str = "") -> None:
         transfer_id = inbound.grant.transfer_id
+        inbound.delivery.end(failure)
         del self._inbound[transfer_id]
         self._ended[transfer_id] = inbound.deadline
         if inbound.placement is None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prfaas import grants, logs, metrics
+from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.filling import Filling
 from prfaas.agent.placement import Placement, place
@@ -152,6 +152,7 @@ class Sending:
                     num_tokens=plan.num_tokens,
                     payload_bytes=plan.total_bytes,
                     attention_bytes=plan.attention_bytes,
+                    span=_span(grant, plan, request.trace),
                 )
             ),
         )
@@ -166,7 +167,8 @@ class Sending:
         layouts = outbound.plan.layouts
         fingerprints = tuple(layout.fingerprint for layout in layouts)
         known = all((outbound.link.address, fingerprint) in self._accepted for fingerprint in fingerprints)
-        body = OpenBody(request.grant, fingerprints, () if known else layouts, request.groups)
+        trace = outbound.record.span.traceparent
+        body = OpenBody(request.grant, fingerprints, () if known else layouts, request.groups, trace=trace)
         return Outgoing(
             transfer_id=outbound.transfer_id,
             open_body=body.encode(),
@@ -192,6 +194,7 @@ class Sending:
             outbound.filling.layer_ready(worker.attach.rank, entry, outbound.ready)
         elif entry.kind is EntryKind.FORWARD_ENDED:
             outbound.record.forward_ended_ns = entry.time_ns
+            outbound.record.span.event("forward_ended")
         elif outbound.filling.rank_done(worker.attach.rank):
             self.engine_done(outbound.transfer_id)
 
@@ -240,3 +243,16 @@ class Sending:
             del self._by_id[outbound.transfer_id]
             del self._by_handle[outbound.handle]
             outbound.placement.release()
+
+
+def _span(grant: Grant, plan: TransferPlan, trace: str) -> tracing.Span:
+    """The sender's part of a request's trace."""
+    return tracing.continued(
+        "agent.send",
+        trace,
+        kind="client",
+        transfer_id=grant.transfer_id.hex(),
+        peer=grant.destination,
+        num_tokens=plan.num_tokens,
+        payload_bytes=plan.total_bytes,
+    )

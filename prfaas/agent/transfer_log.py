@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prfaas import logs, metrics
+from prfaas.tracing import NO_SPAN, Span
 from prfaas.transport.outbound import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
 from prfaas.types import TransferId
 
@@ -38,6 +39,7 @@ class TransferRecord:
     wire_bytes: int = 0  # payload and framing that crossed the wire
     checksum_failures: int = 0
     outcome: str = "running"
+    span: Span = NO_SPAN  # ends with the record
 
     def acknowledge(self, time_ns: int, num_bytes: int) -> None:
         self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
@@ -91,6 +93,7 @@ class TransferLog:
         if isinstance(event, SendAccepted):
             record.accepted_ns = time.monotonic_ns()
             record.held_bytes = record.payload_bytes - event.missing_bytes
+            record.span.event("accepted")
         elif isinstance(event, SendProgress):
             record.acknowledge(event.time_ns, event.acked_bytes)
         elif isinstance(event, SendCompleted):
@@ -105,6 +108,8 @@ class TransferLog:
         """Close a record: one log line, one count."""
         record.outcome = outcome
         record.ended_ns = time.monotonic_ns()
+        record.span.note(held_bytes=record.held_bytes, wire_bytes=record.wire_bytes)
+        record.span.end("" if outcome == "completed" else f"{outcome}: {message}")
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()
         metrics.WIRE_BYTES.labels(direction=record.direction).inc(record.wire_bytes)
         if record.direction == "in":

@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas import config, grants, logs
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
-from prfaas.cli import extras, serving
+from prfaas.cli import extras, serving, traces
 from prfaas.errors import ConfigError, MissingExtraError
 
 
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         secret = grants.read_secret(Path(settings.secret_file))
         report = extras.load("prfaas.agent.reporting", extra="manager").Reporting if settings.managers else None
+        traces.send("agent", settings.traces_endpoint, instance=settings.name)
         serving.serve(lambda: Agent(settings, secret, report=report).run())
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-agent: {error}\n")

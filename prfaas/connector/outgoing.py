@@ -74,7 +74,7 @@ class OutgoingRequests:
         outgoing = Outgoing(request.request_id, asked, groups, now + self._open_wait_seconds)
         self._by_request[request.request_id] = outgoing
         self._by_transfer[outgoing.transfer_id] = outgoing
-        self._post(Send(outgoing.transfer_id, asked.token, groups))
+        self._post(Send(outgoing.transfer_id, asked.token, groups, asked.trace))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
         """Take the agent's answer, or its word that the transfer is over."""

@@ -12,10 +12,12 @@ from prfaas.connector.outcomes import Direction, Outcome
 from prfaas.errors import GrantError
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain
+from prfaas.tracing import is_traceparent
 
 GRANT_KEY = "prfaas_grant"
 SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
 PROMISED_KEY = "prfaas_promised_tokens"  # cached tokens that the router's decision counted on
+TRACE_KEY = "prfaas_trace"  # traceparent of the leg, where the router makes spans
 _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_prefill": "receive"}
 
 
@@ -36,6 +38,7 @@ class Asked:
     direction: Direction
     token: bytes
     grant: Grant
+    trace: str = ""
 
 
 def direction_of(parameters: Mapping[str, Any]) -> Direction | None:
@@ -58,7 +61,8 @@ def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Out
         return "no_grant"
     if grant.num_tokens != request.num_prompt_tokens - (direction == "receive") or grant.num_tokens < 1:
         return "wrong_length"
-    return Asked(direction, token, grant)
+    trace = request.parameters.get(TRACE_KEY)
+    return Asked(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
 
 
 def tenant_of(parameters: Mapping[str, Any], *, default: str) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 from prfaas.config import check_together, setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
+from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.units import choice
 
@@ -173,6 +174,7 @@ class ManagerConfig:
     rebalance_repeat_seconds: float = setting(
         "seconds", default=300.0, doc="A node that has evicted a prefix again is left alone for so long."
     )
+    traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")

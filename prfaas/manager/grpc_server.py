@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from prfaas import logs, metrics
+from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, Fenced, IndexRefusal
 from prfaas.index.membership import Node
 from prfaas.manager.cluster_writer import ClusterWriter
@@ -175,7 +175,9 @@ class GrpcServer:
         async def answer(request: Any, context: Any) -> Any:
             started = time.perf_counter()
             try:
-                response = await reply(request, await self._caller(context, call))
+                who = await self._caller(context, call)
+                with tracing.within(tracing.continued(f"manager.{call}", _trace_of(context))):
+                    response = await reply(request, who)
             except (IndexRefusal, Fenced) as error:
                 await _abort(context, call, error)
             timer.observe(time.perf_counter() - started)
@@ -291,7 +293,9 @@ class GrpcServer:
             session = await self._session_record.read(request.tenant, request.session)
             if session is not None:
                 self._service.routing.learn_session(request, session)
-        return self._service.route(request)
+        response = self._service.route(request)
+        tracing.current().note(route=response.route, reason=response.reason, cached_tokens=response.cached_tokens)
+        return response
 
     async def _watch_state(self, request: pb.WatchStateRequest, context: Any) -> AsyncIterator[pb.StateSnapshot]:
         await self._caller(context, "WatchState")
@@ -316,6 +320,12 @@ def _log_registration(node: Node) -> None:
 def _check_speaks_for_itself(who: str, node: str) -> None:
     if who != node:
         raise IndexRefusal("unauthenticated", f"{who} may not speak for {node}")
+
+
+def _trace_of(context: Any) -> str:
+    """The traceparent that a call came with; empty where it has none."""
+    found = (value for name, value in context.invocation_metadata() or () if name == tracing.HEADER)
+    return str(next(found, ""))
 
 
 async def _abort(context: Any, call: str, error: IndexRefusal | Fenced) -> NoReturn:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aiohttp import web
 
-from prfaas import logs
+from prfaas import logs, tracing
 from prfaas.router.deciding import Ask, Deciding, Plan
 from prfaas.router.fleet import Fleet, Instance
 from prfaas.router.legs import UNREACHABLE, Leg, LegFailed, Legs, OpenAnswer
@@ -74,7 +76,8 @@ class Answering:
         instance = self.fleet.any_decode(parsed.model)
         if instance is None:
             raise NobodyReady("no engine is ready")
-        return await self.tokenizer.prompt(instance, parsed)
+        with tracing.within(tracing.child("router.tokenize", instance=instance.address.name)):
+            return await self.tokenizer.prompt(instance, parsed)
 
     async def _open(self, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
         """The first answer that has its first bytes."""
@@ -111,16 +114,28 @@ class Answering:
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
             body, num_tokens = parsed.local_body(plan.promised_tokens), ask.facts.num_prompt_tokens
-            return await self.legs.decode(decode, path, body, headers, num_tokens=num_tokens)
-        token_ids, prefill = ask.prompt.token_ids, self._instance("prefill", plan.decision.prefill)
-        body = parsed.decode_body(token_ids, plan.grant, rendered=ask.prompt.rendered)
-        prefilling = parsed.prefill_body(token_ids, plan.grant, promised_tokens=plan.promised_tokens)
-        num_tokens = len(token_ids)
-        first = self.legs.prefill(prefill, prefilling, headers, num_tokens=num_tokens)
-        then = self.legs.decode(decode, path, body, headers, num_tokens=num_tokens)
-        leg = asyncio.create_task(first)
-        leg.add_done_callback(lambda _: record.prefilled())
-        return await self.legs.both(leg, asyncio.create_task(then))
+            with _leg("router.decode", decode):
+                return await self.legs.decode(decode, path, body, headers | tracing.headers(), num_tokens=num_tokens)
+        prompt, prefill = ask.prompt, self._instance("prefill", plan.decision.prefill)
+        first = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
+        first.add_done_callback(lambda _: record.prefilled())
+        return await self.legs.both(first, asyncio.create_task(self._decode(decode, plan, prompt, parsed, headers)))
+
+    async def _prefill(
+        self, instance: Instance, plan: Plan, prompt: Prompt, parsed: ParsedRequest, headers: dict[str, str]
+    ) -> dict[str, Any]:
+        with _leg("router.prefill", instance) as leg:
+            its, promised_tokens = prompt.token_ids, plan.promised_tokens
+            body = parsed.prefill_body(its, plan.grant, promised_tokens=promised_tokens, trace=leg.traceparent)
+            return await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(its))
+
+    async def _decode(
+        self, instance: Instance, plan: Plan, prompt: Prompt, parsed: ParsedRequest, headers: dict[str, str]
+    ) -> OpenAnswer:
+        with _leg("router.decode", instance) as leg:
+            its, path = prompt.token_ids, PATHS[parsed.endpoint]
+            body = parsed.decode_body(its, plan.grant, rendered=prompt.rendered, trace=leg.traceparent)
+            return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=len(its))
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:
         """The instance that a decision names.
@@ -131,6 +146,10 @@ class Answering:
         if name in self.fleet:
             return self.fleet[name]
         raise LegFailed(leg, UNREACHABLE[leg], f"{name} has just left")
+
+
+def _leg(name: str, instance: Instance) -> AbstractContextManager[tracing.Span]:
+    return tracing.within(tracing.child(name, kind="client", instance=instance.address.name))
 
 
 async def pass_answer_on(request: web.Request, opened: OpenAnswer, record: Record) -> web.StreamResponse:

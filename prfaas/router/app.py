@@ -8,6 +8,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from prfaas import tracing
 from prfaas.router.admission import Admission
 from prfaas.router.answering import Answering
 from prfaas.router.config import RouterConfig
@@ -53,6 +54,14 @@ class Router:
     async def _complete(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         record = Record(request_id_of(request.headers.get("x-request-id")))
         self._records.add(record)
+        parent = request.headers.get(tracing.HEADER, "")
+        with tracing.within(tracing.root("router.request", parent=parent, request_id=record.request_id)) as span:
+            try:
+                return await self._answer_in_time(request, endpoint, record)
+            finally:
+                span.note(**record.attributes())
+
+    async def _answer_in_time(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
             async with asyncio.timeout(self._config.request_timeout):
                 return await self._answer(request, endpoint, record)

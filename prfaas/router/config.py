@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prfaas.config import check_together, record, records, setting
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
+from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
@@ -155,6 +156,7 @@ class RouterConfig:
         "then one more failure does. 0: never.",
     )
     breaker_seconds: float = setting("seconds", default=10.0, doc="How long an engine that fails is left alone.")
+    traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
     tls_certificate: Path | None = setting(
         "path", default=None, doc="PEM file: this router's certificate, for the name router."

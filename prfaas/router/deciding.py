@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from prfaas import grants
+from prfaas import grants, tracing
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
 from prfaas.router.fleet import Fleet, Instance
@@ -104,7 +104,9 @@ class Deciding:
 
     async def plan(self, ask: Ask) -> Plan:
         """The plan for one request; prompts that were not worth tokenising never reach the manager."""
-        plan = await self._plan(replace(ask, facts=self._with_session(ask)))
+        with tracing.within(tracing.child("router.decide", num_prompt_tokens=ask.facts.num_prompt_tokens)) as span:
+            plan = await self._plan(replace(ask, facts=self._with_session(ask)))
+            span.note(route=plan.decision.route, reason=plan.decision.reason, decided_by=plan.decided_by)
         if ask.session and plan.decision.decode is not None:
             self._remember(ask.session, self._fleet[plan.decision.decode].address.agent)
         return plan

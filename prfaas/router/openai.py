@@ -15,6 +15,7 @@ Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 GRANT_PARAM = "prfaas_grant"
 PROMISED_PARAM = "prfaas_promised_tokens"
+TRACE_PARAM = "prfaas_trace"
 REFUSED_FIELDS = ("kv_transfer_params", "cache_salt")  # they name other people's KV; only the router writes them
 # Fields that stand alike in /tokenize and in the request itself.
 _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
@@ -111,23 +112,23 @@ class ParsedRequest:
         """For an engine that prefills and decodes; `promised_tokens` of the prompt should be cached there."""
         return spliced(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
 
-    def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int) -> bytes:
+    def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int, trace: str = "") -> bytes:
         """The prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
         kept = {name: self.body[name] for name in _PREFILL_FIELDS if name in self.body}
-        params: dict[str, Any] = {"do_remote_decode": True, GRANT_PARAM: grant}
+        params = _params("do_remote_decode", grant, trace)
         if promised_tokens:
             params[PROMISED_PARAM] = promised_tokens
         sampling = {"max_tokens": 1, "temperature": 0}
         return _with_tokens(kept | sampling | {"kv_transfer_params": params}, "prompt", token_ids[:-1])
 
-    def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool) -> bytes:
+    def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool, trace: str = "") -> bytes:
         """The decode leg: the client's request with the grant, over the token ids that the prefill leg computes.
 
         A chat carries them only when `rendered`: the engine's own rendering of this very request. From `/tokenize` they
         might differ from it by what only the engine adds; then the engine renders by itself, and a difference costs a
         recompute, never a wrong prompt.
         """
-        params: dict[str, Any] = {"do_remote_prefill": True, GRANT_PARAM: grant}
+        params = _params("do_remote_prefill", grant, trace)
         if self.endpoint == "chat" and rendered:
             return _spliced(self.raw, _with_tokens(params, "prompt_token_ids", token_ids))
         if self.endpoint == "chat" or self.token_ids is not None:
@@ -179,6 +180,11 @@ def spliced(raw: bytes, params: dict[str, Any]) -> bytes:
 
 def _spliced(raw: bytes, params: bytes) -> bytes:
     return raw.rstrip()[:-1] + b',"kv_transfer_params":' + params + b"}"
+
+
+def _params(direction: str, grant: str, trace: str) -> dict[str, Any]:
+    """What an engine's connector is told; `trace` is the leg's traceparent, left out when empty."""
+    return {direction: True, GRANT_PARAM: grant} | ({TRACE_PARAM: trace} if trace else {})
 
 
 def _with_tokens(fields: dict[str, Any], name: str, token_ids: list[int]) -> bytes:

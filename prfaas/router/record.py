@@ -101,6 +101,21 @@ class Record:
             "tpot_seconds": self.tpot_seconds,
         }
 
+    def attributes(self) -> dict[str, str | int | float | bool | None]:
+        """What its span says of it."""
+        said = (
+            "route",
+            "reason",
+            "decided_by",
+            "num_prompt_tokens",
+            "transfer_id",
+            "fallback",
+            "status",
+            "ttft_seconds",
+        )
+        summary = self.summary()
+        return {name: summary.get(name) for name in said}
+
     def finish(self) -> None:
         """Count it, and write its one line."""
         if self.plan is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from prfaas import tracing
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.methods import client_calls
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, credentials
@@ -74,7 +75,8 @@ class Channel:
         """
         self._renew()
         with translated_errors(self.address):
-            return await self._calls[method](request, timeout=timeout_seconds, metadata=self.metadata)
+            metadata = (*self.metadata, *tracing.headers().items())
+            return await self._calls[method](request, timeout=timeout_seconds, metadata=metadata)
 
     def stream(self, method: str, *arguments: Any) -> Any:
         """The call object of a streaming method; use it within `translated_errors`."""

@@ -81,12 +81,12 @@ class Pool:
 
     # -- sending
 
-    async def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> Sending | None:
+    async def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str) -> Sending | None:
         """Slots for a transfer; None when the agent gives none."""
         groups = groups_of(chain)
         opened = None
         try:
-            opened = await self._ask(Send(transfer_id, grant, groups))
+            opened = await self._ask(Send(transfer_id, grant, groups, trace))
         finally:
             if opened is None:
                 self._scheduler.post(Cancel(transfer_id))
@@ -112,12 +112,12 @@ class Pool:
 
     # -- receiving
 
-    async def receive(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> Received:
+    async def receive(self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str) -> Received:
         """What came of a transfer."""
         groups = groups_of(chain)
         ready = None
         try:
-            ready = await self._ask(Receive(transfer_id, grant, chain.at(chain.num_tokens), groups))
+            ready = await self._ask(Receive(transfer_id, grant, chain.at(chain.num_tokens), groups, trace))
         finally:
             if ready is None:
                 self._scheduler.post(Cancel(transfer_id))

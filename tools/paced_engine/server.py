@@ -18,6 +18,7 @@ from tools.paced_engine.kv import answer, chain_of
 from tools.paced_engine.pool import Pool, Received
 
 GRANT_KEY = "prfaas_grant"
+TRACE_KEY = "prfaas_trace"
 SENT_KEY = "prfaas_sent"
 
 
@@ -96,7 +97,8 @@ class Server:
         received: Received = "nothing"
         if parameters.get("do_remote_prefill"):
             transfer_id, grant = _grant(parameters)
-            received = await self._pool.receive(transfer_id, grant, chain_of(self._model, prompt[:-1]))
+            chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
+            received = await self._pool.receive(transfer_id, grant, chain, trace)
             self._transfers[received] += 1
         if received == "nothing":
             await self._prefill(len(prompt))
@@ -109,7 +111,8 @@ class Server:
     async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> str:
         """How the transfer stands, as the connector says it."""
         transfer_id, grant = _grant(parameters)
-        sending = await self._pool.open(transfer_id, grant, chain_of(self._model, prompt))
+        chain, trace = chain_of(self._model, prompt), parameters.get(TRACE_KEY, "")
+        sending = await self._pool.open(transfer_id, grant, chain, trace)
         if sending is None:
             await self._prefill(len(prompt))
             return "agent_gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from prfaas.agent.plan import OpenBody, decode_probe, encode_probe, make_plan
@@ -70,6 +71,12 @@ def test_block_lists_that_do_not_fit_are_refused(blocks: GroupBlocks) -> None:
 def test_an_open_comes_back_whole() -> None:
     opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), GROUPS)
     assert OpenBody.decode(opened.encode()) == opened
+
+
+def test_an_open_names_a_trace_only_where_there_is_one() -> None:
+    untraced, traced = (OpenBody(b"grant", (b"f",), (), GROUPS, trace=trace) for trace in ("", "00-trace"))
+    assert len(msgpack.unpackb(untraced.encode())) == 5, "what an older agent takes"
+    assert OpenBody.decode(traced.encode()) == traced
 
 
 def test_a_probe_comes_back_whole_and_is_no_open() -> None:

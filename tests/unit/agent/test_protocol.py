@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.agent.protocol import (
+    LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
@@ -76,11 +77,26 @@ def test_noise_is_a_remote_protocol_error_and_nothing_else(noise: bytes) -> None
         ["Send", ID, b"g", [[0, 0, b"short", HASH]]],
         ["Send", ID, b"g", [[-1, 0, HASH, HASH]]],
         ["Send", ID, b"g", [[0, 0, HASH]]],
+        ["Send", ID, b"g", [], 5],
     ],
 )
 def test_a_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
     with pytest.raises(RemoteProtocolError, match="not a message"):
         decode(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(
+    ("untraced", "traced", "num_values"),
+    [
+        (Send(ID, b"g", GROUPS), Send(ID, b"g", GROUPS, "00-trace"), 4),
+        (Receive(ID, b"g", HASH, GROUPS), Receive(ID, b"g", HASH, GROUPS, "00-trace"), 5),
+    ],
+)
+def test_a_trace_is_left_out_where_there_is_none_so_that_older_agents_take_the_rest(
+    untraced: Message, traced: Message, num_values: int
+) -> None:
+    assert len(msgpack.unpackb(encode(untraced)[LENGTH_BYTES:])) == num_values
+    assert decode(encode(traced)[LENGTH_BYTES:]) == traced
 
 
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
