@@ -136,6 +136,11 @@ TTFT_SECONDS = _histogram(
     TTFT_BUCKETS_SECONDS,
     ("route",),
 )
+TOKENISED_CHATS = _counter(
+    "prfaas_router_tokenised_chats",
+    "Chats whose tokens were asked for: whole, added (the new messages alone), or compared (both, to see that they are equal).",
+    ("how",),
+)
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -97,6 +98,11 @@ class ParsedRequest:
         if body.get("prompt_embeds"):
             return "media"
         return None if isinstance(body.get("prompt"), str) or self.token_ids is not None else "several_prompts"
+
+    def saying(self, messages: Sequence[Any]) -> ParsedRequest:
+        """The same chat with other messages."""
+        body = {**self.body, "messages": list(messages)}
+        return ParsedRequest(self.endpoint, body, _dumps(body))
 
     def tokenize_body(self) -> dict[str, Any] | None:
         """What `/tokenize` is asked; None where it cannot be told everything that shapes the prompt."""

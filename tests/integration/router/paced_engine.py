@@ -27,6 +27,7 @@ class PacedEngine:
     num_failures: int | None = None  # so often `status` is answered, then 200; None: always
     keeps: dict[str, Any] | None = None  # `kv_transfer_params` of a prefill leg's answer
     renders: bool = False
+    adds: bool = False  # its chat template makes of each message what it makes of it alone
     prefill_seconds: float = 0.0  # before anything comes
     token_seconds: float = 0.0
     break_after_tokens: int | None = None
@@ -34,6 +35,7 @@ class PacedEngine:
     request_ids: list[str] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
     num_tokenised: int = 0
+    chats: list[int] = field(default_factory=list)  # messages of each chat that was turned into token ids
     num_probes: int = 0
     num_broken_off: int = 0
     url: str = ""
@@ -79,14 +81,20 @@ class PacedEngine:
             return web.json_response({"error": {"message": "planned"}}, status=self.status)
         self.num_tokenised += 1
         body = await request.json()
-        text = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
+        text = body["prompt"] if "prompt" in body else self._templated(body["messages"])
         return web.json_response({"tokens": list(text.encode())})
+
+    def _templated(self, messages: list[dict[str, Any]]) -> str:
+        self.chats.append(len(messages))
+        if not self.adds:
+            return json.dumps(messages)
+        return "".join(f"<{its['role']}>{its['content']}</>" for its in messages) + "<assistant>"
 
     async def _render(self, request: web.Request) -> web.Response:
         if not self.renders:
             return web.json_response({"error": {"message": "disabled"}}, status=403)
         body = await request.json()
-        return web.json_response({"token_ids": list(json.dumps(body["messages"]).encode())})
+        return web.json_response({"token_ids": list(self._templated(body["messages"]).encode())})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -1,0 +1,52 @@
+"""Of later turns only what is new is tokenised, wherever the engine's template allows it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from prfaas.router.turns import MIN_COMPARED
+from tests.integration.router.door import LONG, Door, make_door
+
+
+async def _conversation(door: Door, num_turns: int) -> list[dict[str, Any]]:
+    """Ask so many times; each question is longer than t with what was said before."""
+    messages = [{"role": "user", "content": LONG * 4}]
+    for turn in range(num_turns):
+        if turn:
+            messages += [{"role": "assistant", "content": "abc"}, {"role": "user", "content": f"and {turn}?"}]
+        status, _, headers = await door.post({"messages": messages}, path="/v1/chat/completions")
+        assert (status, headers["x-prfaas-route"]) == (200, "remote")
+    return messages
+
+
+def _tokens(messages: list[dict[str, Any]], *, adds: bool) -> list[int]:
+    text = "".join(f"<{its['role']}>{its['content']}</>" for its in messages) + "<assistant>"
+    return list((text if adds else json.dumps(messages)).encode())
+
+
+async def test_only_the_new_messages_are_tokenised_once_that_was_seen_to_be_the_same() -> None:
+    async with make_door() as door:
+        door.west.adds = True
+        messages = await _conversation(door, MIN_COMPARED + 3)
+        assert door.west.chats[-2:] == [3, 3]  # the stand-in, the answer, the next question
+        assert max(door.west.chats) == 1 + 2 * MIN_COMPARED
+        assert door.east.bodies[-1]["prompt"] == _tokens(messages, adds=True)[:-1]
+        assert "prompt_token_ids" not in door.west.bodies[-1]["kv_transfer_params"]
+
+
+async def test_a_template_that_does_not_only_add_is_always_given_the_whole() -> None:
+    async with make_door() as door:
+        messages = await _conversation(door, 4)
+        assert door.west.chats[-1] == len(messages)
+        assert door.east.bodies[-1]["prompt"] == _tokens(messages, adds=False)[:-1]
+
+
+async def test_a_template_that_ceases_to_only_add_is_found_out() -> None:
+    async with make_door() as door:
+        door.west.adds = True
+        await _conversation(door, MIN_COMPARED + 2)
+        door.west.adds = False
+        messages = await _conversation(door, 3)
+        assert door.west.chats[-1] == len(messages)
+        assert door.east.bodies[-1]["prompt"] == _tokens(messages, adds=False)[:-1]
