@@ -11,6 +11,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# gRPC looks at this when it is imported. Its handlers of forks run in children that are about to become other programs,
+# and end them now and then ("epoll_wait error: Bad file descriptor"); no child of ours uses gRPC before its exec.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # An example's time says more of the machine's other work than of the code; `timeout` bounds the whole test. The same
 # examples in every run, so that a change breaks what it breaks; `make soak` draws new ones, and many.
 hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.errors import ConfigError
+from prfaas.router.headers import header_bytes
 
 _BEARER = "bearer "
 
@@ -58,7 +59,7 @@ class Admission:
 
 def _digest(key: str) -> bytes:
     """Keys are looked up by digest, so that the time of a look-up says nothing about a key."""
-    return hashlib.sha256(key.encode()).digest()
+    return hashlib.sha256(header_bytes(key)).digest()
 
 
 def read_keys(file: Path | None, *, setting: str) -> frozenset[str]:

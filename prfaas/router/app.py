@@ -13,12 +13,12 @@ from prfaas.router.admission import Admission
 from prfaas.router.answering import Answering
 from prfaas.router.config import RouterConfig
 from prfaas.router.fleet import Fleet
+from prfaas.router.headers import SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai import Endpoint, parse
 from prfaas.router.passing import Passing
-from prfaas.router.record import Record, Records, request_id_of
+from prfaas.router.record import Record, Records
 from prfaas.router.refusals import REFUSALS, error_response, refused
 
-SESSION_HEADER = "x-session-id"  # names a conversation, so that its later turns go where its KV is
 CLIENT_GONE = 499  # the status of a request whose client left, as nginx logs it
 
 
@@ -80,7 +80,7 @@ class Router:
             self._admission.check_key(request.headers.get("Authorization"))
             with self._admission.place():
                 parsed = parse(endpoint, await request.read())
-                session = request.headers.get(SESSION_HEADER, "")
+                session = session_of(request.headers.get(SESSION_HEADER))
                 return await self._answering.answer(request, parsed, record, session=session)
         except REFUSALS as error:
             response = refused(error, max_body_bytes=self._config.max_body_bytes)

@@ -107,7 +107,7 @@ class Deciding:
         with tracing.within(tracing.child("router.decide", num_prompt_tokens=ask.facts.num_prompt_tokens)) as span:
             plan = await self._plan(replace(ask, facts=self._with_session(ask)))
             span.note(route=plan.decision.route, reason=plan.decision.reason, decided_by=plan.decided_by)
-        if ask.session and plan.decision.decode is not None:
+        if ask.session and plan.decision.decode is not None and plan.decision.decode in self._fleet:
             self._remember(ask.session, self._fleet[plan.decision.decode].address.agent)
         return plan
 
@@ -123,7 +123,9 @@ class Deciding:
                 known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
                 return Plan(ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant)
-        if own.route != "remote" or own.prefill is None:
+            snapshot = self._fleet.snapshot(ask.model)  # instances may have left meanwhile
+            own = route(snapshot, ask.facts)
+        if own.route != "remote" or own.prefill is None or own.decode is None:
             return Plan(own, ask.facts, snapshot)
         transfer_id = TransferId(secrets.token_bytes(16))
         grant = self._grant(transfer_id, chain, prefill=self._fleet[own.prefill], decode=self._fleet[own.decode])

@@ -137,11 +137,13 @@ class Fleet:
         """
         own = self._config.cluster
         serving = [its for its in self._instances.values() if model in its.models] or list(self._instances.values())
+        serving = [
+            its for its in serving if not own or its.address.cluster == own or its.address.cluster_kind == "prfaas"
+        ]
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes for state in states):
             states = [instance.state(left_alone=False) for instance in serving]
-        seen = tuple(state for state in states if not own or state.cluster == own or state.cluster_kind == "prfaas")
-        its = self._config
+        its, seen = self._config, tuple(states)
         return Snapshot(self.threshold_tokens, seen, local_policy=its.local_policy, without_prefill=its.without_prefill)
 
     def is_base_model(self, model: str | None) -> bool:
@@ -173,7 +175,15 @@ class Fleet:
                     healthy = response.status == 200
                 if healthy and not (instance.healthy and instance.models):
                     await self._learn_models(instance)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        except (
+            aiohttp.ClientError,
+            OSError,
+            TimeoutError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:
             instance.failed(repr(error))
             return
         if healthy and not instance.healthy:

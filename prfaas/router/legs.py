@@ -24,6 +24,8 @@ LegReason = Literal[
     "decode_broke_off",
     "decode_error",
 ]
+# Nothing was sent: another instance may have it. The second is what a host that is switched off gives.
+NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
 _BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
 COMPLETIONS_PATH = "/v1/completions"
@@ -149,6 +151,8 @@ class Legs:
                         params = _params(instance, await response.json())
                         instance.breaker.succeeded()
                         return params
+            except NOT_CONNECTED as error:
+                raise _translated("prefill", instance, error) from error
             except TimeoutError as error:
                 message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                 instance.failed_leg("prefill_late")
@@ -203,7 +207,7 @@ def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseExcep
     """What went wrong on a leg, in our words; a refused connection also takes the instance out of the choice, and other
     failures do when they come on end.
     """
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, NOT_CONNECTED):
         instance.failed(repr(error))
         return LegFailed(leg, UNREACHABLE[leg], repr(error))
     failure = error

@@ -33,6 +33,7 @@ _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
 }
 _PREFILL_FIELDS = ("model", "priority")  # what the prefill leg takes over from the client's request
 MAX_TOKEN_ID = (1 << 31) - 1
+MAX_OUTPUT_TOKENS = (1 << 32) - 1
 
 
 class BadRequest(Exception):
@@ -74,7 +75,7 @@ class ParsedRequest:
         for name in ("max_completion_tokens", "max_tokens"):
             limit = self.body.get(name)
             if type(limit) is int and limit > 0:
-                return limit
+                return min(limit, MAX_OUTPUT_TOKENS)
         return 0
 
     @property
@@ -168,10 +169,30 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON in UTF-8: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
+    _check_fields(body)
+    return body
+
+
+def check_passed_on(raw: bytes) -> None:
+    """Any body that an engine would take for JSON, in whatever encoding, is held to the same.
+
+    Raises:
+        BadRequest: it carries a field that only the router may write, or is too deep to be looked at.
+    """
+    try:
+        body = json.loads(raw)  # as engines do: a byte-order mark, UTF-16 and UTF-32 are JSON to them
+    except ValueError:
+        return
+    except RecursionError as error:
+        raise BadRequest(f"the body is too deep: {error}") from error
+    if isinstance(body, dict):
+        _check_fields(body)
+
+
+def _check_fields(body: dict[str, Any]) -> None:
     for name in REFUSED_FIELDS:
         if body.get(name) is not None:
             raise BadRequest(f"{name}: clients may not set this field")
-    return body
 
 
 def error_body(message: str, *, kind: str, code: int) -> bytes:

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from prfaas.router.answering import NobodyReady
 from prfaas.router.fleet import Instance
-from prfaas.router.legs import LegFailed, in_pieces
-from prfaas.router.openai import parse_object
+from prfaas.router.legs import NOT_CONNECTED, LegFailed, in_pieces
+from prfaas.router.openai import check_passed_on
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Passing:
             LegFailed: the engine broke off before its first byte.
         """
         body = await request.read()
-        if body.lstrip()[:1] == b"{":
-            parse_object(body)
+        check_passed_on(body)
         tried: set[Instance] = set()
         while True:
             instance = self.choose()
@@ -41,7 +40,7 @@ class Passing:
             tried.add(instance)
             try:
                 return await self._send(request, instance, body)
-            except aiohttp.ClientConnectorError as error:
+            except NOT_CONNECTED as error:
                 instance.failed(repr(error))  # nothing was sent: the next one may have it
             except (aiohttp.ClientError, OSError) as error:
                 raise LegFailed("decode", "decode_broke_off", repr(error)) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -17,7 +15,6 @@ from prfaas.scheduler.route import EXPLANATIONS
 MAX_RECORDS = 1024
 _EVENT_END = b"\n\n"  # of server-sent events, of which an engine writes one or more tokens each
 _LAST_EVENT = b"data: [DONE]\n\n"  # carries no token
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = logs.get("router")
 
 
@@ -162,8 +159,3 @@ class Records:
 
     def get(self, request_id: str) -> Record | None:
         return self._by_id.get(request_id)
-
-
-def request_id_of(given: str | None) -> str:
-    """The client's own id, when it is one that engines and logs can carry; otherwise a new one."""
-    return given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)

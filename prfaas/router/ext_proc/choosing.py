@@ -11,16 +11,17 @@ from prfaas.router.admission import Admission
 from prfaas.router.answering import Answering, NobodyReady
 from prfaas.router.deciding import Plan
 from prfaas.router.fleet import Fleet, Instance
+from prfaas.router.headers import GRANT_HEADER, SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai import PATHS, parse
-from prfaas.router.record import Record, Records, request_id_of
+from prfaas.router.record import Record, Records
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
+from prfaas.scheduler.placement import choose
 from prfaas.scheduler.route import EXPLANATIONS
+from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
 
 DESTINATION = "x-gateway-destination-endpoint"  # host:port, by header and in the metadata envoy.lb
 SUBSET = "x-gateway-destination-endpoint-subset"  # in the metadata envoy.lb.subset_hint: who may be chosen
-GRANT_HEADER = "x-prfaas-grant"
-SESSION_HEADER = "x-session-id"
 # What a client may have sent under the names that only a picker writes goes away.
 OWN_HEADERS = (DESTINATION, PREFILL_HEADER, GRANT_HEADER)
 _ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}
@@ -77,7 +78,7 @@ class Choosing:
         endpoint = _ENDPOINTS.get(asked.path.partition("?")[0])
         if endpoint is None:
             return self._any(asked, record)
-        session = asked.headers.get(SESSION_HEADER, "")
+        session = session_of(asked.headers.get(SESSION_HEADER))
         ask = await self.answering.ask(parse(endpoint, asked.body), session)
         outside = self._outside(asked.subset)
         plan = await self.answering.deciding.plan(replace(ask, facts=replace(ask.facts, excluded=outside)))
@@ -95,10 +96,11 @@ class Choosing:
     def _any(self, asked: Asked, record: Record) -> Chosen:
         """A decode instance for a request that needs no decision."""
         outside = self._outside(asked.subset)
-        ready = (its for its in self.fleet if its.state().decodes and its.address.name not in outside)
-        instance = min(ready, key=lambda its: its.num_requests, default=None)
-        if instance is None:
+        ready = (its for its in self.fleet.snapshot().instances if its.decodes and its.healthy)
+        chosen = choose((its for its in ready if its.instance not in outside), RequestFacts(0))
+        if chosen is None:
             raise NobodyReady("no engine is ready")
+        instance = self.fleet[chosen.instance]
         headers = {"x-request-id": record.request_id, DESTINATION: host_port(instance.url)}
         return Chosen(headers, record, (instance,))
 
@@ -106,6 +108,8 @@ class Choosing:
         decision = plan.decision
         if decision.decode is None:
             raise NobodyReady(f"{decision.reason}: {EXPLANATIONS[decision.reason]}")
+        if any(name is not None and name not in self.fleet for name in (decision.decode, decision.prefill)):
+            raise NobodyReady("the instance that was chosen has just left")
         decode = self.fleet[decision.decode]
         headers = {"x-request-id": record.request_id, DESTINATION: host_port(decode.url)}
         instances = [decode]

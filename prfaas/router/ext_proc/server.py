@@ -19,6 +19,7 @@ from prfaas.transport.tls_door import INNER, TlsDoor
 from prfaas.units import is_loopback, split_address
 
 DRAIN_SECONDS = 10.0
+MAX_HEADERS_BYTES = 1 << 20  # of a message, beside the body
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
@@ -42,7 +43,7 @@ async def open_picker(config: RouterConfig, choosing: Choosing) -> AsyncIterator
     Raises:
         ConfigError: the address is taken, or beyond loopback without TLS and without `insecure_plaintext`.
     """
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", config.max_body_bytes + MAX_HEADERS_BYTES)])
     processor = _Processor(choosing, max_body_bytes=config.max_body_bytes)
     external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
     serving = health.aio.HealthServicer()

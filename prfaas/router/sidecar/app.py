@@ -9,9 +9,10 @@ from aiohttp import web
 from prfaas import metrics
 from prfaas.router.answering import pass_answer_on
 from prfaas.router.fleet import Instance, InstanceAddress
+from prfaas.router.headers import GRANT_HEADER, request_id_of
 from prfaas.router.openai import PATHS, parse_object
 from prfaas.router.passing import Passing
-from prfaas.router.record import Record, request_id_of
+from prfaas.router.record import Record
 from prfaas.router.refusals import REFUSALS, error_response, refused
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.handover import Asked, Handover
@@ -20,7 +21,6 @@ from prfaas.router.sidecar.two_steps import RESPONSES_PATH
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
-GRANT_HEADER = "x-prfaas-grant"
 HANDED_OVER = (*PATHS.values(), RESPONSES_PATH)
 
 

@@ -27,6 +27,7 @@ class PacedEngine:
     num_failures: int | None = None  # so often `status` is answered, then 200; None: always
     keeps: dict[str, Any] | None = None  # `kv_transfer_params` of a prefill leg's answer
     renders: bool = False
+    models: Any = None  # what /v1/models answers in place of its models
     adds: bool = False  # its chat template makes of each message what it makes of it alone
     prefill_seconds: float = 0.0  # before anything comes
     token_seconds: float = 0.0
@@ -66,6 +67,8 @@ class PacedEngine:
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
+        if self.models is not None:
+            return web.json_response(self.models)
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "us", "parent": None} for name in (MODEL,)]
         return web.json_response({"object": "list", "data": [*models, {**models[0], "id": "adapter", "parent": MODEL}]})
 

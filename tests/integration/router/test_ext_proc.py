@@ -13,9 +13,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prfaas.errors import ConfigError
-from prfaas.router.ext_proc.choosing import DESTINATION, GRANT_HEADER, SUBSET, host_port
+from prfaas.router.ext_proc.choosing import DESTINATION, SUBSET, host_port
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
 from prfaas.router.ext_proc.server import SERVICE, open_picker
+from prfaas.router.headers import GRANT_HEADER
 from prfaas.router.server import open_door
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from tests.free_ports import free_address

@@ -80,6 +80,27 @@ async def test_a_request_that_the_tokenizer_refuses_is_judged_by_the_engine(door
     assert (status, b"planned" in body, headers["x-prfaas-reason"]) == (400, True, "not_transferable")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+async def test_no_encoding_hides_a_field_that_only_the_router_writes(door: Door, path: str, encoding: str) -> None:
+    text = json.dumps({"model": MODEL, "input": "x", "prompt": "x", "cache_salt": "another's"})
+    async with door.session.post(door.url + path, data=text.encode(encoding)) as response:
+        assert response.status == 400
+    assert door.west.bodies == []
+
+
+async def test_an_engine_whose_models_are_no_models_is_down_until_they_are(door: Door) -> None:
+    door.west.healthy = False
+    await door.until_health(west_0=False)
+    odd: list[Any] = [{"data": ["m"]}, {"data": []}, [], {"data": {"id": "m"}}]
+    for models in odd:
+        door.west.models, door.west.healthy, before = models, True, door.west.num_probes
+        await until(lambda before=before: door.west.num_probes >= before + 2)  # type: ignore[misc]
+        assert (await door.health())["west_0"] is False
+    door.west.models = None
+    await door.until_health(west_0=True)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "named"),
     [
