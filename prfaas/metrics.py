@@ -60,6 +60,13 @@ ACKNOWLEDGED_BYTES = _counter(
     "prfaas_agent_acknowledged_bytes", "Payload bytes that left and that the peer has checked and acknowledged."
 )
 CHECKSUM_FAILURES = _counter("prfaas_agent_checksum_failures", "Chunks that arrived changed and were asked for again.")
+TRANSFER_PHASE_SECONDS = _histogram(
+    "prfaas_agent_transfer_phase_seconds",
+    "Phases of whole transfers: queue (of the sending engine, until its first layer), prefill (until its last forward pass), "
+    "wire (until all was acknowledged), and at the receiver load (from all in memory until the engine has read it).",
+    (0.001, 0.005, 0.02, *TTFT_BUCKETS_SECONDS),
+    ("phase",),
+)
 COPIES = _counter(
     "prfaas_agent_copies",
     "Prefix copies that a manager commanded and that ended here; outcome is completed or the reason of the failure.",
@@ -267,8 +274,8 @@ MANAGER_TTFT = _histogram(
 )
 MANAGER_TTFT_PHASE_SECONDS = _counter(
     "prfaas_manager_ttft_phase_seconds",
-    "Time to the first token of requests without a failed leg, by phase: decide, then prefill (with its queue) and handover "
-    "(the rest of the KV, its loading, the first step), or engine (all of it beside one instance).",
+    "Time to the first token of requests without a failed leg, by phase: decide, then queue, prefill, wire, load (as agents "
+    "time them) and rest; leg and handover where the agents told this manager nothing; engine: all of it beside one instance.",
     ("route", "phase"),
 )
 MANAGER_COPIES = _counter(

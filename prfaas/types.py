@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NewType
 
@@ -102,6 +103,22 @@ class PoolCommand:
     command_id: TransferId
     end_hash: BlockHash
     order: PoolOrder
+
+
+TransferPhase = Literal[
+    "queue",  # of the sending engine: from its request until the first layer is there
+    "prefill",  # from the first layer until the last forward pass has ended
+    "wire",  # from then until the receiver has acknowledged everything
+    "load",  # from everything in the receiver's memory until its engine has read it
+]
+
+
+@dataclass(frozen=True)
+class TransferTiming:
+    """Seconds of the phases of one transfer that one of its two agents has seen: the sender three, the receiver one."""
+
+    transfer_id: TransferId
+    seconds: Mapping[TransferPhase, float]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from prfaas.transport.sender import (
     SendEvent,
 )
 from prfaas.transport.tls_door import INNER, TlsDoor, door_before
-from prfaas.types import AgentName, CopyEnd
+from prfaas.types import AgentName, CopyEnd, TransferTiming
 
 if TYPE_CHECKING:
     from prfaas.agent.reporting import Reporting
@@ -85,7 +85,7 @@ class Agent:
         self._ssd = (
             None if settings is None else Ssd(settings, self._pool, post=self._hand_over, on_change=self._announce)
         )
-        self._transfer_log = TransferLog()
+        self._transfer_log = TransferLog(self._report_timing)
         grant_key = grants.derive_key(secret, "grant")
         handles = itertools.count(1)
         self._keeping = Keeping(self._pool, handles, ssd=self._ssd, ssd_wait_seconds=config.ssd_wait_seconds)
@@ -243,6 +243,10 @@ class Agent:
     def _announce(self, change: PoolChange) -> None:
         if self._reporting is not None:
             self._reporting.on_change(change)
+
+    def _report_timing(self, timing: TransferTiming) -> None:
+        if self._reporting is not None:
+            self._reporting.on_timing(timing)
 
     def _report_end(self, end: CopyEnd) -> None:
         if self._reporting is not None:

@@ -278,17 +278,22 @@ class Receiving:
         inbound = self._inbound.get(transfer_id)
         if inbound is None:
             return
+        if inbound.reading and inbound.record is not None:
+            self._log.loaded(inbound.record)
+        self._unclaim(inbound)
+
+    def _unclaim(self, inbound: Inbound) -> None:
         inbound.reader = None
         if inbound.complete:
             self._end(inbound)
         else:
-            self._fail(transfer_id, "cancelled", "the receiving engine gave up")
+            self._fail(inbound.grant.transfer_id, "cancelled", "the receiving engine gave up")
 
     def engine_lost(self, instance: str, *, entirely: bool) -> None:
         """A process of an engine died; its claims end, and once it is `entirely` gone nobody reads its slots."""
         for inbound in list(self._inbound.values()):
             if inbound.reader is not None and inbound.reader.attach.instance == instance and entirely:
-                self.release(inbound.grant.transfer_id)
+                self._unclaim(inbound)
 
     def expire(self, now: float) -> None:
         """Fail what is late, forget what has long ended; `now` is monotonic seconds."""

@@ -30,6 +30,7 @@ from prfaas.types import (
     InstanceId,
     InstanceRole,
     PoolCommand,
+    TransferTiming,
 )
 
 _log = logs.get("agent.reporting")
@@ -101,6 +102,10 @@ class Reporting:
     def on_promise(self, promise: Promised) -> None:
         """An engine says how a decision turned out."""
         self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
+
+    def on_timing(self, timing: TransferTiming) -> None:
+        """A transfer has ended here."""
+        self.reporter.note_timing(timing)
 
     def on_copy_end(self, end: CopyEnd) -> None:
         """A command has ended here."""

@@ -191,6 +191,7 @@ class Sending:
         if outbound is None or outbound.engine.attach.instance != worker.attach.instance:
             return
         if entry.kind is EntryKind.LAYER_READY:
+            outbound.record.first_layer_ns = outbound.record.first_layer_ns or entry.time_ns
             outbound.filling.layer_ready(worker.attach.rank, entry, outbound.ready)
         elif entry.kind is EntryKind.FORWARD_ENDED:
             outbound.record.forward_ended_ns = entry.time_ns

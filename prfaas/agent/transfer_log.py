@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from prfaas import logs, metrics
 from prfaas.tracing import NO_SPAN, Span
 from prfaas.transport.outbound import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
-from prfaas.types import TransferId
+from prfaas.types import TransferId, TransferPhase, TransferTiming
 
 MAX_REMEMBERED = 1024  # about 1 KiB each
 _NS = 1e-9
@@ -33,6 +35,7 @@ class TransferRecord:
     opened_ns: int = field(default_factory=time.monotonic_ns)
     accepted_ns: int | None = None
     first_acknowledged_ns: int | None = None
+    first_layer_ns: int | None = None  # the first layer that the prefill brought
     forward_ended_ns: int | None = None  # the last forward pass of the prefill
     ended_ns: int | None = None
     acknowledged: list[tuple[int, int]] = field(default_factory=list)  # (time, bytes acknowledged until then)
@@ -53,6 +56,15 @@ class TransferRecord:
             (num_bytes for time_ns, num_bytes in self.acknowledged if time_ns <= self.forward_ended_ns), default=0
         )
 
+    def phases(self) -> dict[TransferPhase, float]:
+        """Seconds of a whole transfer that left; empty for a copy, which nobody computes."""
+        if self.forward_ended_ns is None or self.ended_ns is None:
+            return {}
+        first = self.forward_ended_ns if self.first_layer_ns is None else self.first_layer_ns
+        moments = [self.opened_ns, first, self.forward_ended_ns, self.ended_ns]
+        queue, prefill, wire = (max(0, after - before) * _NS for before, after in pairwise(moments))
+        return {"queue": queue, "prefill": prefill, "wire": wire}
+
     def to_dict(self) -> dict[str, Any]:
         """The record as the status page and the log line show it."""
         return {
@@ -70,6 +82,7 @@ class TransferRecord:
             "checksum_failures": self.checksum_failures,
             "accepted_seconds": self._since_open(self.accepted_ns),
             "first_acknowledged_seconds": self._since_open(self.first_acknowledged_ns),
+            "first_layer_seconds": self._since_open(self.first_layer_ns),
             "forward_ended_seconds": self._since_open(self.forward_ended_ns),
             "ended_seconds": self._since_open(self.ended_ns),
         }
@@ -81,7 +94,9 @@ class TransferRecord:
 class TransferLog:
     """The transfers of late, newest last."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[TransferTiming], None] = lambda timing: None) -> None:
+        """`report` hears how long the phases of a whole transfer were."""
+        self._report = report
         self._records: deque[TransferRecord] = deque(maxlen=MAX_REMEMBERED)
 
     def begin(self, record: TransferRecord) -> TransferRecord:
@@ -101,6 +116,7 @@ class TransferLog:
             record.wire_bytes = event.stats.wire_bytes
             record.checksum_failures = event.stats.checksum_failures
             self.end(record, "completed")
+            self._time(record, record.phases())
         elif isinstance(event, SendFailed):
             self.end(record, event.reason, message=event.message)
 
@@ -119,6 +135,17 @@ class TransferLog:
         _log.info(
             "transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict()
         )
+
+    def loaded(self, record: TransferRecord) -> None:
+        """The engine has read what this transfer brought, all of which was here when the record ended."""
+        if record.ended_ns is not None:
+            self._time(record, {"load": (time.monotonic_ns() - record.ended_ns) * _NS})
+
+    def _time(self, record: TransferRecord, seconds: Mapping[TransferPhase, float]) -> None:
+        for phase, its in seconds.items():
+            metrics.TRANSFER_PHASE_SECONDS.labels(phase=phase).observe(its)
+        if seconds:
+            self._report(TransferTiming(record.transfer_id, seconds))
 
     def to_list(self) -> list[dict[str, Any]]:
         return [record.to_dict() for record in self._records]

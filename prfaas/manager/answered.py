@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from prfaas import metrics
+from prfaas.manager.phases import MAX_SECONDS, Division, Phases, undivided
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS
 
 MAX_ANSWERED = 1024
 ROUTES = frozenset({"local", "remote", "refused"})
 WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
-MAX_SECONDS = 86_400.0
-Phase = Literal["decide", "prefill", "handover", "engine"]
 Outcome = Literal["answered", "fell_back", "failed"]
 
 
@@ -26,14 +26,15 @@ class Ended:
     outcome: Outcome
     fallback: str
     ttft_seconds: float
-    phases: dict[Phase, float]
+    phases: Phases
 
 
 class Answered:
     """Counts what routers report. Words that no scheduler has said are left out: a label is a closed set."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._by_decision: OrderedDict[bytes, Ended] = OrderedDict()
+        self._division = Division(clock)
 
     def note(self, its: pb.ReportRequestsRequest.Answered) -> None:
         if its.route not in ROUTES or its.reason not in EXPLANATIONS:
@@ -42,12 +43,29 @@ class Answered:
         metrics.MANAGER_ANSWERED.labels(route=its.route, reason=its.reason, outcome=ended.outcome).inc()
         if ended.ttft_seconds:
             metrics.MANAGER_TTFT.labels(route=its.route).observe(ended.ttft_seconds)
-        for phase, seconds in ended.phases.items():
-            metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=its.route, phase=phase).inc(seconds)
         if its.decision_id:
             self._by_decision[its.decision_id] = ended
             if len(self._by_decision) > MAX_ANSWERED:
                 self._by_decision.popitem(last=False)
+        settled = partial(self._settled, its.route, its.decision_id)
+        if its.transfer_id and ended.phases:
+            self._division.answered(its.transfer_id, ended.phases, ended.ttft_seconds, settled)
+        else:
+            settled(ended.phases)
+
+    def _settled(self, route: str, decision_id: bytes, phases: Phases) -> None:
+        for phase, seconds in phases.items():
+            metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=route, phase=phase).inc(seconds)
+        if decision_id in self._by_decision:
+            self._by_decision[decision_id] = replace(self._by_decision[decision_id], phases=phases)
+
+    def note_timing(self, timing: pb.ReportTransferRequest.Timing) -> None:
+        """An agent has seen a transfer end."""
+        self._division.timed(timing)
+
+    def expire(self) -> None:
+        """Count what nobody will say more of."""
+        self._division.expire()
 
     def get(self, decision_id: bytes) -> Ended | None:
         return self._by_decision.get(decision_id)
@@ -56,16 +74,7 @@ class Answered:
 def _ended(its: pb.ReportRequestsRequest.Answered) -> Ended:
     ttft = its.ttft_seconds if 0 < its.ttft_seconds < MAX_SECONDS else 0.0
     outcome: Outcome = "failed" if not ttft or its.status >= 500 else "fell_back" if its.fallback else "answered"
-    return Ended(outcome, its.fallback, ttft, _phases(its, ttft) if outcome == "answered" else {})
-
-
-def _phases(its: pb.ReportRequestsRequest.Answered, ttft: float) -> dict[Phase, float]:
-    """Parts that sum up to the time to the first token."""
-    decide = min(its.decide_seconds, ttft) if its.decide_seconds > 0 else 0.0
-    if its.route != "remote":
-        return {"decide": decide, "engine": ttft - decide}
-    prefill = min(its.prefill_seconds, ttft - decide) if its.prefill_seconds > 0 else ttft - decide
-    return {"decide": decide, "prefill": prefill, "handover": ttft - decide - prefill}
+    return Ended(outcome, its.fallback, ttft, undivided(its, ttft) if outcome == "answered" else {})
 
 
 def counts() -> Iterator[dict[str, Any]]:

@@ -281,6 +281,7 @@ class Manager:
         while True:
             self.world.refresh()
             self.paths.step()
+            self.service.answered.expire()
             self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
             await asyncio.sleep(_TICK_SECONDS)

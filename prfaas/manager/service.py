@@ -30,7 +30,7 @@ class Service:
         self._name = name
         self._world = world
         self.routing = routing
-        self.answered = Answered()
+        self.answered = Answered(clock)
         self._clock = clock
         self._note = note
 
@@ -64,12 +64,14 @@ class Service:
                 self.routing.ppd_table.note(decided, its)
 
     def report_transfer(self, request: pb.ReportTransferRequest) -> None:
-        """Compare what decisions promised with what the engines beside a node found.
+        """Compare what decisions promised with what the engines beside a node found; learn how its transfers went.
 
         Raises:
             IndexRefusal: the node has not registered.
         """
         cluster = self._world.cluster_of(AgentName(request.node))
+        for timing in request.timings:
+            self.answered.note_timing(timing)
         for promise in request.promises:
             found = min(promise.found_tokens, promise.predicted_tokens)
             metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="found").inc(found)

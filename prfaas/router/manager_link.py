@@ -174,6 +174,7 @@ def _answered(record: Record, plan: Plan) -> pb.ReportRequestsRequest.Answered:
         ttft_seconds=record.ttft_seconds or 0.0,
         decide_seconds=record.decide_seconds or 0.0,
         prefill_seconds=record.prefill_seconds or 0.0,
+        transfer_id=plan.transfer_id or b"",
         tpot_seconds=record.tpot_seconds,
     )
 

@@ -32,7 +32,7 @@ from prfaas.rpc.translate import (
     node_message,
     pool_command_from,
 )
-from prfaas.types import CopyCommand, CopyEnd, PoolCommand
+from prfaas.types import CopyCommand, CopyEnd, PoolCommand, TransferTiming
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0
@@ -86,6 +86,7 @@ class Reporter:
         for layout in node.layouts:
             self._log.inventory.add_layout(layout)
         self._promises: deque[pb.ReportTransferRequest.Promise] = deque(maxlen=_MAX_PROMISES)
+        self._timings: deque[pb.ReportTransferRequest.Timing] = deque(maxlen=_MAX_PROMISES)
         self._fresh = asyncio.Event()
         self._changed = asyncio.Event()
         self._registered = asyncio.Event()  # the manager knows the node as it is: its layouts come before their events
@@ -134,6 +135,11 @@ class Reporter:
         self._promises.append(
             pb.ReportTransferRequest.Promise(predicted_tokens=predicted_tokens, found_tokens=found_tokens)
         )
+
+    def note_timing(self, timing: TransferTiming) -> None:
+        """Tell the manager, within the next second, how long the phases of a transfer were."""
+        seconds = {f"{phase}_seconds": its for phase, its in timing.seconds.items()}
+        self._timings.append(pb.ReportTransferRequest.Timing(transfer_id=timing.transfer_id, **seconds))
 
     def note_copy_end(self, end: CopyEnd) -> None:
         """Tell the manager at once how a command ended."""
@@ -186,7 +192,7 @@ class Reporter:
             await _until_one_fails(
                 self._live(channel, response.heartbeat_seconds),
                 self._send_figures(channel),
-                self._send_promises(channel),
+                self._send_outcomes(channel),
                 *([self._watch_commands(channel), self._send_copy_ends(channel)] if response.gives_commands else []),
                 self._follow_changes(channel),
                 self._stream_events(channel, response.heartbeat_seconds),
@@ -229,16 +235,19 @@ class Reporter:
             await channel.call("ReportLinks", request, timeout_seconds=_CALL_SECONDS)
             await asyncio.sleep(_FIGURES_SECONDS)
 
-    async def _send_promises(self, channel: Channel) -> None:
+    async def _send_outcomes(self, channel: Channel) -> None:
         while True:
-            taken = list(self._promises)
+            promises, timings = list(self._promises), list(self._timings)
             self._promises.clear()
-            request = pb.ReportTransferRequest(node=self._node.name, epoch=self._node.epoch, promises=taken)
+            self._timings.clear()
+            its = self._node
+            request = pb.ReportTransferRequest(node=its.name, epoch=its.epoch, promises=promises, timings=timings)
             try:
-                if taken:
+                if promises or timings:
                     await channel.call("ReportTransfer", request, timeout_seconds=_CALL_SECONDS)
             except BaseException:
-                self._promises.extendleft(reversed(taken))
+                self._promises.extendleft(reversed(promises))
+                self._timings.extendleft(reversed(timings))
                 raise
             await asyncio.sleep(_FIGURES_SECONDS)
 

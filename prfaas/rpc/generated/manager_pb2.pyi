@@ -367,7 +367,7 @@ class RouteResponse(_message.Message):
     def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
 
 class ReportTransferRequest(_message.Message):
-    __slots__ = ("node", "epoch", "promises")
+    __slots__ = ("node", "epoch", "promises", "timings")
     class Promise(_message.Message):
         __slots__ = ("predicted_tokens", "found_tokens")
         PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -375,13 +375,28 @@ class ReportTransferRequest(_message.Message):
         predicted_tokens: int
         found_tokens: int
         def __init__(self, predicted_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
+    class Timing(_message.Message):
+        __slots__ = ("transfer_id", "queue_seconds", "prefill_seconds", "wire_seconds", "load_seconds")
+        TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+        QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        WIRE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        transfer_id: bytes
+        queue_seconds: float
+        prefill_seconds: float
+        wire_seconds: float
+        load_seconds: float
+        def __init__(self, transfer_id: _Optional[bytes] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMISES_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     node: str
     epoch: int
     promises: _containers.RepeatedCompositeFieldContainer[ReportTransferRequest.Promise]
-    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., promises: _Optional[_Iterable[_Union[ReportTransferRequest.Promise, _Mapping]]] = ...) -> None: ...
+    timings: _containers.RepeatedCompositeFieldContainer[ReportTransferRequest.Timing]
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., promises: _Optional[_Iterable[_Union[ReportTransferRequest.Promise, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[ReportTransferRequest.Timing, _Mapping]]] = ...) -> None: ...
 
 class ReportTransferResponse(_message.Message):
     __slots__ = ()
@@ -390,7 +405,7 @@ class ReportTransferResponse(_message.Message):
 class ReportRequestsRequest(_message.Message):
     __slots__ = ("requests",)
     class Answered(_message.Message):
-        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds")
+        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds", "transfer_id")
         DECISION_ID_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +415,7 @@ class ReportRequestsRequest(_message.Message):
         DECIDE_SECONDS_FIELD_NUMBER: _ClassVar[int]
         PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
         TPOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
         decision_id: bytes
         route: str
         reason: str
@@ -409,7 +425,8 @@ class ReportRequestsRequest(_message.Message):
         decide_seconds: float
         prefill_seconds: float
         tpot_seconds: float
-        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ...) -> None: ...
+        transfer_id: bytes
+        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ..., transfer_id: _Optional[bytes] = ...) -> None: ...
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[ReportRequestsRequest.Answered]
     def __init__(self, requests: _Optional[_Iterable[_Union[ReportRequestsRequest.Answered, _Mapping]]] = ...) -> None: ...

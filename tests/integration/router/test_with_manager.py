@@ -108,7 +108,7 @@ async def test_the_manager_hears_how_requests_were_answered(managed: Managed) ->
     await until(lambda: answered.get(decided), what="the report")
     ended = answered.get(decided)
     assert ended is not None and ended.outcome == "answered"
-    assert sorted(ended.phases) == ["decide", "handover", "prefill"]
+    assert sorted(ended.phases) == ["decide", "handover", "leg"]
     assert sum(ended.phases.values()) == pytest.approx(ended.ttft_seconds)
 
 

@@ -1,18 +1,20 @@
-"""One request through router, manager and both agents, each a process of its own: the collector sees one trace of it."""
+"""One request through router, manager and both agents, each a process of its own: its trace, and where its time went."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.control.site import MODEL, Site, fresh_prompt, running_site
 from tests.integration.tracing.collector import Collector, TakenSpan, running_collector
 from tests.waiting import until
+from tools.demo.client import get_text
 
 T = 256
+PHASES = "prfaas_manager_ttft_phase_seconds_total"
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENVIRONMENT = {
     "OTEL_BSP_SCHEDULE_DELAY": "100",  # milliseconds until a batch is sent
@@ -32,19 +34,19 @@ WANTED = {
 }
 
 
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    with running_collector() as made:
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with running_collector() as made, pytest.MonkeyPatch.context() as environment:
         for component in ("ROUTER", "MANAGER", "AGENT"):
-            monkeypatch.setenv(f"PRFAAS_{component}_TRACES_ENDPOINT", made.endpoint)
+            environment.setenv(f"PRFAAS_{component}_TRACES_ENDPOINT", made.endpoint)
         for name, value in ENVIRONMENT.items():
-            monkeypatch.setenv(name, value)
+            environment.setenv(name, value)
         yield made
 
 
-@pytest.fixture
-def site(tmp_path: Path, collector: Collector) -> Iterator[Site]:
-    with running_site(tmp_path, num_engines=1, threshold_tokens=T) as made:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Site]:
+    with running_site(tmp_path_factory.mktemp("site"), num_engines=1, threshold_tokens=T) as made:
         yield made
 
 
@@ -82,3 +84,24 @@ async def test_one_trace_of_a_request_has_the_spans_of_all_processes_below_each_
     assert send.events == ("accepted", "forward_ended") and deliver.events == ("ready",)
     assert not any(its.is_failed for its in spans)
     assert all(its.start_ns <= its.end_ns for its in spans)
+
+
+def _said(site: Site, name: str) -> dict[str, float]:
+    """A manager's metric of remote requests by phase; under "" where it has no phases."""
+    text = get_text(f"{site.manager_url}/metrics")
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+    return {its.labels.get("phase", ""): its.value for its in samples if its.labels["route"] == "remote"}
+
+
+async def test_the_time_to_the_first_token_is_divided_into_queue_prefill_wire_and_load(site: Site) -> None:
+    await _ask(site, flags="00")
+    await until(lambda: _said(site, PHASES).get("load"), seconds=30, what="the phases at the manager")
+    await until(lambda: _is_divided(site), seconds=30, what="phases that sum up to the time to the first token")
+    phases = _said(site, PHASES)
+    assert set(phases) >= {"decide", "queue", "prefill", "wire", "load", "rest"}
+    assert phases["queue"] > 0 and phases["prefill"] > 0, "the engine paces its layers"
+
+
+def _is_divided(site: Site) -> bool:
+    whole = _said(site, "prfaas_manager_ttft_seconds_sum")[""]
+    return sum(_said(site, PHASES).values()) == pytest.approx(whole)

@@ -27,7 +27,7 @@ def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> Ended | 
     changed.CopyFrom(its)
     for name, value in changes.items():
         setattr(changed, name, value)
-    book = Answered()
+    book = Answered(lambda: 0.0)
     book.note(changed)
     return book.get(changed.decision_id)
 
@@ -38,9 +38,9 @@ def count_of(**labels: str) -> float:
 
 def test_phases_sum_up_to_the_first_token() -> None:
     assert noted(LOCAL) == Ended("answered", "", 0.5, {"decide": 0.1, "engine": 0.4})
-    assert noted(REMOTE) == Ended("answered", "", 2.0, {"decide": 0.25, "prefill": 1.5, "handover": 0.25})
+    assert noted(REMOTE) == Ended("answered", "", 2.0, {"decide": 0.25, "leg": 1.5, "handover": 0.25})
     late = noted(REMOTE, prefill_seconds=0.0)  # the prefill leg was answered after the first token
-    assert late is not None and late.phases == {"decide": 0.25, "prefill": 1.75, "handover": 0.0}
+    assert late is not None and late.phases == {"decide": 0.25, "leg": 1.75, "handover": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_the_times_are_those_that_metrics_count() -> None:
     before = answered.times().get("remote", {})
     noted(REMOTE)
     grown = {name: value - before.get(name, 0.0) for name, value in answered.times()["remote"].items()}
-    assert grown == {"count": 1.0, "sum": 2.0, "decide": 0.25, "prefill": 1.5, "handover": 0.25}
+    assert grown == {"count": 1.0, "sum": 2.0, "decide": 0.25, "leg": 1.5, "handover": 0.25}
 
 
 def test_only_the_latest_are_kept() -> None:
-    book = Answered()
+    book = Answered(lambda: 0.0)
     for number in range(MAX_ANSWERED + 1):
         book.note(
             pb.ReportRequestsRequest.Answered(

@@ -5,8 +5,11 @@ import { byId, fillTable, html, metric } from "./dom.js";
 import { count, seconds } from "./format.js";
 
 const WINDOW_SAMPLES = 30; // seconds over which means are taken
-const PHASES = { remote: ["decide", "prefill", "handover"], local: ["decide", "engine"] };
-const NAMES = { decide: "deciding", prefill: "prefill with its queue", handover: "handover", engine: "engine" };
+const PHASES = { remote: ["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover"], local: ["decide", "engine"] };
+const NAMES = { decide: "deciding", leg: "prefill leg, undivided", handover: "handover, undivided" };
+// One colour a phase; the undivided ones and the engine have those of what they contain.
+const COLOURS = { decide: 0, queue: 4, prefill: 1, wire: 2, load: 3, rest: 7, leg: 5, handover: 6, engine: 1 };
+const COLUMNS = ["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover", "engine"];
 
 export class FirstTokens {
   constructor() {
@@ -20,7 +23,7 @@ export class FirstTokens {
   update(now, samples) {
     const times = samples.map((its) => its.at);
     for (const [route, chart] of this.charts) {
-      const series = PHASES[route].map((phase) => ({ name: NAMES[phase], values: means(samples, route, phase), colour: ["decide", "prefill", "handover", "engine"].indexOf(phase) }));
+      const series = shown(now, route).map((phase) => ({ name: NAMES[phase] ?? phase, values: means(samples, route, phase), colour: COLOURS[phase] }));
       chart.update(times, series);
     }
     fillTable(byId("ttft-table"), Object.entries(now.ttft).sort(), {
@@ -30,10 +33,15 @@ export class FirstTokens {
         route,
         { text: count(its.count), numeric: true, metric: metric("prfaas_manager_ttft_seconds_count", { route }), value: its.count },
         { text: its.count ? seconds(its.sum / its.count) : "", numeric: true, metric: metric("prfaas_manager_ttft_seconds_sum", { route }), value: its.sum },
-        ...["decide", "prefill", "handover", "engine"].map((phase) => phaseCell(now, route, phase)),
+        ...COLUMNS.map((phase) => phaseCell(now, route, phase)),
       ],
     });
   }
+}
+
+// The undivided phases only where there were any.
+function shown(now, route) {
+  return PHASES[route].filter((phase) => !["leg", "handover"].includes(phase) || now.ttft[route]?.[phase]);
 }
 
 // Phases are known of requests that were answered as decided.

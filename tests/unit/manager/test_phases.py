@@ -1,0 +1,82 @@
+"""A remote request's time to the first token, from what its router and both agents say in any order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from prfaas.manager.phases import AWAITED_SECONDS, MAX_TRANSFERS, Division, Phases, divided
+from prfaas.rpc.generated import manager_pb2 as pb
+
+ID = b"t" * 16
+UNDIVIDED: Phases = {"decide": 0.25, "leg": 1.5, "handover": 0.25}
+SENT = pb.ReportTransferRequest.Timing(transfer_id=ID, queue_seconds=0.5, prefill_seconds=0.75, wire_seconds=0.125)
+LOADED = pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=0.0625)
+DIVIDED: Phases = {"decide": 0.25, "queue": 0.5, "prefill": 0.75, "wire": 0.125, "load": 0.0625, "rest": 0.3125}
+
+
+class Book:
+    """A division with a clock of its own, and what it has settled."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.settled: list[Phases] = []
+        self.division = Division(lambda: self.now)
+
+    def answered(self, transfer_id: bytes = ID) -> None:
+        self.division.answered(transfer_id, UNDIVIDED, 2.0, self.settled.append)
+
+    def after(self, seconds: float) -> list[Phases]:
+        self.now += seconds
+        self.division.expire()
+        return self.settled
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_phases_of_a_transfer_are_brought_together_in_any_order(order: tuple[int, ...]) -> None:
+    book = Book()
+    said: list[Callable[[], None]] = [
+        book.answered,
+        lambda: book.division.timed(SENT),
+        lambda: book.division.timed(LOADED),
+    ]
+    for which in order:
+        assert book.settled == []
+        said[which]()
+    assert book.settled == [DIVIDED]
+    assert sum(DIVIDED.values()) == 2.0
+    assert book.after(2 * AWAITED_SECONDS) == [DIVIDED], "once"
+
+
+@pytest.mark.parametrize("timings", [[], [SENT], [LOADED]])
+def test_what_an_agent_does_not_say_in_time_stays_undivided(timings: list[pb.ReportTransferRequest.Timing]) -> None:
+    book = Book()
+    for timing in timings:
+        book.division.timed(timing)
+    book.answered()
+    assert book.after(0.9 * AWAITED_SECONDS) == []
+    assert book.after(0.1 * AWAITED_SECONDS) == [UNDIVIDED]
+
+
+def test_no_phase_is_longer_than_what_the_earlier_ones_leave() -> None:
+    phases = divided(0.5, 2.0, {"queue": 0.5, "prefill": 3.0, "wire": 1.0, "load": 1.0})
+    assert phases == {"decide": 0.5, "queue": 0.5, "prefill": 1.0, "wire": 0.0, "load": 0.0, "rest": 0.0}
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_time_that_cannot_be_counts_as_unsaid(seconds: float) -> None:
+    book = Book()
+    book.answered()
+    book.division.timed(SENT)
+    book.division.timed(pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=seconds))
+    assert book.after(AWAITED_SECONDS) == [UNDIVIDED]
+
+
+def test_of_too_many_transfers_the_oldest_is_settled_undivided() -> None:
+    book = Book()
+    book.answered()
+    for number in range(MAX_TRANSFERS):
+        book.division.timed(pb.ReportTransferRequest.Timing(transfer_id=number.to_bytes(16, "big"), load_seconds=1.0))
+    assert book.settled == [UNDIVIDED]
