@@ -82,7 +82,7 @@ class Stack:
         name: str,
         model: Path,
         *,
-        agent: AgentProcess,
+        agent: AgentProcess | None,
         role: str,
         extra: tuple[str, ...] = (),
         address: str | None = None,
@@ -90,23 +90,26 @@ class Stack:
         connector_class: tuple[str, str] | None = None,
         load_failure: str = "recompute",
     ) -> EngineProcess:
-        """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role.
+        """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role. Without an agent
+        it has no connector.
 
         `connector` are further keys of `kv_connector_extra_config`, `connector_class` the module and name of another class.
         """
         address = address or free_address()
         host, _, port = address.rpartition(":")
-        transfer = {
-            "kv_connector": "PrfaasConnector",
-            "kv_role": role,
-            "kv_load_failure_policy": load_failure,
-            "kv_connector_extra_config": {"agent_socket": str(agent.socket)} | dict(connector or {}),
-        }
-        if connector_class is not None:
-            transfer["kv_connector_module_path"], transfer["kv_connector"] = connector_class
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += ["--served-model-name", model.name, "--host", host, "--port", port, "--dtype", _dtype(model)]
-        command += ["--kv-transfer-config", json.dumps(transfer), *extra]
+        command += extra
+        if agent is not None:
+            transfer = {
+                "kv_connector": "PrfaasConnector",
+                "kv_role": role,
+                "kv_load_failure_policy": load_failure,
+                "kv_connector_extra_config": {"agent_socket": str(agent.socket)} | dict(connector or {}),
+            }
+            if connector_class is not None:
+                transfer["kv_connector_module_path"], transfer["kv_connector"] = connector_class
+            command += ["--kv-transfer-config", json.dumps(transfer)]
         return EngineProcess(
             self._children.start(f"vllm-{name}", command, environment=ENGINE_ENVIRONMENT), f"http://{address}"
         )

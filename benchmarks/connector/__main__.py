@@ -1,12 +1,18 @@
-"""`make bench AREA=connector`: writes benchmarks/results/connector.json."""
+"""`make bench AREA=connector`: writes benchmarks/results/connector.json.
+
+`make bench AREA=connector PARTS="distance slow_link"` measures these anew and leaves the others' figures as they are.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.connector import copying, cost, distance
+from benchmarks.connector import copying, cost, decode_steps, distance, slow_link
 from benchmarks.connector.sites import running_sites
 from tools.wan import Wan, WanShape, obstacle
 
@@ -14,26 +20,46 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "connector.json"
 
 
 def main() -> None:
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in os.environ.get("PARTS", " ".join(PARTS)).split():
+        found = PARTS[name]()
+        results |= found
+        print(json.dumps(found, indent=1))
+        RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+
+
+def _distance() -> dict[str, Any]:
     if reason := obstacle():
-        print(f"time to first token over distance is skipped: an emulated link {reason}")
-    else:
-        _measure_engines()
-    copying.main()
-
-
-def _measure_engines() -> None:
+        return _skipped("ttft_over_distance", reason)
     with (
         tempfile.TemporaryDirectory(prefix="prfaas-distance-") as directory,
         Wan(WanShape(1e9, distance.ROUND_TRIPS[0])) as wan,
         running_sites(Path(directory), wan) as sites,
     ):
-        results = {
+        return {
             "ttft_over_distance": distance.measure(sites),
             "hooks": cost.hooks(sites),
             "framing": cost.framing(sites),
         }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+
+
+def _slow_link() -> dict[str, Any]:
+    if reason := obstacle():
+        return _skipped("slow_link", reason)
+    return {"slow_link": slow_link.measure()}
+
+
+def _skipped(name: str, reason: str) -> dict[str, Any]:
+    print(f"{name} is skipped: an emulated link {reason}")
+    return {}
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "distance": _distance,
+    "decode_steps": lambda: {"decode_steps": decode_steps.measure()},
+    "slow_link": _slow_link,
+    "copying": lambda: {"copying": copying.measure()},
+}
 
 
 if __name__ == "__main__":

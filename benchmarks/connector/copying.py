@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,23 +21,33 @@ REPEATS = 7
 WARM_UP = 2
 
 
-def main() -> None:
+def measure() -> dict[str, Any]:
+    """Gigabytes per second and microseconds per call; on a GPU also what the model loses beside it."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     slots = _slots()
     copier = _cuda_copier(slots, device) if on_gpu else HostCopier(slots)
     layers = [_layer(index, device) for index in range(NUM_LAYERS)]
     total = NUM_LAYERS * NUM_COPIED * BLOCK_BYTES
-    print(f"{NUM_LAYERS} layers x {NUM_COPIED} blocks of {BLOCK_BYTES >> 10} KiB = {total / 1e6:.0f} MB, {device}")
-    print(f"{'':28}{'median':>10}{'min':>10}{'max':>10}")
-    _show("save, GB/s", [total / 1e9 / its for its in _times(lambda: _save(copier, layers), copier.then_saved)])
-    _show("load, GB/s", [total / 1e9 / its for its in _times(lambda: _load(copier, layers), copier.then_loaded)])
     calls = _times(lambda: _save(copier, layers), None)
-    _show("host time a save call, us", [its / NUM_LAYERS * 1e6 for its in calls])
+    results: dict[str, Any] = {
+        "device": str(device),
+        "layers": NUM_LAYERS,
+        "blocks": NUM_COPIED,
+        "block_bytes": BLOCK_BYTES,
+        "save_gigabytes_per_second": _spread(
+            [total / 1e9 / its for its in _times(lambda: _save(copier, layers), copier.then_saved)]
+        ),
+        "load_gigabytes_per_second": _spread(
+            [total / 1e9 / its for its in _times(lambda: _load(copier, layers), copier.then_loaded)]
+        ),
+        "save_call_microseconds": _spread([its / NUM_LAYERS * 1e6 for its in calls]),
+    }
     if on_gpu:
         _wait(copier.then_saved)
-        _beside_a_model(copier, layers)
+        results |= _beside_a_model(copier, layers)
     copier.close()
+    return results
 
 
 def _slots() -> torch.Tensor:
@@ -50,10 +61,7 @@ def _slots() -> torch.Tensor:
 def _cuda_copier(slots: torch.Tensor, device: torch.device) -> Copier:
     from prfaas.connector.cuda_blocks import CudaCopier  # noqa: PLC0415  needs CUDA
 
-    start = time.perf_counter()
-    copier = CudaCopier(slots, device)
-    print(f"pinning {slots.numel() / 1e6:.0f} MB took {time.perf_counter() - start:.2f} s")
-    return copier
+    return CudaCopier(slots, device)
 
 
 def _layer(index: int, device: torch.device) -> LayerBlocks:
@@ -94,7 +102,7 @@ def _times(work: Callable[[], None], then: Callable[[Callable[[], None]], None] 
     return seconds[WARM_UP:]
 
 
-def _beside_a_model(copier: Copier, layers: list[LayerBlocks]) -> None:
+def _beside_a_model(copier: Copier, layers: list[LayerBlocks]) -> dict[str, Any]:
     """Matrix products with and without a save after each: what the copies take from the compute stream."""
     left = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     right = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
@@ -116,9 +124,11 @@ def _beside_a_model(copier: Copier, layers: list[LayerBlocks]) -> None:
     for _ in range(WARM_UP + REPEATS):  # A against B, turn by turn
         alone.append(products(saving=False))
         beside.append(products(saving=True))
-    _show("model alone, ms", alone[WARM_UP:])
-    _show("model beside saves, ms", beside[WARM_UP:])
+    return {
+        "model_alone_milliseconds": _spread(alone[WARM_UP:]),
+        "model_beside_saves_milliseconds": _spread(beside[WARM_UP:]),
+    }
 
 
-def _show(name: str, values: list[float]) -> None:
-    print(f"{name:28}{statistics.median(values):10.2f}{min(values):10.2f}{max(values):10.2f}")
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}

@@ -27,6 +27,7 @@ PROMPT_TOKENS = 4097
 CHUNK_TOKENS = 256
 STORED_SECONDS = 0.3  # until a finished request's blocks are in the pool; not counted
 WIRE_PORT = 7400
+TIMED = ("benchmarks.connector.timed", "TimedConnector")
 
 
 @dataclass
@@ -68,10 +69,10 @@ class Sites:
         grant = self._grant(prompt)
         with ThreadPoolExecutor(2) as pool:
             decoding = pool.submit(
-                self._ask, self.decode, prompt, kv_transfer_params=_params("do_remote_prefill", grant)
+                self._ask, self.decode, prompt, kv_transfer_params=parameters("do_remote_prefill", grant)
             )
             time.sleep(late_seconds)
-            pool.submit(self._ask, engine, prompt[:-1], kv_transfer_params=_params("do_remote_decode", grant))
+            pool.submit(self._ask, engine, prompt[:-1], kv_transfer_params=parameters("do_remote_decode", grant))
             return decoding.result()
 
     def _ask(self, engine: EngineProcess, prompt: Sequence[int], **extra: Any) -> float:
@@ -79,21 +80,35 @@ class Sites:
         return complete(engine.url, body | extra).ttft_seconds
 
     def _grant(self, prompt: Sequence[int]) -> str:
-        grant = Grant(
-            transfer_id=TransferId(os.urandom(16)),
-            source=AgentName(self.far.name),
-            destination=AgentName(self.near.name),
-            destination_address=self.near.wire,
-            prompt_hash=HashChain(root_hash(FAMILY), prompt[:-1]).at(len(prompt) - 1),
-            num_tokens=len(prompt) - 1,
-            max_bytes=1 << 28,
-            tenant="",
-            expires_at=time.time() + 60.0,
-        )
-        return grants.to_text(grants.sign(grant, self.key))
+        return grant_of(FAMILY, prompt, source=self.far, destination=self.near, key=self.key)
 
 
-def _params(direction: str, grant: str) -> dict[str, Any]:
+def grant_of(
+    family: str,
+    prompt: Sequence[int],
+    *,
+    source: AgentProcess,
+    destination: AgentProcess,
+    key: bytes,
+    seconds: float = 60.0,
+) -> str:
+    """A grant for all of `prompt` but its last token, as it stands in `kv_transfer_params`."""
+    grant = Grant(
+        transfer_id=TransferId(os.urandom(16)),
+        source=AgentName(source.name),
+        destination=AgentName(destination.name),
+        destination_address=destination.wire,
+        prompt_hash=HashChain(root_hash(family), prompt[:-1]).at(len(prompt) - 1),
+        num_tokens=len(prompt) - 1,
+        max_bytes=1 << 28,
+        tenant="",
+        expires_at=time.time() + seconds,
+    )
+    return grants.to_text(grants.sign(grant, key))
+
+
+def parameters(direction: str, grant: str) -> dict[str, Any]:
+    """`kv_transfer_params` of one leg."""
     return {direction: True, "prfaas_grant": grant}
 
 
@@ -103,22 +118,31 @@ def running_sites(directory: Path, wan: Wan) -> Iterator[Sites]:
     model = make_model(FAMILY, directory / FAMILY)
     with Children(directory) as children:
         stack = Stack(children, directory)
-        near = stack.start_agent("near", inside=wan.inside("near"), listen=f"{NEAR}:{WIRE_PORT}")
-        far = stack.start_agent("far", inside=wan.inside("far"), listen=f"{FAR}:{WIRE_PORT}")
-        for agent in (near, far):
-            children.wait_until(agent.child, agent.socket.exists, seconds=START_SECONDS)
+        near, far = start_agents(children, stack, wan)
         flags = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=PROMPT_TOKENS + 256)
         whole = ("benchmarks.connector.store_and_forward", "StoreAndForwardConnector")
         decode = stack.start_engine("decode", model, agent=near, role="kv_both", extra=flags)
-        timed = ("benchmarks.connector.timed", "TimedConnector")
         prefill = stack.start_engine(
-            "prefill", model, agent=far, role="kv_producer", extra=flags, connector_class=timed
+            "prefill", model, agent=far, role="kv_producer", extra=flags, connector_class=TIMED
         )
         stored = stack.start_engine("stored", model, agent=far, role="kv_producer", extra=flags, connector_class=whole)
         for engine in (decode, prefill, stored):
             stack.await_server(engine.child, engine.url)
-        key = grants.derive_key(stack.secret_file.read_bytes(), "grant")
-        yield Sites(wan, near, far, decode, prefill, stored, key)
+        yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack))
+
+
+def start_agents(children: Children, stack: Stack, wan: Wan, **settings: Any) -> tuple[AgentProcess, AgentProcess]:
+    """The agents at the near and at the far end, the far one with these settings."""
+    near = stack.start_agent("near", inside=wan.inside("near"), listen=f"{NEAR}:{WIRE_PORT}")
+    far = stack.start_agent("far", inside=wan.inside("far"), listen=f"{FAR}:{WIRE_PORT}", **settings)
+    for agent in (near, far):
+        children.wait_until(agent.child, agent.socket.exists, seconds=START_SECONDS)
+    return near, far
+
+
+def grant_key(stack: Stack) -> bytes:
+    """What a deployment's grants are signed with."""
+    return grants.derive_key(stack.secret_file.read_bytes(), "grant")
 
 
 def logged(child: Child, event: str) -> list[dict[str, Any]]:

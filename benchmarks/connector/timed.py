@@ -33,10 +33,11 @@ _log = logs.get("bench.connector")
 
 @dataclass
 class Clock:
-    """CPU seconds of the model's thread; an engine of one process has one, for its scheduler and its worker."""
+    """CPU seconds of the model's thread, and a step's wall time. An engine of one process has one, for both its sides."""
 
     num_tokens: int = 0  # that the step computes
     step_began: float = 0.0
+    wall_began: float = 0.0
     inside: float = 0.0  # hooks since the last step was reported
     depth: int = 0
 
@@ -55,11 +56,19 @@ class Clock:
         return call
 
     def begin_step(self, num_tokens: int) -> None:
-        self.num_tokens, self.step_began = num_tokens, time.thread_time()
+        self.num_tokens, self.step_began, self.wall_began = num_tokens, time.thread_time(), time.perf_counter()
 
     def end_step(self) -> None:
-        step = time.thread_time() - self.step_began
-        _log.info("step.cost", num_tokens=self.num_tokens, hook_seconds=self.inside, step_seconds=step)
+        step, wall = time.thread_time() - self.step_began, time.perf_counter() - self.wall_began
+        if self.num_tokens:  # an engine that only waits makes many steps that compute nothing
+            _log.info(
+                "step.cost",
+                num_tokens=self.num_tokens,
+                hook_seconds=self.inside,
+                step_seconds=step,
+                wall_seconds=wall,
+                began=self.wall_began,
+            )
         self.inside = 0.0
 
 

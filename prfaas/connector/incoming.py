@@ -122,6 +122,13 @@ class IncomingRequests:
         incoming.local_tokens = local_tokens
         return incoming.num_tokens - local_tokens
 
+    def waits(self, request_id: str, *, now: float) -> bool:
+        """Whether the request is claimed, its data is not there, and it may neither have blocks before nor give it up."""
+        its = self._by_request.get(request_id)
+        if its is None or its.loading or its.ready is not None or self._is_late(its, now):
+            return False
+        return not self._may_preallocate()
+
     def _is_late(self, incoming: Incoming, now: float) -> bool:
         return now - incoming.claimed_at > self._timeout_seconds
 

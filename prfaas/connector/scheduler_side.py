@@ -126,14 +126,24 @@ class SchedulerSide:
 
     def num_external_tokens(self, request_id: str, local_tokens: int) -> int | None:
         """Tokens beyond `local_tokens` that can be loaded; None while the agent has not answered."""
-        self._poll()
+        self.poll()
         self._outgoing.restart(request_id)
         answer = self._answer(request_id, local_tokens)
-        if answer is None and self._may_sleep:
-            self._may_sleep = False
-            self._poll(self._settings.idle_wait_seconds)
+        if answer is None and self.sleep_if_idle():
             answer = self._answer(request_id, local_tokens)
         return answer
+
+    def sleep_if_idle(self) -> bool:
+        """Wait a moment for the agent when the engine computes nothing; whether it did."""
+        if not self._may_sleep:
+            return False
+        self._may_sleep = False
+        self.poll(self._settings.idle_wait_seconds)
+        return True
+
+    def waits(self, request_id: str) -> bool:
+        """Whether the KV of a request is under way, as far as the agent's messages have been read."""
+        return self._incoming.waits(request_id, now=time.monotonic())
 
     def _answer(self, request_id: str, local_tokens: int) -> int | None:
         now = time.monotonic()
@@ -143,7 +153,8 @@ class SchedulerSide:
             return None
         return self._incoming.num_tokens(request_id, local_tokens, now=now)
 
-    def _poll(self, timeout_seconds: float = 0.0) -> None:
+    def poll(self, timeout_seconds: float = 0.0) -> None:
+        """Take the agent's messages, waiting up to `timeout_seconds` for the first."""
         for message in self._client.poll(timeout_seconds):
             self._on_message(message)
         if not self._client.connected:
@@ -177,7 +188,7 @@ class SchedulerSide:
 
     def plan_step(self, scheduled: Iterable[Scheduled], *, preempted: Iterable[str]) -> Step:
         """What the workers copy in this step."""
-        self._poll()
+        self.poll()
         for request_id in preempted:
             self._outgoing.restart(request_id)
         idle, saves = True, []
@@ -188,7 +199,7 @@ class SchedulerSide:
         written = (*(save for save in saves if save is not None), *self._leftovers.saves(now=time.monotonic()))
         self._incoming.expire(time.monotonic())
         if idle and not written and self._incoming.num_awaited:
-            self._poll(self._settings.idle_wait_seconds)  # nobody asks for them, so nobody else sleeps
+            self.poll(self._settings.idle_wait_seconds)  # nobody asks for them, so nobody else sleeps
         failed, self._failed_loads = (*self._failed_loads, *self._incoming.take_failed_loads()), []
         loads, ends = self._incoming.take_loads(), self._outgoing.take_ends()
         return Step(written, loads, ends, self._client.attached.epoch, failed)

@@ -18,7 +18,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | after the forward | start_load_kv | copy received slots in |
 | worker | after the forward | wait_for_save | copy what no hook reported; mark the end of the pass |
 | worker | after the forward | get_transfer_results | which requests are loaded |
-| scheduler | with the step's output | update_connector_output | give the slots of loaded requests back |
+| scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
 | scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
 | both | engine stop | shutdown | leave the agent |
 """
@@ -47,6 +47,7 @@ from prfaas.connector import engine_stats, settings
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.engine_layout import Rank, block_map, describe, packing
 from prfaas.connector.outcomes import Direction
+from prfaas.connector.parked import ParkedRequests
 from prfaas.connector.request_hashes import prompt_chain, token_chain
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.steps import Step
@@ -86,6 +87,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._hooks: list[Any] = []
         self._block_pool: Any = None
+        self._parked = ParkedRequests()
         self._map = block_map(kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
@@ -126,7 +128,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
-        num_tokens = self._scheduler.num_external_tokens(request.request_id, num_computed_tokens)
+        if self._parked.wake(request):
+            self._scheduler.sleep_if_idle()
+            num_tokens = None
+        else:
+            num_tokens = self._scheduler.num_external_tokens(request.request_id, num_computed_tokens)
+        if num_tokens is None:
+            self._parked.park(request)
         return num_tokens, bool(num_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
@@ -142,7 +150,9 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
         preempted = scheduler_output.preempted_req_ids or ()
-        return StepMetadata(self._scheduler.plan_step(self._scheduled(scheduler_output), preempted=preempted))
+        step = self._scheduler.plan_step(self._scheduled(scheduler_output), preempted=preempted)
+        self._parked.mark(self._scheduler.waits)
+        return StepMetadata(step)
 
     def _scheduled(self, output: Any) -> Iterator[Scheduled]:
         cached = output.scheduled_cached_reqs
@@ -164,11 +174,14 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())
+        self._scheduler.poll()
+        self._parked.unmark(self._scheduler.waits)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
+        self._parked.forget(request.request_id)
         finished = self._scheduler.on_finished(
             request.request_id, lambda: self._leaves(request), lambda: self._tables(block_ids)
         )

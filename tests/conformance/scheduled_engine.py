@@ -17,7 +17,8 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -73,6 +74,7 @@ class ScheduledEngine:
         role: str,
         load_failure: str = "recompute",
         chunk_tokens: int = 64,
+        caches_prefixes: bool = False,
         **settings: Any,
     ) -> None:
         patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
@@ -98,7 +100,7 @@ class ScheduledEngine:
             block_size=BLOCK_TOKENS,
             max_num_seqs=8,
             max_num_batched_tokens=chunk_tokens,
-            enable_prefix_caching=False,
+            enable_prefix_caching=caches_prefixes,
             skip_tokenizer_init=True,
             kv_transfer_config=transfer,
         ).create_engine_config()
@@ -112,6 +114,9 @@ class ScheduledEngine:
         self._layers: dict[str, LayerBlocks] = describe(kv, caches, Rank("", Shard(), NUM_HEADS), packing="")[1]
         self._requests: dict[str, Request] = {}
         align, hashed = resolve_kv_cache_block_sizes(kv, config)
+        hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_function)
+        self._block_hasher = get_request_block_hasher(hashed, hash_function)
         self.scheduler = Scheduler(
             config, kv, StructuredOutputManager(config), block_size=align, hash_block_size=hashed, log_stats=True
         )
@@ -134,7 +139,7 @@ class ScheduledEngine:
         sampling = SamplingParams(
             temperature=0, max_tokens=answer_tokens, ignore_eos=True, extra_args={"kv_transfer_params": parameters}
         )
-        request = Request(request_id, list(prompt), sampling, None)
+        request = Request(request_id, list(prompt), sampling, None, block_hasher=self._block_hasher)
         self._requests[request_id] = request
         self.scheduler.add_request(request)
 
@@ -143,6 +148,14 @@ class ScheduledEngine:
         client = self.worker._worker._client  # type: ignore[union-attr]
         start, arena = client.attached.header_bytes, client.arena
         arena[start:] = bytes(len(arena) - start)
+
+    def is_looked_up(self, request_id: str) -> bool:
+        """Whether vLLM looks the request's prefix up when it asks for it next."""
+        return not self._requests[request_id].skip_reading_prefix_cache
+
+    @property
+    def loaded_bytes(self) -> int:
+        return int(self.worker._worker.tally.copied_bytes["receive"])  # type: ignore[union-attr]
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)

@@ -207,3 +207,23 @@ def test_one_transfer_for_two_requests_serves_the_first(site: Site) -> None:
     assert decoder.told.resumed_at == {"d12": LENGTH - 1, "d13": 0}
     assert decoder.told.wrong_blocks == []
     site.assert_nothing_is_left()
+
+
+def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_prefix(site: Site) -> None:
+    prefiller, decoder = site.prefiller("dense"), site.decoder("dense", caches_prefixes=True)
+    decoder.submit("first", prompt_of(14, 200), {}, answer_tokens=1)
+    site.run_until_finished(["first"])
+    prompt = prompt_of(14, LENGTH)
+    grant = site.nodes.grant(prompt)
+    decoding = _decode(decoder, prompt, grant)
+    for _ in range(3):
+        decoder.step()
+        assert not decoder.is_looked_up(decoding)
+    _prefill(prefiller, prompt, grant)
+    site.run_until_finished([decoding])
+    assert decoder.is_looked_up(decoding)
+    assert decoder.told.resumed_at == {"first": 0, decoding: LENGTH - 1}
+    assert decoder.told.wrong_blocks == []
+    block_bytes = sum(its[0].nbytes for its in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
+    assert decoder.loaded_bytes == 4 * block_bytes, "six of ten blocks are its own"
+    site.assert_nothing_is_left()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prfaas.cachepool.layout import Layout
+from tests.e2e.pair import FLAGS
 from tests.redis_of import kill_redis_of
 from tools.demo.client import Answer, complete, get_json, prompt_tokens
 from tools.link import Relay
 from tools.processes import Child, Children, free_address
-from tools.stack import AgentProcess, Stack, engine_flags
+from tools.stack import AgentProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import VOCABULARY, make_model
 
 FAMILY = "granite4h"
@@ -30,14 +33,16 @@ class Deployment:
     engine_urls: dict[str, str]
     router_url: str
     reports: Relay
+    family: str
+    layout: Layout
 
     def ask(self, url: str, prompt: list[int], **more: Any) -> Answer:
-        body = {"model": FAMILY, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        body = {"model": self.family, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         return complete(url, body | more)
 
     def reference(self, prompt: list[int]) -> tuple[int, ...]:
         """What one engine answers that takes up nothing."""
-        return self.ask(self.engine_urls["west"], prompt, cache_salt="reference").token_ids
+        return self.ask(self.engine_urls["west"], prompt, cache_salt=os.urandom(8).hex()).token_ids
 
     def kill_manager(self) -> None:
         self.manager = self.children.kill_and_restart(self.manager)
@@ -73,13 +78,14 @@ def prompt_of(num_tokens: int, *, seed: int) -> list[int]:
 def running_deployment(
     directory: Path,
     *,
+    family: str = FAMILY,
     expiry_seconds: str = "5s",
     manager_settings: dict[str, Any] | None = None,
     one_cluster: bool = False,
     **agent_settings: Any,
 ) -> Iterator[Deployment]:
     """Start everything; it ends with the context. East is a PrfaaS cluster, or a PD-P instance of west's cluster."""
-    model = make_model(FAMILY, directory / FAMILY)
+    model = make_model(family, directory / family)
     with Children(directory) as children:
         stack = Stack(children, directory)
         manager, grpc, manager_url = stack.start_manager(
@@ -95,12 +101,16 @@ def running_deployment(
             east = west if one_cluster else {"cluster": "east", "cluster_kind": "prfaas"}
             addresses = {"east": free_address(), "west": free_address()}
             agents = {
-                "east": _agent(stack, "east", "prefill", reports, addresses["east"], east | agent_settings),
-                "west": _agent(stack, "west", "both", reports, addresses["west"], west | agent_settings),
+                "east": _agent(
+                    stack, "east", _beside("east", "prefill", family, addresses), reports, east | agent_settings
+                ),
+                "west": _agent(
+                    stack, "west", _beside("west", "both", family, addresses), reports, west | agent_settings
+                ),
             }
             for agent in agents.values():
                 stack.await_agent(agent)
-            flags = engine_flags(chunk_tokens=256)
+            flags = engine_flags(chunk_tokens=256) + FLAGS.get(family, ())
             roles = {"east": "kv_producer", "west": "kv_both"}
             engines = {
                 name: stack.start_engine(
@@ -113,15 +123,16 @@ def running_deployment(
             router, url = stack.start_router({"managers": [grpc], "cluster": "west"})
             stack.await_server(router, url)
             urls = {name: engine.url for name, engine in engines.items()}
-            yield Deployment(children, manager, manager_url, agents, urls, url, reports)
+            layout = attached_layout(engines["west"].child.log)
+            yield Deployment(children, manager, manager_url, agents, urls, url, reports, family, layout)
 
 
-def _agent(stack: Stack, name: str, role: str, reports: Relay, engine: str, settings: dict[str, Any]) -> AgentProcess:
-    engines = [{"instance": f"{name}/0", "url": f"http://{engine}", "role": role, "model": FAMILY}]
-    return stack.start_agent(
-        name,
-        managers=[reports.address],
-        engines=engines,
-        reconnect_seconds="1s",
-        **settings,
-    )
+def _beside(name: str, role: str, family: str, addresses: dict[str, str]) -> list[dict[str, str]]:
+    """The engine beside an agent, as its configuration names it."""
+    return [{"instance": f"{name}/0", "url": f"http://{addresses[name]}", "role": role, "model": family}]
+
+
+def _agent(
+    stack: Stack, name: str, engines: list[dict[str, str]], reports: Relay, settings: dict[str, Any]
+) -> AgentProcess:
+    return stack.start_agent(name, managers=[reports.address], engines=engines, reconnect_seconds="1s", **settings)

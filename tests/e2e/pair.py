@@ -21,10 +21,11 @@ from prfaas.types import AgentName, TransferId
 from tools.demo.client import answers, complete, prompt_tokens, transfers
 from tools.processes import Children
 from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, attached_layout, engine_flags
-from tools.tiny_models import VOCABULARY, make_model
+from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 
 # Dense; with sliding windows; with states of Mamba2, short convolutions and a gated delta net.
 PAIRS = ("llama", "qwen3", "gemma3", "gpt_oss", "olmo3", "granite4h", "nemotron_h", "falcon_h1", "lfm2", "qwen3_next")
+EXACT = [family for family in PAIRS if FAMILIES[family].dtype == "float32"]
 CHUNK_TOKENS = 256
 MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
@@ -144,6 +145,14 @@ def counts(engine: EngineProcess) -> dict[str, float]:
 def outcome(direction: str, word: str) -> str:
     """The name of a counter in `counts`."""
     return f'prfaas_connector_transfers_total{{direction="{direction}",outcome="{word}"}}'
+
+
+def resumes_at(layout: Layout, num_tokens: int) -> int:
+    """Where a prompt that begins with `num_tokens` held ones is resumed: at a state, or else at a block's end."""
+    if any(its.kind == "linear_state" for its in layout.groups):
+        return num_tokens
+    block_tokens = max(its.block_tokens for its in layout.groups)
+    return num_tokens // block_tokens * block_tokens
 
 
 def random_prompt(length: int, *, seed: int) -> list[int]:

@@ -18,15 +18,13 @@ from prfaas.agent.protocol import LookedUp, Lookup, Receive, ReceiveReady, Relea
 from prfaas.connector.block_map import BlockMap, EngineGroup
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import TransferId
-from tests.e2e.pair import CHUNK_TOKENS, PAIRS, Pair, counts, outcome, random_prompt
+from tests.e2e.pair import CHUNK_TOKENS, EXACT, Pair, counts, outcome, random_prompt, resumes_at
 from tests.waiting import wait_until
 from tools.demo.client import prefilled_tokens
-from tools.tiny_models import FAMILIES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 WHOLE = CHUNK_TOKENS + 1
 CHUNKED = 4 * CHUNK_TOKENS + 1
-EXACT = [family for family in PAIRS if FAMILIES[family].dtype == "float32"]
 CONTROL_PROMPTS = 8  # a short convolution forgets what it lacks after two tokens: not every prompt shows it
 Answer = TypeVar("Answer", LookedUp, ReceiveReady)
 NEAR_TIE_NATS = 1e-3  # by being in a batch a float32 log-probability moved by 6e-5 at most (72 answers of 8 families)
@@ -190,7 +188,7 @@ def test_the_second_turn_finds_the_first_ones_answer(pair: Pair) -> None:
     """Prefilled in the east and decoded in the west; the west's pool then has the answer too, for a turn on the west alone."""
     prompt = random_prompt(2 * CHUNK_TOKENS - 7, seed=51)
     turn = [*prompt, *pair.through_both(prompt)]
-    held = _resumes_at(pair, len(turn) - 1)  # the answer's last token was never computed
+    held = resumes_at(pair.layout(), len(turn) - 1)  # the answer's last token was never computed
     assert held > len(prompt)
     again = turn + random_prompt(100, seed=52)
     with Vandal(pair) as vandal:
@@ -200,15 +198,6 @@ def test_the_second_turn_finds_the_first_ones_answer(pair: Pair) -> None:
     assert prefilled_tokens(pair.decode.url) - before == len(again) - held
     if pair.family in EXACT:  # one engine alone splits the prompt elsewhere, which bfloat16 shows
         assert got == wanted
-
-
-def _resumes_at(pair: Pair, num_tokens: int) -> int:
-    """Where a prompt that begins with `num_tokens` held ones is resumed: at a state, or else at a block's end."""
-    groups = pair.layout().groups
-    if any(its.kind == "linear_state" for its in groups):
-        return num_tokens
-    block_tokens = max(its.block_tokens for its in groups)
-    return num_tokens // block_tokens * block_tokens
 
 
 @pytest.mark.parametrize("pair", ["qwen3_next"], indirect=True)

@@ -1,0 +1,54 @@
+"""A client at the near end of the link: a prompt prefilled far and pulled by NixlConnector, or computed near.
+
+Run inside the near namespace; prints seconds to the first token as JSON. The prefill request crosses the link on a
+connection that stays open, as a router's does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import time
+from typing import Any
+
+from tools.demo.client import complete, prompt_tokens
+from tools.tiny_models import VOCABULARY
+
+_PULL = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def main() -> None:
+    far, near, family, num_tokens, count, first_seed = sys.argv[1:]
+    connection = http.client.HTTPConnection(far.removeprefix("http://"), timeout=120)
+    seconds: dict[str, list[float]] = {"local": [], "pulled": []}
+    for number in range(2 * int(count)):
+        prompt = prompt_tokens(int(num_tokens), seed=int(first_seed) + number, vocabulary=VOCABULARY)
+        body = {"model": family, "prompt": prompt, "temperature": 0, "max_tokens": 1, "ignore_eos": True}
+        start = time.perf_counter()
+        if number % 2:
+            found = _prefill(connection, {**body, "kv_transfer_params": _PULL})
+            prefilled = time.perf_counter() - start
+            seconds["pulled"].append(prefilled + complete(near, {**body, "kv_transfer_params": found}).ttft_seconds)
+        else:
+            seconds["local"].append(complete(near, body).ttft_seconds)
+    print(json.dumps(seconds))
+
+
+def _prefill(connection: http.client.HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
+    """What the decode request says of a prompt that is now prefilled."""
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = json.load(connection.getresponse())
+    found: dict[str, Any] = answer["kv_transfer_params"]
+    return found
+
+
+if __name__ == "__main__":
+    main()

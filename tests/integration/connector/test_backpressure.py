@@ -1,0 +1,89 @@
+"""A link that takes nothing: transfer blocks run out, new prefills go without a transfer, nobody waits or loses a block."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.connector.fake_engine import SHAPES, FakeEngine, Running
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
+from tools.link import Relay
+
+NUM_REQUESTS = 8  # more than the transfer blocks serve
+SHAPE = SHAPES["recurrent"]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    """Pools in which most of the room is for prefix blocks."""
+    with running_nodes(tmp_path, pool_bytes="4MiB", transfer_ratio=0.05) as running:
+        yield running
+
+
+def _grant(nodes: Nodes, link: Relay, prompt: Sequence[int], **changes: Any) -> str:
+    return nodes.grant(prompt, destination_address=link.address, **changes)
+
+
+def _transfer(nodes: Nodes, link: Relay, engines: tuple[FakeEngine, FakeEngine], prompt: Sequence[int]) -> None:
+    prefiller, decoder = engines
+    grant = _grant(nodes, link, prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    prefiller.finish(prefilling)
+    _decode(decoder, parked)
+
+
+def _decode(decoder: FakeEngine, running: Running) -> None:
+    assert decoder.await_answer(running) == NUM_TOKENS
+    assert decoder.load(running, NUM_TOKENS)
+    assert decoder.wrong_blocks(running, NUM_TOKENS) == []
+    decoder.finish(running)
+
+
+def _leave_a_prefix(engine: FakeEngine, prompt: Sequence[int]) -> None:
+    running = engine.submit("left", prompt, {})
+    engine.await_answer(running)
+    engine.prefill(running, chunk_tokens=100)
+    engine.finish(running, leaves=True)
+
+
+def test_without_transfer_blocks_new_prefills_go_without_and_running_ones_finish(nodes: Nodes) -> None:
+    prefiller = nodes.start(nodes.east, SHAPE, reuse=True, reuse_min_tokens=16)
+    decoder = nodes.start(nodes.west, SHAPE)
+    _leave_a_prefix(prefiller, prompt_of(30))
+    with Relay(nodes.west.wire) as link:
+        _transfer(nodes, link, (prefiller, decoder), prompt_of(31))
+        link.hold()
+        pairs = [(its, _grant(nodes, link, its)) for its in map(prompt_of, range(40, 40 + NUM_REQUESTS))]
+        short = _grant(nodes, link, pairs[-1][0], expires_at=time.time() + 1.0)  # nothing comes of the last one
+        decoding = [receiving(decoder, *its) for its in [*pairs[:-1], (pairs[-1][0], short)]]
+        prefilling = [sending(prefiller, *its) for its in pairs]
+        for its in prefilling:
+            assert prefiller.await_answer(its) == 0
+        num_refused = prefiller.outcomes()["send no_memory"]
+        num_running = NUM_REQUESTS - num_refused
+        assert num_running > 0 and num_refused > 0
+        while any(its.computed < NUM_TOKENS for its in prefilling):  # all of them compute while nothing leaves
+            prefiller.step(
+                [(its, min(100, NUM_TOKENS - its.computed)) for its in prefilling if its.computed < NUM_TOKENS]
+            )
+        for its in prefilling:
+            prefiller.finish(its)
+        assert prefiller.outcomes()["send completed"] == 1 + num_running
+        link.release()
+        for its in decoding[:num_running]:
+            _decode(decoder, its)
+        assert decoder.await_answer(decoding[-1]) == 0, "the decode side computes it itself"
+        for its in decoding[num_running:]:
+            decoder.finish(its)
+    again = prefiller.submit("again", prompt_of(30, NUM_TOKENS + 60), {})
+    assert prefiller.await_answer(again) == NUM_TOKENS + 1, "the prefix that was there before is there"
+    assert prefiller.load(again, NUM_TOKENS + 1)
+    assert prefiller.wrong_blocks(again, NUM_TOKENS + 1) == []
+    prefiller.finish(again)
+    nodes.assert_nothing_is_left()
