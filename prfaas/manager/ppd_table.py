@@ -8,7 +8,7 @@ from typing import Any
 from prfaas.manager.decided import Decided
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.ppd import PpdTable, to_measured
-from prfaas.scheduler.ppd_refresh import PpdRefresh, Served
+from prfaas.scheduler.ppd_refresh import FAILED_SECONDS, PpdRefresh, Served
 from prfaas.scheduler.within import turn_of
 
 REFRESH_SECONDS = 5.0
@@ -34,19 +34,21 @@ class LiveTable:
         return self._current
 
     def note(self, decided: Decided, its: pb.ReportRequestsRequest.Answered) -> None:
-        """How a request ended; what the table did not decide, what fell back and what was not streamed says nothing."""
+        """How a request ended; what the table did not decide says nothing, nor does an answer in one piece."""
         was_local = _WAS_LOCAL.get(decided.decision.reason)
-        measured = all(0 < seconds < MAX_SECONDS for seconds in (its.ttft_seconds, its.tpot_seconds))
-        if self._refresh is None or was_local is None or its.fallback or its.status != 200 or not measured:
+        failed = its.status >= 500 or bool(its.fallback)
+        answered = its.status == 200 and its.streamed and 0 < its.ttft_seconds < MAX_SECONDS
+        if self._refresh is None or was_local is None or not (failed or answered):
             return
         decode = next(one for one in decided.snapshot.instances if one.instance == decided.decision.decode)
+        is_tpot = not failed and 0 < its.tpot_seconds < MAX_SECONDS
         self._refresh.note(
             Served(
                 turn_of(decided.facts, decode),
                 decided.snapshot.requests_per_second,
                 was_local=was_local,
-                ttft_seconds=its.ttft_seconds,
-                tpot_seconds=its.tpot_seconds,
+                ttft_seconds=FAILED_SECONDS if failed else its.ttft_seconds,
+                tpot_seconds=its.tpot_seconds if is_tpot else None,
                 at=self._clock(),
             )
         )

@@ -176,6 +176,7 @@ def _answered(record: Record, plan: Plan) -> pb.ReportRequestsRequest.Answered:
         prefill_seconds=record.prefill_seconds or 0.0,
         transfer_id=plan.transfer_id or b"",
         tpot_seconds=record.tpot_seconds,
+        streamed=record.is_streamed,
     )
 
 

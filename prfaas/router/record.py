@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from prfaas.router.legs import LegFailed
 from prfaas.scheduler.route import EXPLANATIONS
 
 MAX_RECORDS = 1024
-_EVENT_END = b"\n\n"  # of server-sent events, of which an engine writes one or more tokens each
-_LAST_EVENT = b"data: [DONE]\n\n"  # carries no token
+_USAGE_BYTES = 4096  # at the end of a stream, in which its usage is
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 _log = logs.get("router")
 
 
@@ -32,7 +33,7 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     _first_at: float = 0.0
     _last_at: float = 0.0
-    _num_events: int = 0  # of a streamed answer
+    _end: bytes = b""  # the last bytes of a streamed answer
 
     @property
     def fallback(self) -> str | None:
@@ -48,13 +49,19 @@ class Record:
         """One piece of a streamed answer was passed on."""
         self._last_at = time.monotonic()
         self._first_at = self._first_at or self._last_at
-        self._num_events += chunk.count(_EVENT_END) - chunk.endswith(_LAST_EVENT)
+        self._end = (self._end + chunk)[-_USAGE_BYTES:]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer came in several pieces."""
+        return self._last_at > self._first_at
 
     @property
     def tpot_seconds(self) -> float:
-        """Between the events of a streamed answer on average; 0 where there were fewer than two pieces."""
-        elapsed = self._last_at - self._first_at
-        return elapsed / (self._num_events - 1) if elapsed and self._num_events > 1 else 0.0
+        """Between the tokens of a streamed answer on average; 0 where its end does not say how many there were."""
+        found = _COMPLETION_TOKENS.findall(self._end)
+        num_tokens = int(found[-1]) if found else 0
+        return (self._last_at - self._first_at) / (num_tokens - 1) if num_tokens > 1 else 0.0
 
     def decided(self, plan: Plan) -> None:
         """The route is known, for the first time or after a failure."""

@@ -7,7 +7,7 @@ window; when they have passed, the table's own averages hold again, so that a si
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -23,19 +23,24 @@ from prfaas.scheduler.ppd import (
 )
 
 MIN_TURNS = 20  # of one side of a cell, before they count
+FAILED_SECONDS = 60.0
 MAX_TURNS = 200  # the latest of one side of a cell that are averaged
 _Cell = tuple[ContextClass, WorkloadType, float]
+_UNKNOWN = (None, None)
 
 
 @dataclass(frozen=True)
 class Served:
-    """One later turn as it was answered: `qps` and `turn` are those of its decision, `at` seconds on one clock."""
+    """One later turn as it was answered: `qps` and `turn` are those of its decision, `at` seconds on one clock.
+
+    `tpot_seconds` None: not known. A turn that failed counts as one whose first token took `FAILED_SECONDS`.
+    """
 
     turn: Turn
     qps: float
     was_local: bool
     ttft_seconds: float
-    tpot_seconds: float
+    tpot_seconds: float | None
     at: float
 
 
@@ -65,16 +70,24 @@ class PpdRefresh:
         return replace(self._table, entries=tuple(_renewed(entry, fresh) for entry in self._table.entries))
 
 
-def _averages(turns: Iterable[Served], since: float) -> tuple[float, float] | None:
-    """Mean TTFT and TPOT in seconds, when there are enough turns."""
+def _averages(turns: Iterable[Served], since: float) -> tuple[float | None, float | None]:
+    """Mean TTFT and TPOT in seconds, each when enough turns have it."""
     late = [its for its in turns if its.at > since]
-    if len(late) < MIN_TURNS:
-        return None
-    return fmean(its.ttft_seconds for its in late), fmean(its.tpot_seconds for its in late)
+    tpots = [its.tpot_seconds for its in late if its.tpot_seconds is not None]
+    return _mean([its.ttft_seconds for its in late]), _mean(tpots)
 
 
-def _renewed(entry: PpdEntry, fresh: dict[tuple[_Cell, bool], tuple[float, float] | None]) -> PpdEntry:
+def _mean(seconds: Sequence[float]) -> float | None:
+    return fmean(seconds) if len(seconds) >= MIN_TURNS else None
+
+
+def _renewed(entry: PpdEntry, fresh: Mapping[tuple[_Cell, bool], tuple[float | None, float | None]]) -> PpdEntry:
     cell = (entry.context_class, entry.workload_type, entry.qps)
-    pd = fresh.get((cell, False)) or (entry.pd_ttft_seconds, entry.pd_tpot_seconds)
-    ppd = fresh.get((cell, True)) or (entry.ppd_ttft_seconds, entry.ppd_tpot_seconds)
-    return PpdEntry(*cell, pd[0], ppd[0], pd[1], ppd[1])
+    pd, ppd = fresh.get((cell, False), _UNKNOWN), fresh.get((cell, True), _UNKNOWN)
+    return PpdEntry(
+        *cell,
+        pd_ttft_seconds=pd[0] or entry.pd_ttft_seconds,
+        ppd_ttft_seconds=ppd[0] or entry.ppd_ttft_seconds,
+        pd_tpot_seconds=pd[1] or entry.pd_tpot_seconds,
+        ppd_tpot_seconds=ppd[1] or entry.ppd_tpot_seconds,
+    )

@@ -405,7 +405,7 @@ class ReportTransferResponse(_message.Message):
 class ReportRequestsRequest(_message.Message):
     __slots__ = ("requests",)
     class Answered(_message.Message):
-        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds", "transfer_id")
+        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds", "transfer_id", "streamed")
         DECISION_ID_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
@@ -416,6 +416,7 @@ class ReportRequestsRequest(_message.Message):
         PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
         TPOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+        STREAMED_FIELD_NUMBER: _ClassVar[int]
         decision_id: bytes
         route: str
         reason: str
@@ -426,7 +427,8 @@ class ReportRequestsRequest(_message.Message):
         prefill_seconds: float
         tpot_seconds: float
         transfer_id: bytes
-        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ..., transfer_id: _Optional[bytes] = ...) -> None: ...
+        streamed: bool
+        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ..., transfer_id: _Optional[bytes] = ..., streamed: _Optional[bool] = ...) -> None: ...
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[ReportRequestsRequest.Answered]
     def __init__(self, requests: _Optional[_Iterable[_Union[ReportRequestsRequest.Answered, _Mapping]]] = ...) -> None: ...

@@ -12,7 +12,7 @@ from prfaas.manager.decided import Decided
 from prfaas.manager.ppd_table import REFRESH_SECONDS, LiveTable
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.ppd import PpdEntry, PpdTable, to_measured
-from prfaas.scheduler.ppd_refresh import MIN_TURNS
+from prfaas.scheduler.ppd_refresh import FAILED_SECONDS, MIN_TURNS
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
@@ -47,7 +47,7 @@ def table_after(
     clock = Clock()
     live = LiveTable(TABLE, window_seconds=window_seconds, clock=clock)
     assert live.current() == TABLE
-    its = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03)
+    its = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03, streamed=True)
     for name, value in changes.items():
         setattr(its, name, value)
     for _ in range(MIN_TURNS):
@@ -67,16 +67,28 @@ def test_turns_that_the_table_sent_to_the_decode_node_renew_its_side() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"fallback": "prefill_late"},
-        {"status": 500},
+        {"status": 400},
+        {"streamed": False},
         {"ttft_seconds": 0.0},
-        {"tpot_seconds": 0.0},
-        {"tpot_seconds": math.nan},
         {"ttft_seconds": math.inf},
+        {"ttft_seconds": math.nan},
     ],
 )
 def test_what_says_nothing_of_the_cell_changes_nothing(changes: dict[str, object]) -> None:
     assert table_after(decided(turn=2), changes=changes) == TABLE
+
+
+@pytest.mark.parametrize("changes", [{"tpot_seconds": 0.0}, {"tpot_seconds": math.nan}])
+def test_without_a_count_of_tokens_the_time_between_them_stays(changes: dict[str, object]) -> None:
+    after = table_after(decided(turn=2), changes=changes)
+    assert after is not None and after.entries[0].ppd_ttft_seconds == pytest.approx(0.5)
+    assert after.entries[0].ppd_tpot_seconds == 0.01
+
+
+@pytest.mark.parametrize("changes", [{"fallback": "prefill_late"}, {"status": 503, "ttft_seconds": 0.0}])
+def test_turns_that_fail_make_their_side_look_bad(changes: dict[str, object]) -> None:
+    after = table_after(decided(turn=2), changes=changes)
+    assert after is not None and after.entries[0].ppd_ttft_seconds == FAILED_SECONDS
 
 
 def test_a_first_turn_changes_nothing() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from prfaas.router.record import Record
 
 EVENT = b'data: {"choices": []}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -15,13 +18,15 @@ def streamed(*chunks: bytes) -> Record:
     return record
 
 
-def test_the_time_between_events_is_the_whole_over_one_less_than_their_number() -> None:
-    once, thrice = streamed(EVENT, EVENT + DONE), streamed(EVENT, 3 * EVENT)
-    assert once.tpot_seconds == once._last_at - once._first_at > 0
-    assert thrice.tpot_seconds == (thrice._last_at - thrice._first_at) / 3 > 0
+@pytest.mark.parametrize("end", [(USAGE + DONE,), (USAGE, DONE), (USAGE[:40], USAGE[40:], DONE)])
+def test_the_time_between_tokens_is_the_whole_over_one_less_than_the_usage_says(end: tuple[bytes, ...]) -> None:
+    record = streamed(EVENT, EVENT * 9, *end)
+    assert record.is_streamed
+    assert record.tpot_seconds == (record._last_at - record._first_at) / 4 > 0
 
 
-def test_an_answer_of_one_event_or_of_one_piece_has_no_time_between() -> None:
-    assert streamed(EVENT, DONE).tpot_seconds == 0
-    assert streamed(EVENT * 5 + DONE).tpot_seconds == 0
-    assert Record("r").tpot_seconds == 0
+def test_without_usage_or_in_one_piece_there_is_none() -> None:
+    assert streamed(EVENT, EVENT, DONE).tpot_seconds == 0
+    whole = streamed(EVENT * 5 + USAGE + DONE)
+    assert (whole.tpot_seconds, whole.is_streamed) == (0, False)
+    assert (Record("r").tpot_seconds, Record("r").is_streamed) == (0, False)
