@@ -245,7 +245,7 @@ class Arrivals:
         """The sender says that it has sent everything, and how much that is."""
         with self._changed:
             arrival = self._arrivals.get(header.transfer_id)
-            if arrival is None or arrival.assembler is None or arrival.request.peer_name != peer:
+            if arrival is None or arrival.has_ended or arrival.assembler is None or arrival.request.peer_name != peer:
                 return
             if header.offset != arrival.assembler.total_bytes:
                 text = f"the sender counts {header.offset} bytes, this side {arrival.assembler.total_bytes}"
@@ -345,11 +345,12 @@ class Arrivals:
 
 
 def say(connection: Connection, frame: bytes) -> bool:
-    """Write a frame; whether the connection took it."""
+    """Write a frame; whether the connection took it. One that may have taken a part of it ends."""
     try:
         connection.write(frame)
         return True
     except OSError:
+        connection.abort()
         return False
 
 

@@ -82,10 +82,13 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
     """Connect to `address`; every socket of the wire is made here or in `listen`.
 
     Raises:
-        ConfigError: it is public, and nobody has allowed that.
+        ConfigError: it is no address, or public, and nobody has allowed that.
         OSError: nobody answers.
     """
-    host, port = split_address(address)
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is {error}") from error
     if not allow_public and (public := _public_address(host)):
         raise ConfigError(
             f"{public} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 
 from prfaas import logs
-from prfaas.errors import ConfigError, RemoteProtocolError
+from prfaas.errors import PrfaasError
 from prfaas.transport.connection import Connection
 from prfaas.transport.connection_policy import FIRST_CONNECTIONS, connection_count
 
 _log = logs.get("transport")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
+STEADY_SECONDS = 1.0  # a peer that ends connections sooner is dialled ever more slowly, as one that does not answer
 KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
 CLOSE_SECONDS = 15.0
 
@@ -44,10 +45,6 @@ class Dialler:
         self._is_fixed = bool(num_connections)
         self._last_used_at = time.monotonic()
         self._threads: list[threading.Thread] = []
-
-    @property
-    def is_started(self) -> bool:
-        return bool(self._threads)
 
     def start(self) -> None:
         """Have a thread for every connection that is wanted."""
@@ -94,13 +91,15 @@ class Dialler:
     def _connect_forever(self, number: int) -> None:
         pause = FIRST_RETRY_SECONDS
         while self._wait_until_wanted(number):
+            began_at = time.monotonic()
             try:
                 self._connect(number)
-                pause = FIRST_RETRY_SECONDS
-            except (OSError, RemoteProtocolError, ConfigError) as error:
+            except (OSError, PrfaasError) as error:
                 self.lost_by(error)
-                self.is_closed.wait(pause)
-                pause = min(2 * pause, MAX_RETRY_SECONDS)
+            if time.monotonic() - began_at >= STEADY_SECONDS:
+                pause = FIRST_RETRY_SECONDS
+            self.is_closed.wait(pause)
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _wait_until_wanted(self, number: int) -> bool:
         """Wait until a connection of this number is wanted; False: the link is closed."""

@@ -17,7 +17,7 @@ from prfaas.transport.messages import Done, Ending, Have
 from prfaas.transport.packing import CODECS, Packer, Way, ways
 from prfaas.transport.packing_choice import TRIAL_BYTES, PackSample
 from prfaas.transport.tcp_info import TcpInfo
-from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header, packed_header
+from prfaas.transport.wire import NO_TRANSFER, FrameType, Header, chunk_checksum, chunk_header, packed_header
 
 WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it looks at what there is to do again
 
@@ -65,6 +65,7 @@ class Line:
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
+        self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
         self._ways = ways([name for name in CODECS if name in capabilities])
         self._work = work
         self._connection = connection
@@ -173,7 +174,11 @@ class Line:
         try:
             while True:
                 self._heard(self._connection.read_header())
-        except (OSError, RemoteProtocolError):
+        except OSError:
+            pass
+        except RemoteProtocolError as error:
+            self.refusal = error
+        finally:  # whatever ended it: nobody would hear acknowledgements any more
             self.abort()
             self._work.wake()
 
@@ -190,6 +195,8 @@ class Line:
             self._work.done(transfer_id, messages.decode_done(payload))
         elif kind is FrameType.REOPEN:
             self._work.reopen(transfer_id)
+        elif kind is not FrameType.PONG and transfer_id == NO_TRANSFER:
+            raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         elif kind is not FrameType.PONG:
             self._work.refused(transfer_id, messages.decode_ending(payload))
 

@@ -187,7 +187,9 @@ def decode_ending(payload: bytes | bytearray) -> Ending:
 
     def read(reason: Any, message: Any) -> Ending:
         known = typing.cast(FailureReason, reason if reason in _REASONS else "protocol")
-        return Ending(known, str(message)[:MAX_MESSAGE_CHARACTERS])
+        if not isinstance(message, str):
+            raise ValueError("not a message")
+        return Ending(known, message[:MAX_MESSAGE_CHARACTERS])
 
     return _decode(FrameType.ERROR, payload, read)
 
@@ -232,7 +234,7 @@ def _split(header: Header, payload: bytes | bytearray) -> tuple[bytes, bytes]:
 def _decode(kind: FrameType, payload: bytes | bytearray, read: Callable[..., T]) -> T:
     try:
         return read(*msgpack.unpackb(payload))
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("body", f"{kind.name}: {error!r}"[:MAX_MESSAGE_CHARACTERS]) from error
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from prfaas import metrics
+from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals, say
@@ -52,6 +52,7 @@ MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's heade
 MAX_STRANGERS = 64  # that have not proven who they are; the longest-waiting one goes first
 TICK_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
+_log = logs.get("transport")
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,12 @@ class Receiver:
         self._arrivals.cancel(transfer_id, reason, message)
 
     def close(self) -> None:
-        """Close every connection and wait for the threads."""
+        """Close every connection and wait for the threads; of a receiver that never started there are none."""
         self._is_closed.set()
-        assert self._socket is not None
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
         for inlet in self._inlets:
             inlet.close()
         with self._lock:
@@ -244,6 +245,7 @@ class Receiver:
         try:
             Reader(self._arrivals, connection, peer=peer, bounds=self._bounds).run()
         except RemoteProtocolError as error:
+            _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
             self._refuse(connection, error)
         finally:
             self._arrivals.forget(connection)

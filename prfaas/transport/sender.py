@@ -145,11 +145,11 @@ class Link:
                 line.abort()
             self._changed.notify_all()
         self._events.tell()
-        for budget in self._config.budgets:
-            budget.forget(self)
         self._dialler.join()
         if self._watcher.ident is not None:
             self._watcher.join()
+        for budget in self._config.budgets:  # not before: the watcher asks for shares
+            budget.forget(self)
 
     def snapshot(self) -> LinkState:
         """The link's figures; costs a few microseconds a connection."""
@@ -236,7 +236,7 @@ class Link:
         try:
             line.run()
         except OSError as error:
-            self._dialler.lost_by(error)
+            self._dialler.lost_by(line.refusal or error)
         finally:
             self._lost(line)
 

@@ -182,7 +182,8 @@ class TlsStream:
 
     def has_input(self) -> bool:
         """Whether bytes of the peer have been taken from the socket and not been asked for."""
-        return self._incoming.pending > 0 or self._ssl.pending() > 0
+        with self._lock:
+            return self._incoming.pending > 0 or self._ssl.pending() > 0
 
     def _decrypt(self, view: memoryview) -> int:
         """How much was there; 0: more must come first."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import FAIR_PIECES, MAX_OPENING_BYTES
+from prfaas.transport.connection import Connection
 from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.reader import MAX_LARGE_FRAMES
-from prfaas.transport.receiver import MAX_STRANGERS, ReceiveCompleted
+from prfaas.transport.receiver import MAX_STRANGERS, ReceiveCompleted, ReceiveFailed
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.wire import (
     HEADER_BYTES,
@@ -198,6 +201,33 @@ def test_a_sender_that_counts_other_bytes_fails_its_transfer(far: Far) -> None:
         assert raw.refusal().reason == "protocol"
 
 
+class _Watched(list[bytearray]):
+    """Memory that says when somebody is about to write to it."""
+
+    def __init__(self, *objects: bytearray) -> None:
+        super().__init__(objects)
+        self.is_taken = threading.Event()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.is_taken.set()
+        return super().__getitem__(index)
+
+
+def test_a_sender_that_counts_wrongly_twice_fails_its_transfer_once(far: Far) -> None:
+    transfer_id, memory = os.urandom(16), _Watched(bytearray(100))
+    far.memory[transfer_id] = memory
+    with RawSender(far.address) as writer, RawSender(far.address) as raw:
+        writer.open(100, transfer_id=transfer_id)
+        writer.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, 100), 0) + bytes(10))
+        assert memory.is_taken.wait(10)
+        for _ in range(2):
+            raw.connection.write(Header(FrameType.END, 0, transfer_id, offset=99).encode())
+        raw.connection.write(Header(FrameType.PING, 0).encode())
+        while raw.heard()[0].type is not FrameType.PONG:
+            pass
+        assert len(far.of(ReceiveFailed)) == 1
+
+
 def test_a_chunk_of_an_unknown_transfer_is_answered_with_reopen_once(far: Far) -> None:
     with RawSender(far.address) as raw:
         for _ in range(3):
@@ -227,6 +257,23 @@ def test_a_receiver_that_breaks_the_protocol_is_left_and_its_transfer_fails(
         near = near_to(receiver.address, reconnect_seconds=30.0)
         end = near.end(send(near, objects_of(1000), deadline=1.0))
         assert isinstance(end, SendFailed) and end.reason == "deadline"
+
+
+def test_a_receiver_that_refuses_every_connection_is_dialled_ever_more_slowly_and_its_words_are_kept(
+    near_to: Callable[..., Near],
+) -> None:
+    served: list[Connection] = []
+
+    def refuse(connection: Connection) -> None:
+        served.append(connection)
+        connection.write(control(FrameType.ERROR, ["protocol", "fragments: too many"]))
+
+    with RawReceiver(refuse) as receiver:
+        near = near_to(receiver.address, num_connections=1, reconnect_seconds=0.4)
+        end = near.end(send(near, objects_of(1000), deadline=10.0))
+    assert isinstance(end, SendFailed) and end.reason == "unreachable"
+    assert "fragments: too many" in end.message
+    assert len(served) < 20
 
 
 @pytest.mark.parametrize("seed", range(20))

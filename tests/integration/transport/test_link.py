@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import time
 from collections.abc import Callable
 
 import pytest
 
 from prfaas.errors import ConfigError
+from prfaas.transport.arrivals import say
+from prfaas.transport.connection import Connection
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
-from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender import SendAccepted, SendCompleted, SendEvent, SendFailed
 from tests.integration.transport.ends import Far, Near, make_far, objects_of, send
 from tests.waiting import wait_until
 from tools.demo.corruption import one_byte_of_one_chunk
@@ -106,6 +109,7 @@ def test_a_chunk_that_always_comes_changed_is_asked_for_three_times_and_then_fai
         near = near_to(relay.address)
         end = near.end(send(near, objects_of(100_000)))
         assert isinstance(end, SendFailed) and end.reason == "checksum"
+        wait_until(lambda: bool(far.of(ReceiveFailed)))
         failed = far.of(ReceiveFailed)[0]
         assert isinstance(failed, ReceiveFailed) and "3 times" in failed.message
 
@@ -118,6 +122,40 @@ def test_nobody_at_the_address_is_unreachable_within_the_reconnect_time(near_to:
         end = near.end(send(near, objects_of(10)))
         assert isinstance(end, SendFailed) and end.reason == "unreachable"
         assert time.monotonic() - started < 5
+
+
+def test_an_address_that_is_none_is_unreachable_and_the_reason_says_so(near_to: Callable[..., Near]) -> None:
+    near = near_to("10.0.0.5")
+    end = near.end(send(near, objects_of(10)))
+    assert isinstance(end, SendFailed) and end.reason == "unreachable" and "not host:port" in end.message
+
+
+class _StumblesOnce(list[SendEvent]):
+    """Whoever listens to a link may have bugs too."""
+
+    def append(self, event: SendEvent) -> None:
+        is_first = not self
+        super().append(event)
+        assert not is_first, "the first event is not taken"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_connection_whose_answers_nobody_reads_any_more_is_made_anew(far: Far, near_to: Callable[..., Near]) -> None:
+    near = near_to(far.address, num_connections=1, reconnect_seconds=15.0)
+    near.events = _StumblesOnce()
+    assert isinstance(near.end(send(near, objects_of(100_000))), SendCompleted)
+
+
+def test_a_peer_that_takes_half_a_frame_hears_no_other_after_it() -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours, state="receiving")
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
+    assert not say(connection, bytes(8 << 20))
+    with theirs:
+        theirs.settimeout(10)
+        while theirs.recv(1 << 20):
+            pass
+    connection.close()
 
 
 def test_a_transfer_that_is_never_ready_ends_at_its_deadline(far: Far, near_to: Callable[..., Near]) -> None:

@@ -75,8 +75,8 @@ def test_every_byte_arrives_over_connections_that_the_receiver_dialled(
     far = far_behind(opened.address, num_connections=3)
     assert isinstance(opened.near.end(transfer_id), SendCompleted)
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
-    wait_until(lambda: opened.near.link.snapshot().num_connections == 3)
-    assert far.receiver.num_connections == 3 and opened.receiver.num_connections == 0
+    wait_until(lambda: opened.near.link.snapshot().num_connections == far.receiver.num_connections == 3)
+    assert opened.receiver.num_connections == 0
     assert far.receiver.inlets()[0].error == ""
 
 

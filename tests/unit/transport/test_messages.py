@@ -144,3 +144,9 @@ def test_noise_in_any_body_is_a_remote_protocol_error_or_a_message(payload: byte
     ):
         with contextlib.suppress(RemoteProtocolError):
             decode(payload)
+
+
+@pytest.mark.parametrize("message", [b"\x91" * 1000 + b"\x90", b"\x05"])
+def test_an_error_whose_message_is_no_text_is_refused(message: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="ERROR"):
+        messages.decode_ending(b"\x92\xa8protocol" + message)
