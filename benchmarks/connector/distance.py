@@ -4,6 +4,7 @@ Two agents stand at the ends of an emulated link whose rate is chosen so that th
 its prefill takes to compute; the engines' requests do not cross the link, so the prefill leg is sent half a round trip
 late. *Pull* is a prefill that leaves its blocks in the pool, and a transfer that begins when it has ended: its open, its
 answer and its data take the one and a half round trips that telling the decode side, its question and its data take.
+vLLM's NixlConnector, where it is installed, pulls over the same links afterwards, with engines inside the two ends.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.connector import nixl_peer
 from benchmarks.connector.sites import FAMILY, PROMPT_TOKENS, Sites
 from prfaas.cachepool.layout import Layout
 from tools.stack import attached_layout
-from tools.wan import PAYLOAD_RATIO, WanShape
+from tools.wan import PAYLOAD_RATIO, Wan, WanShape
 
 ROUND_TRIPS = (0.030, 0.080)
 REPEATS, WARM_UP = 7, 2
@@ -64,6 +66,22 @@ def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int, *, bytes_per_sec
             name: round(statistics.median(values) - local, 4) for name, values in seconds.items() if name != "local"
         },
         "bar_seconds": round(rtt_seconds + BAR_TRANSFER_RATIO * transfer, 4),
+    }
+
+
+def add_nixl(table: dict[str, Any], wan: Wan) -> None:
+    """Add what vLLM's NixlConnector takes over the same links; its local figure is of its own decode engine."""
+    shapes = [WanShape(its["bits_per_second"], its["rtt_seconds"]) for its in table["links"]]
+    found = nixl_peer.measure(wan, shapes, warm_up=WARM_UP, repeats=REPEATS)
+    for index, link in enumerate(table["links"]):
+        link["nixl_connector"] = found if isinstance(found, str) else _nixl(found[index])
+
+
+def _nixl(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    beyond = statistics.median(seconds["pulled"]) - statistics.median(seconds["local"])
+    return {
+        "ttft_seconds": {name: _spread(values) for name, values in seconds.items()},
+        "beyond_local_seconds": round(beyond, 4),
     }
 
 

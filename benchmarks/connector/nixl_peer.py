@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, PROMPT_TOKENS
 from tools.processes import Child, Children
@@ -66,8 +65,3 @@ def _ask(wan: Wan, count: int, *, first_seed: int) -> dict[str, list[float]]:
     ended = subprocess.run([*wan.inside("near"), *command], capture_output=True, text=True, check=True)
     found: dict[str, list[float]] = json.loads(ended.stdout.splitlines()[-1])
     return found
-
-
-def row(found: dict[str, list[float]], spread: Any) -> dict[str, Any]:
-    """A link's line of the table."""
-    return {name: spread(values) for name, values in found.items()}

@@ -122,11 +122,16 @@ class Receiving:
         return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
 
     def layout_conflict(self, theirs: Layout) -> str | None:
-        """What differs between `theirs` and the layout of the same model and rank here, in words."""
-        for arena in self._pool.arenas:
-            if (arena.layout.model, arena.layout.shard) == (theirs.model, theirs.shard) and arena.layout != theirs:
-                return f"{self._name} holds this model with another layout: {difference(arena.layout, theirs)}"
-        return None
+        """What differs between `theirs` and the layouts of the same model here, in words; None where one is equal to it.
+
+        Where no rank of a model is cut as theirs is, its size differs; where another rank is, theirs has not come yet.
+        """
+        ours = [arena.layout for arena in self._pool.arenas if arena.layout.model == theirs.model]
+        alike = [its for its in ours if its.shard.size == theirs.shard.size]
+        other = next((its for its in alike if its.shard == theirs.shard), None if alike or not ours else ours[0])
+        if other is None or theirs in ours:
+            return None
+        return f"{self._name} holds this model with another layout: {difference(other, theirs)}"
 
     def _accept(self, request: OpenRequest) -> Accepted:
         opened = OpenBody.decode(request.open_body)

@@ -81,6 +81,9 @@ def difference(ours: Layout, theirs: Layout) -> str | None:
     """What differs between two layouts, in words, or None when they are equal."""
     if ours == theirs:
         return None
+    if ours.shard.size != theirs.shard.size:
+        sizes = f"{ours.shard.size} here, {theirs.shard.size} there"
+        return f"tensor-parallel size: {sizes}; KV is not cut anew between unlike sizes"
     for name in ("model", "packing", "shard"):
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:

@@ -45,13 +45,13 @@ NUM_TOKENS = 200
 ROOT = root_hash(MODEL)
 
 
-def layout(*, model: str = MODEL, dtype: str = "float32", block_tokens: int = 32) -> Layout:
+def layout(*, model: str = MODEL, dtype: str = "float32", shard_size: int = 1) -> Layout:
     def layer(name: str, offset: int, size: int) -> LayerSlice:
         return LayerSlice(name, offset, size, dtype, "head,token,kv_dim")
 
-    full = KVGroup("full_attention", block_tokens, (layer("a0", 0, 6000), layer("a1", 6000, 6000)))
-    state = KVGroup("linear_state", block_tokens, (layer("s0", 0, 50_000),))
-    return Layout(model, "", Shard(), (full, state))
+    full = KVGroup("full_attention", 32, (layer("a0", 0, 6000), layer("a1", 6000, 6000)))
+    state = KVGroup("linear_state", 32, (layer("s0", 0, 50_000),))
+    return Layout(model, "", Shard(0, shard_size), (full, state))
 
 
 def blocks(chain: HashChain, num_tokens: int) -> tuple[GroupBlocks, ...]:
@@ -415,7 +415,7 @@ def test_unequal_layouts_are_refused_at_the_transfer_with_what_differs(agents: A
 
 @pytest.mark.parametrize(
     ("theirs", "named"),
-    [(layout(dtype="bfloat16"), "dtype"), (layout(block_tokens=64), "block_tokens")],
+    [(layout(dtype="bfloat16"), "dtype"), (layout(shard_size=2), "tensor-parallel size: 1 here, 2 there")],
 )
 def test_an_unequal_layout_is_refused_when_it_attaches_at_a_peer_of_a_configured_agent(
     agents: Agents, theirs: Layout, named: str
