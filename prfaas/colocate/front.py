@@ -126,8 +126,8 @@ class Front:
         """Send a request to both sides at once; returns its number. The keeper can load its first `num_cached` tokens."""
         request, self._next_request = self._next_request, self._next_request + 1
         answer = Answer(prompt, max_tokens, NO_STOP_TOKEN if stop_token is None else stop_token, on_token, num_cached)
-        self._answers[request] = answer
         self._send(request, answer)
+        self._answers[request] = answer  # what could not be sent is not sent again after a death
         return request
 
     def lives(self, request: int) -> bool:

@@ -40,15 +40,16 @@ class Born:
 
 
 class Nursery:
-    """The owner's end, on the running loop. `lost` is told the sides that were asked for and never came."""
+    """The owner's end, on the running loop. `died` is told which sides will not come; it may `open` another one."""
 
-    def __init__(self, born: Callable[[Born], None], lost: Callable[[list[Side]], None]) -> None:
-        self._born, self._lost = born, lost
+    def __init__(self, born: Callable[[Born], None], died: Callable[[list[Side]], None]) -> None:
+        self._born, self._died = born, died
         self._loop = asyncio.get_running_loop()
         self._awaited: list[Side] = []
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Start the process."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "prfaas.colocate.nursery", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -78,17 +79,16 @@ class Nursery:
         self._born(Born(side, pid, fds[0]))
 
     def _on_death(self) -> None:
-        """Open another one, which takes the seconds that loading torch takes; the sides that run are not touched."""
         log.warning("nursery.died", pid=self.pid)
         self._leave()
         self._process.wait()
-        lost, self._awaited = self._awaited, []
-        self._open()
-        self._lost(lost)
+        unborn, self._awaited = self._awaited, []
+        self._died(unborn)
 
     def _leave(self) -> None:
-        self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
 
     def close(self) -> None:
         """End the nursery, not its sides."""

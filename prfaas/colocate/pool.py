@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from prfaas import metrics
+from prfaas import logs, metrics
 from prfaas.agent.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.cache import Cache
@@ -30,6 +30,8 @@ from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import EngineRequest, tenant_of
 from prfaas.connector.worker_side import Loaded, WorkerSide
 from prfaas.hashing import HashChain, root_hash
+
+log = logs.get("colocate.pool")
 
 POLL_SECONDS = 0.001  # while something is awaited from agent or copies
 MAX_POLL_SECONDS = 0.01  # of a request that waits for a transfer, which may take seconds
@@ -67,10 +69,14 @@ class Visit:
 
 @dataclass(frozen=True)
 class Answers:
-    """Whom to tell that copies are made, by request number: `Front.loaded` and `Front.free`."""
+    """Whom to tell that copies are made, by request number: `Front.loaded` and `Front.free`.
+
+    `failed`: that a turn has raised, and no request is answered any more.
+    """
 
     loaded: Callable[[int, int], None]
     free: Callable[[int], None]
+    failed: Callable[[], None]
 
 
 class Pool:
@@ -118,6 +124,7 @@ class Pool:
         """Begin to turn, on the running loop."""
         self._answers = answers
         self._turning = asyncio.get_running_loop().create_task(self._turn_forever())
+        self._turning.add_done_callback(self._on_turning_end)
 
     async def close(self) -> None:
         """Leave the agent; it takes back every lease."""
@@ -126,6 +133,11 @@ class Pool:
         await asyncio.to_thread(self._thread.shutdown)
         self._worker.close()
         self._scheduler.close()
+
+    def _on_turning_end(self, turning: asyncio.Task[None]) -> None:
+        if not turning.cancelled() and (error := turning.exception()) is not None:
+            log.error("pool.failed", error=f"{type(error).__name__}: {error}")
+            self._answers.failed()
 
     # A request's life
 
@@ -139,7 +151,7 @@ class Pool:
                 await asyncio.sleep(pause)
                 pause = min(MAX_POLL_SECONDS, pause * 1.5)
         except BaseException:
-            self._finish(visit, None)
+            self.drop(visit)
             raise
         visit.num_cached = found
         return visit
@@ -147,6 +159,10 @@ class Pool:
     def begin(self, number: int, visit: Visit) -> None:
         """The request runs under this number from now on."""
         self._visits[number], self._numbers[visit.key] = visit, number
+
+    def drop(self, visit: Visit) -> None:
+        """The request will not run."""
+        self._finish(visit, None)
 
     def abandon(self, number: int) -> None:
         """The request has ended before it was complete."""

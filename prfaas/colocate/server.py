@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -20,6 +20,7 @@ from prfaas import logs, metrics
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.memory import DTYPES
+from prfaas.colocate.messages import NO_STOP_TOKEN
 from prfaas.colocate.pool import PoolSettings
 from prfaas.colocate.shape import SHAPES
 from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Generation, Supervisor
@@ -31,8 +32,10 @@ from prfaas.units import split_address
 
 log = logs.get("colocate.server")
 
+Outcome = Literal["complete", "cancelled", "failed"]
 DEFAULT_MAX_TOKENS = 16  # as the OpenAI API has it
 NUM_BYTE_TOKENS = 256  # the tokenizer: a token below this is a byte of UTF-8
+DEVICES = ("cpu", "cuda")
 PARTITIONS = ("none", "affinity", "green_contexts", "mps", "cu_masks")
 
 
@@ -53,6 +56,7 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
     for key, value, accepted in (
         ("shape", config.shape, SHAPES),
         ("dtype", config.dtype, DTYPES),
+        ("device", config.device, DEVICES),
         ("partition", config.partition, PARTITIONS),
     ):
         if value not in accepted:
@@ -107,7 +111,9 @@ def parse_completion(body: Any) -> Completion:
     max_tokens = body.get("max_tokens", DEFAULT_MAX_TOKENS)
     stops = body.get("stop_token_ids") or []
     if not isinstance(max_tokens, int) or not isinstance(stops, list) or len(stops) > 1:
-        raise ValueError("max_tokens: a number; stop_token_ids: at most one")
+        raise ValueError("max_tokens: a number; stop_token_ids: a list")
+    if not all(isinstance(token, int) and 0 <= token < NO_STOP_TOKEN for token in stops):
+        raise ValueError(f"stop_token_ids: at most one token id, from 0 and below {NO_STOP_TOKEN}")
     parameters, options = body.get("kv_transfer_params") or {}, body.get("stream_options") or {}
     if not isinstance(parameters, dict) or not isinstance(options, dict):
         raise ValueError("kv_transfer_params, stream_options: objects")
@@ -147,13 +153,9 @@ class Application:
             return _error(400, str(error))
         except ExecutorFailed as error:
             return _error(503, str(error))
-        outcome = "cancelled"
+        outcome: Outcome = "cancelled"
         try:
-            response = await (self._stream if completion.stream else self._whole)(request, completion)
-            outcome = "complete"
-        except ExecutorFailed as error:
-            outcome = "failed"
-            return _error(503, str(error))
+            response, outcome = await (self._stream if completion.stream else self._whole)(request, completion)
         finally:
             metrics.COLOCATE_REQUESTS.labels(outcome).inc()
         return response
@@ -167,19 +169,23 @@ class Application:
             generation=generation,
         )
 
-    async def _whole(self, request: web.Request, completion: Completion) -> web.Response:
+    async def _whole(self, request: web.Request, completion: Completion) -> tuple[web.StreamResponse, Outcome]:
         generation = Generation()
-        tokens = [token async for token in self._tokens(completion, generation)]
+        try:
+            tokens = [token async for token in self._tokens(completion, generation)]
+        except ExecutorFailed as error:
+            return _error(503, str(error)), "failed"
         answer = self._chunk(_id(), Text().add(tokens), tokens, completion)
         if generation.sent is not None:
             answer["kv_transfer_params"] = {SENT_KEY: generation.sent}
-        return web.json_response(answer | _usage(completion, tokens, generation))
+        return web.json_response(answer | _usage(completion, tokens, generation)), "complete"
 
-    async def _stream(self, request: web.Request, completion: Completion) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, completion: Completion) -> tuple[web.StreamResponse, Outcome]:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         number, text, generation = _id(), Text(), Generation()
         tokens: list[int] = []
+        outcome: Outcome = "complete"
         try:
             async for token in self._tokens(completion, generation):
                 tokens.append(token)
@@ -189,9 +195,10 @@ class Application:
                 usage = self._chunk(number, "", [], completion) | {"choices": []}
                 await response.write(_event(usage | _usage(completion, tokens, generation)))
         except ExecutorFailed as error:
+            outcome = "failed"
             await response.write(_event({"error": {"message": str(error), "type": "server_error"}}))
         await response.write(b"data: [DONE]\n\n")
-        return response
+        return response, outcome
 
     def _chunk(
         self, number: str, text: str, tokens: list[int], completion: Completion, *, num_tokens: int | None = None
@@ -221,8 +228,7 @@ class Application:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        alive = len(self._executor.status()["pids"]) == 2  # type: ignore[arg-type]
-        return web.Response(status=200 if alive else 503)
+        return web.Response(status=200 if self._executor.is_alive else 503)
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(self._executor.status())

@@ -21,7 +21,7 @@ from prfaas.colocate.board import Board, Word
 from prfaas.colocate.cache import Cache, CacheShape
 from prfaas.colocate.front import Front, PeerRings, SideRings
 from prfaas.colocate.nursery import Born, Nursery
-from prfaas.colocate.pool import Answers, Pool, PoolSettings
+from prfaas.colocate.pool import Answers, Pool, PoolSettings, Visit
 from prfaas.colocate.ring import clear_wakeups
 from prfaas.colocate.setup import SideFds, SideSetup, send_peer_rings, send_setup
 from prfaas.colocate.shape import SHAPES
@@ -69,7 +69,10 @@ class Generation:
 
 
 class ExecutorFailed(PrfaasError):
-    """A side kept dying; the requests that lived have ended without their last token."""
+    """The executor has given up, its log says why; the requests that lived have ended without their last token."""
+
+    def __init__(self) -> None:
+        super().__init__("the executor has given up; its log says why")
 
 
 @dataclass(frozen=True)
@@ -96,16 +99,17 @@ class Supervisor:
         self._processes: dict[Side, Process] = {}
         self._deaths: list[float] = []
         self._failed = False
+        self._poll_later: asyncio.TimerHandle | None = None
         self.num_restarts: dict[Side, int] = {"prefill": 0, "decode": 0}
 
     async def __aenter__(self) -> Supervisor:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._wake["front"], self._on_tokens)
-        self._nursery = Nursery(self._on_birth, self._on_lost_births)
+        self._nursery = Nursery(self._on_birth, self._on_nursery_death)
         for side, rings in self._front.open().items():
             self._start(side, rings)
         if self._pool is not None:
-            self._pool.start(Answers(self._front.loaded, self._front.free))
+            self._pool.start(Answers(self._front.loaded, self._front.free, self._fail))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -140,10 +144,10 @@ class Supervisor:
 
         Raises:
             ValueError: the request does not fit into the cache or the model.
-            ExecutorFailed: a side kept dying.
+            ExecutorFailed: prefill, decode or what forks them kept dying, or the pool's work has failed.
         """
         self.check(prompt, max_tokens)
-        visit = None if self._pool is None else await self._pool.open(prompt, parameters or {})
+        visit = None if self._pool is None else await self._open(self._pool, prompt, parameters or {})
         tokens: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
         request = self._front.submit(
             prompt,
@@ -161,12 +165,19 @@ class Supervisor:
             while not finished:
                 token, finished = await tokens.get()
                 if token < 0:
-                    raise ExecutorFailed("prefill or decode kept dying")
+                    raise ExecutorFailed
                 if finished and visit is not None and _is_prefill_leg(parameters):
                     generation.sent = await visit.sent
                 yield token
         finally:
             self._leave(request)
+
+    async def _open(self, pool: Pool, prompt: tuple[int, ...], parameters: Mapping[str, Any]) -> Visit:
+        visit = await pool.open(prompt, parameters)
+        if self._failed:
+            pool.drop(visit)
+            raise ExecutorFailed
+        return visit
 
     def _leave(self, request: int) -> None:
         """The client has all it wanted, or has gone."""
@@ -176,7 +187,7 @@ class Supervisor:
     def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
         """Raises ValueError when a request can never run, ExecutorFailed when nothing runs any more."""
         if self._failed:
-            raise ExecutorFailed("prefill or decode kept dying")
+            raise ExecutorFailed
         settings, vocab = self._settings, SHAPES[self._settings.shape].vocab
         total = len(prompt) + max_tokens
         if not prompt or max_tokens < 1:
@@ -186,11 +197,19 @@ class Supervisor:
         if not all(0 <= token < vocab for token in prompt):
             raise ValueError(f"token ids go from 0 to {vocab - 1}")
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether both sides run and requests are taken."""
+        return not self._failed and self._pids().keys() == set(SIDES)
+
+    def _pids(self) -> dict[Side, int]:
+        return {side: its.born.pid for side, its in self._processes.items() if its.born is not None}
+
     def status(self) -> dict[str, object]:
         """Figures for people and tests: the board's words, live requests, process ids, restarts."""
         return {
             "live_requests": self._front.num_live,
-            "pids": {side: its.born.pid for side, its in self._processes.items() if its.born is not None},
+            "pids": self._pids(),
             "nursery": self._nursery.pid,
             "restarts": dict(self.num_restarts),
             **{word.name.lower(): self.board[word] for word in Word},
@@ -211,8 +230,12 @@ class Supervisor:
         self._loop.add_reader(born.pid_fd, self._on_death, born.side)
         log.info("side.started", side=born.side, pid=born.pid)
 
-    def _on_lost_births(self, sides: list[Side]) -> None:
-        for side in sides:
+    def _on_nursery_death(self, unborn: list[Side]) -> None:
+        """Open another one, which takes the seconds that loading torch takes; the sides that run are not touched."""
+        if self._gives_up():
+            return
+        self._nursery.open()
+        for side in unborn:
             self._on_death(side)
 
     def _on_death(self, side: Side) -> None:
@@ -222,10 +245,7 @@ class Supervisor:
             self._loop.remove_reader(process.born.pid_fd)
             os.close(process.born.pid_fd)
         log.warning("side.died", side=side, pid=None if process.born is None else process.born.pid)
-        now = time.monotonic()
-        self._deaths = [moment for moment in self._deaths if now - moment < DEATH_WINDOW_SECONDS] + [now]
-        if len(self._deaths) > self._settings.max_deaths:
-            self._fail()
+        if self._gives_up():
             return
         if side == "prefill":
             self.board[Word.PREFILL_BUSY] = 0  # its writer is gone; decode need not leave it a share
@@ -237,6 +257,14 @@ class Supervisor:
         self._give_to_survivor(side, survivors)
         self._start(side, rings)
         self._front.announce(side)
+
+    def _gives_up(self) -> bool:
+        """Count a death; whether nothing is started any more."""
+        now = time.monotonic()
+        self._deaths = [moment for moment in self._deaths if now - moment < DEATH_WINDOW_SECONDS] + [now]
+        if not self._failed and len(self._deaths) > self._settings.max_deaths:
+            self._fail()
+        return self._failed
 
     def _give_to_survivor(self, dead: Side, rings: PeerRings) -> None:
         survivor = self._processes.get("decode" if dead == "prefill" else "prefill")
@@ -256,10 +284,11 @@ class Supervisor:
         self._poll()
 
     def _poll(self) -> None:
+        if self._poll_later is not None:
+            self._poll_later.cancel()
         if not self._failed and not self._front.poll():
-            self._loop.call_later(
-                0.001, self._poll
-            )  # a full ring: its reader is behind, and wakes nobody when it reads
+            # A full ring: its reader is behind, and wakes nobody when it reads.
+            self._poll_later = self._loop.call_later(0.001, self._poll)
 
     def _setup(self, side: Side) -> SideSetup:
         settings = self._settings

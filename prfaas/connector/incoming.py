@@ -144,8 +144,14 @@ class IncomingRequests:
         return sum(its.tables is not None and not its.loading for its in self._by_request.values())
 
     def allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
-        """The engine has blocks for what was offered; `tables[group]` are their ids. The next step loads what is there."""
-        incoming = self._by_request[request_id]
+        """The engine has blocks for what was offered; `tables[group]` are their ids. The next step loads what is there.
+
+        The load has failed when the offer has lapsed meanwhile, as it does with the agent.
+        """
+        incoming = self._by_request.get(request_id)
+        if incoming is None:
+            self._failed_loads.append(request_id)
+            return
         assert incoming.tables is None, f"{incoming} has blocks already"
         incoming.tables = [list(table) for table in tables]
         if incoming.ready is not None:

@@ -27,9 +27,13 @@ class Executor:
         self.cache = cache.view(TINY, SHAPE, kv, states)
         self.loaded: dict[int, int] = {}
         self.freed: list[int] = []
+        self.num_failures = 0
         settings = PoolSettings(socket, "executor", "model", "weights", reuse_min_tokens=16)
         self.pool = Pool(settings, self.cache)
-        self.pool.start(Answers(self.loaded.__setitem__, self.freed.append))
+        self.pool.start(Answers(self.loaded.__setitem__, self.freed.append, self._fail))
+
+    def _fail(self) -> None:
+        self.num_failures += 1
 
     async def begin(self, number: int, prompt: tuple[int, ...]) -> int:
         """Open and begin a request; the tokens that can be loaded."""

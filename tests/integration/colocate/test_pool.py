@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from prfaas.colocate.front import Blocks
 from tests.integration.colocate.pool_user import OTHERS, OURS, POISON, Executor, tokens_of
 from tests.waiting import until
 from tools.processes import Children
@@ -97,7 +98,7 @@ async def test_a_request_whose_client_goes_while_its_prefix_is_loaded_still_give
     await until(lambda: 2 in executor.loaded, what="the answer")
 
 
-async def test_without_an_agent_nothing_is_found_and_nothing_waits(tmp_path: Path) -> None:
+async def test_an_agent_that_dies_costs_what_it_had_offered_and_nothing_waits(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         stack = Stack(children, tmp_path)
         mortal = stack.start_agent("mortal", pool_bytes="64MiB")
@@ -105,9 +106,18 @@ async def test_without_an_agent_nothing_is_found_and_nothing_waits(tmp_path: Pat
         executor = Executor(mortal.socket)
         tokens = tokens_of(7)
         await executor.leave(1, tokens, OURS)
+        assert await executor.begin(2, (*tokens, 9)) == len(tokens), "offered, and no blocks are free yet"
         mortal.child.process.kill()
         mortal.child.process.wait()
-        assert await executor.begin(2, (*tokens, 9)) == 0
-        executor.pool.leave(2, (*tokens, 9), OURS)
-        await until(lambda: 2 in executor.freed, what="free blocks")
+        assert await executor.begin(3, (*tokens, 9)) == 0
+        executor.pool.load(2, OTHERS)
+        await until(lambda: executor.loaded == {2: 0}, what="the answer that nothing is loaded")
+        executor.pool.leave(3, (*tokens, 9), OURS)
+        await until(lambda: 3 in executor.freed, what="free blocks")
         await executor.pool.close()
+
+
+async def test_a_turn_that_fails_is_told_once_and_does_not_leave_the_executor_waiting(executor: Executor) -> None:
+    await executor.begin(1, tokens_of(9))
+    executor.pool.leave(1, tokens_of(9), Blocks(3, (999, 1000, 1001, 1002)))  # which do not exist
+    await until(lambda: executor.num_failures == 1, what="the word of it")

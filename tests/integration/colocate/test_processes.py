@@ -20,7 +20,7 @@ from prfaas.colocate.model import HybridModel
 from prfaas.colocate.sequential import generate
 from prfaas.colocate.shape import TINY
 from prfaas.colocate.sides import SIDES
-from prfaas.colocate.supervisor import MAX_DEATHS, ExecutorFailed, ExecutorSettings, Supervisor
+from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
 from tests.integration.colocate.states import STATES, Hold, pid_of
 from tests.waiting import until
 
@@ -139,28 +139,3 @@ async def test_an_answer_that_nobody_reads_any_more_frees_its_blocks(executor: S
 async def test_a_request_that_can_never_fit_is_refused(executor: Supervisor) -> None:
     with pytest.raises(ValueError, match="more than this executor can hold"):
         await anext(executor.generate((1,) * 500, 100))
-
-
-async def test_a_side_that_keeps_dying_ends_the_requests_with_an_error() -> None:
-    async with Supervisor(SETTINGS) as executor:
-        await keeps_dying(executor)
-
-
-async def keeps_dying(executor: Supervisor) -> None:
-    prompt, _ = REQUESTS[7]
-    answering = asyncio.ensure_future(anext(executor.generate(prompt, 400)))
-    killed: set[int] = set()
-
-    def kill_each_new_one() -> bool:
-        now = executor.status()["pids"].get("decode")  # type: ignore[attr-defined]
-        if now is not None and now not in killed:
-            killed.add(now)
-            os.kill(now, signal.SIGKILL)
-        return answering.done()
-
-    await until(kill_each_new_one, seconds=30, what="the executor giving up")
-    with pytest.raises(ExecutorFailed):
-        await answering
-    with pytest.raises(ExecutorFailed):
-        await anext(executor.generate(prompt, 5))
-    assert len(killed) == MAX_DEATHS + 1

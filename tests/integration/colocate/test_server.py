@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
+from tests.waiting import until
 
 # One server for all tests: a start takes seconds, because both sides load torch.
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -83,6 +85,7 @@ async def test_token_ids_and_their_text_are_the_same_prompt_and_a_stop_token_sto
         ({"prompt": "a" * 700}, "more than this executor can hold"),
         ({"prompt": [5000]}, "token ids go from 0 to 319"),
         ({"prompt": ""}, "at least one prompt token"),
+        ({"prompt": "a", "stop_token_ids": ["x"]}, "stop_token_ids: at most one token id"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_with_the_reason(
@@ -93,16 +96,25 @@ async def test_what_cannot_be_done_is_refused_with_the_reason(
 
 
 async def test_the_death_of_a_side_shows_in_metrics_and_not_in_answers(http: aiohttp.ClientSession) -> None:
-    _, before = await complete(http, prompt="xyz", max_tokens=500)
-    later = asyncio.ensure_future(complete(http, prompt="xyz", max_tokens=500))
-    async with http.get("/status") as response:
-        os.kill((await response.json())["pids"]["decode"], signal.SIGKILL)
-    _, after = await later
-    assert after["choices"] == before["choices"]
-
-    # The answer came from the second decode process, so its start has been counted.
+    body = {"prompt": "xyz", "max_tokens": 500}
+    _, whole = await complete(http, **body)
+    restarts = num_restarts()
+    async with http.post("/v1/completions", json=body | {"stream": True}) as response:
+        events = response.content.iter_any()
+        streamed = await anext(events)  # it runs
+        async with http.get("/status") as status:
+            os.kill((await status.json())["pids"]["decode"], signal.SIGKILL)
+        streamed += b"".join([more async for more in events])
+    lines = [line.removeprefix("data: ") for line in streamed.decode().split("\n") if line]
+    tokens = [token for line in lines[:-1] for token in json.loads(line)["choices"][0]["token_ids"]]
+    assert tokens == whole["choices"][0]["token_ids"]  # type: ignore[index]
+    await until(lambda: num_restarts() == restarts + 1, what="the count")
     async with http.get("/metrics") as response:
-        assert 'prfaas_colocate_restarts_total{side="decode"}' in await response.text()
+        assert f'prfaas_colocate_restarts_total{{side="decode"}} {restarts + 1}' in await response.text()
+
+
+def num_restarts() -> float:
+    return REGISTRY.get_sample_value("prfaas_colocate_restarts_total", {"side": "decode"}) or 0.0
 
 
 async def test_the_model_and_its_tokens_are_told(http: aiohttp.ClientSession) -> None:

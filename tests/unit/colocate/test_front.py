@@ -80,3 +80,9 @@ def test_a_gap_in_an_answer_is_our_bug_and_never_reaches_the_client(ends: Ends) 
     with pytest.raises(LocalProtocolError, match="token 1 came after 0 tokens"):
         ends.front.poll()
     assert ends.got == []
+
+
+def test_a_request_that_cannot_be_sent_is_not_sent_again_later(ends: Ends) -> None:
+    with pytest.raises(OverflowError):
+        ends.front.submit((1, 1 << 40), 3, stop_token=None, on_token=lambda *_: None)
+    assert ends.front.num_live == 0
