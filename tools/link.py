@@ -44,6 +44,7 @@ class Relay:
         self.is_cut = False
         self._flows = asyncio.Event()
         self._flows.set()
+        self._hold_after_bytes: int | None = None
         self._dropping: asyncio.Future[None] | None = None
         self.address = ""
         self.forwarded_bytes = 0  # towards the target
@@ -89,8 +90,22 @@ class Relay:
         """Let nothing through from here on, and keep every connection, until `release`."""
         self._loop.call_soon_threadsafe(self._flows.clear)
 
+    def hold_after(self, num_bytes: int) -> None:
+        """Do so before more than that many more bytes have gone to the target; `is_held` says when."""
+        self._hold_after_bytes = self.forwarded_bytes + num_bytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing gets through, with every connection kept."""
+        return not self._flows.is_set()
+
     def release(self) -> None:
         self._loop.call_soon_threadsafe(self._flows.set)
+
+    @property
+    def num_connections(self) -> int:
+        """That somebody has made to this relay and that it has not ended, with what it still has to deliver."""
+        return len(self._tasks)
 
     def drop_one(self) -> None:
         """Cut one connection; the others go on."""
@@ -166,11 +181,19 @@ class Relay:
             await asyncio.sleep(max(0.0, due - time.monotonic(), free_at - time.monotonic()))
             if self._shape.bytes_per_second:
                 free_at = max(free_at, time.monotonic()) + len(data) / self._shape.bytes_per_second
+            if counted and self._reaches_hold(len(data)):
+                self._flows.clear()
             await self._flows.wait()
             if counted and self._reaches_cut(len(data)):
                 return
             writer.write(data)
             await writer.drain()
+
+    def _reaches_hold(self, num_bytes: int) -> bool:
+        if self._hold_after_bytes is None or self.forwarded_bytes + num_bytes <= self._hold_after_bytes:
+            return False
+        self._hold_after_bytes = None
+        return True
 
     def _reaches_cut(self, num_bytes: int) -> bool:
         """Whether the link is cut before these bytes; then every connection goes."""

@@ -39,13 +39,13 @@ class _Transfer:
 class FarEnd:
     """Accepts everything. Memory is reused from one transfer to the next, so that page faults are not measured."""
 
-    def __init__(self, *, congestion_control: str, certificates: Certificates | None) -> None:
+    def __init__(self, *, congestion_control: str, certificates: Certificates | None, pool_bytes: int) -> None:
         config = ReceiverConfig(
             "0.0.0.0:0", certificates=certificates, insecure_plaintext=True, congestion_control=congestion_control
         )
         self._reports: queue.SimpleQueue[ReceiveEvent] = queue.SimpleQueue()
         self._receiver = Receiver(config, local_name="far", key=KEY, accept=self._accept, on_event=self._on_event)
-        self._pool = memoryview(mmap.mmap(-1, 1 << 30))
+        self._pool = memoryview(mmap.mmap(-1, pool_bytes))
         self._pool[:: mmap.PAGESIZE] = bytes(len(self._pool) // mmap.PAGESIZE)
         self._transfers: dict[bytes, _Transfer] = {}
         self._ended: dict[bytes, tuple[str, int]] = {}
@@ -105,4 +105,8 @@ def _say(**fields: object) -> None:
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
-    FarEnd(congestion_control=settings["congestion_control"], certificates=certificates_of(settings["tls"])).run()
+    FarEnd(
+        congestion_control=settings["congestion_control"],
+        certificates=certificates_of(settings["tls"]),
+        pool_bytes=settings["pool_bytes"],
+    ).run()

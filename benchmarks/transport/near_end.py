@@ -47,9 +47,9 @@ class _Transfer:
 class NearEnd:
     """One link, over which one transfer after another goes, or several at once."""
 
-    def __init__(self, address: str, config: LinkConfig, *, content: Content) -> None:
+    def __init__(self, address: str, config: LinkConfig, *, content: Content, pool_bytes: int) -> None:
         self._link = Link(address, config=config, local_name="near", peer_name="far", key=KEY, on_event=self._on_event)
-        self._pool = memoryview(mmap.mmap(-1, 1 << 30))
+        self._pool = memoryview(mmap.mmap(-1, pool_bytes))
         pattern = os.urandom(1 << 20) if content == "noise" else keys_and_values(1 << 20)
         for at in range(0, len(self._pool), len(pattern)):
             self._pool[at : at + len(pattern)] = pattern
@@ -176,5 +176,5 @@ class NearEnd:
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[2])
-    what, certificates = settings.pop("content"), certificates_of(settings.pop("tls"))
-    NearEnd(sys.argv[1], LinkConfig(certificates=certificates, **settings), content=what).run()
+    what, size, certificates = settings.pop("content"), settings.pop("pool_bytes"), certificates_of(settings.pop("tls"))
+    NearEnd(sys.argv[1], LinkConfig(certificates=certificates, **settings), content=what, pool_bytes=size).run()

@@ -27,18 +27,23 @@ class Ends:
         congestion_control: str = "bbr",
         is_encrypted: bool = False,
         content: Content = "noise",
+        pool_bytes: int = 1 << 30,
         **link: Any,
     ) -> None:
+        """`pool_bytes`: memory for payload at each end, at least that of the transfers under way."""
         self._wan = wan
         self._directory = tempfile.TemporaryDirectory()
         near, far = _certificates(Path(self._directory.name)) if is_encrypted else ([], [])
-        self._far_settings = json.dumps({"congestion_control": congestion_control, "tls": far})
+        self._far_settings = json.dumps(
+            {"congestion_control": congestion_control, "tls": far, "pool_bytes": pool_bytes}
+        )
         self._near_settings = json.dumps(
             {
                 "congestion_control": congestion_control,
                 "insecure_plaintext": True,
                 "tls": near,
                 "content": content,
+                "pool_bytes": pool_bytes,
                 **link,
             }
         )
