@@ -53,9 +53,9 @@ class EgressConfig:
     peers: str = setting("text", required=True, doc="Which: an agent's name, or a pattern such as tokyo-*.")
     max_rate: float = setting(
         "rate",
-        required=True,
-        doc="What all connections to them may send together; those that send share it.",
-        minimum=1.0,
+        default=0.0,
+        doc="What all connections to them may send together; those that send share it. 0: learned, where the way to them "
+        "loses bytes for seconds on end, from what arrives meanwhile.",
     )
 
 

@@ -27,7 +27,7 @@ FRAME_SECONDS = 60.0  # a frame that has begun is there by then, or the connecti
 SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
 _TCP_NOTSENT_LOWAT = 25
 _TCP_USER_TIMEOUT = 18
-_SO_MAX_PACING_RATE = 47
+_SO_MAX_PACING_RATE, _UNPACED = 47, (1 << 64) - 1
 
 
 class PlainStream:
@@ -256,9 +256,10 @@ class Connection:
                     self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
     def pace(self, bytes_per_second: float) -> None:
-        """Have the kernel send no faster than this."""
+        """Have the kernel send no faster than this; infinity: as fast as it can."""
+        rate = int(min(bytes_per_second, _UNPACED))
         with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", int(bytes_per_second)))
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
 
     def abort(self) -> None:
         """Wake every thread that reads or writes, with an OSError; they, or their owner, then `close`."""

@@ -33,6 +33,11 @@ class LinkGauge:
         """What the link carries at most, 0 while that is not known because nothing had to wait."""
         return self.health.achievable_bytes_per_second if self._meter.is_saturated else 0.0
 
+    @property
+    def lost_bytes_per_second(self) -> float:
+        """What is sent again at present."""
+        return self._meter.lost_bytes_per_second
+
     def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> None:
         """Take a sample of every connection."""
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]

@@ -49,6 +49,7 @@ class LinkMeter:
         self._samples: deque[LinkSample] = deque()
         self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
         self.health = LinkHealth()
+        self.lost_bytes_per_second = 0.0  # sent again, over the window
 
     @property
     def is_saturated(self) -> bool:
@@ -63,7 +64,11 @@ class LinkMeter:
         rate = self._rate(sample)
         waiting = sample.queued_bytes + sample.unacknowledged_bytes
         queue_seconds = waiting / rate if rate else 0.0
-        congestion = _congestion(sample, queue_seconds, self._retransmit_ratio(sample))
+        oldest = self._samples[0]
+        resent = sample.retransmitted_bytes - oldest.retransmitted_bytes
+        self.lost_bytes_per_second = resent / seconds if (seconds := sample.at - oldest.at) else 0.0
+        ratio = resent / sent if (sent := sample.sent_bytes - oldest.sent_bytes) > 0 else 0.0
+        congestion = _congestion(sample, queue_seconds, ratio)
         self.health = LinkHealth(rate, queue_seconds, congestion)
 
     def _rate(self, sample: LinkSample) -> float:
@@ -79,11 +84,6 @@ class LinkMeter:
         while sample.at - self._saturated_rates[0][0] > PEAK_SECONDS:
             self._saturated_rates.popleft()
         return max(rate for _, rate in self._saturated_rates)
-
-    def _retransmit_ratio(self, sample: LinkSample) -> float:
-        oldest = self._samples[0]
-        sent = sample.sent_bytes - oldest.sent_bytes
-        return (sample.retransmitted_bytes - oldest.retransmitted_bytes) / sent if sent > 0 else 0.0
 
 
 def _congestion(sample: LinkSample, queue_seconds: float, retransmit_ratio: float) -> CongestionReason | None:

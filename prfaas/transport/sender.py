@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -85,7 +86,9 @@ class Link:
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
         self._slow_since = 0.0
-        self._pace = config.max_bytes_per_second  # of all connections together; 0: none is told
+        self._pace = (
+            config.max_bytes_per_second
+        )  # of all connections together; 0: none is told, infinity: none any more
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
@@ -269,14 +272,16 @@ class Link:
     def _follow_budgets(self, now: float) -> None:
         """Send no faster than this link's share of what it sends from together with others."""
         carried, pace = self._gauge.saturated_rate, self._pace
-        if not 0 < carried < UNUSED_RATIO * pace:
+        if not 0 < carried < UNUSED_RATIO * pace < math.inf:
             self._slow_since = now
         is_slower = now - self._slow_since >= SLOW_SECONDS
         with self._changed:
-            demand = Demand(self._outbox.num_transfers > 0, carried / UNUSED_RATIO if is_slower else float("inf"))
-            shares = [budget.share(self, demand) for budget in self._config.budgets]
-            wanted = min(filter(None, (self._config.max_bytes_per_second, *shares)), default=0.0)
-            if abs(wanted - pace) > PACE_STEP_RATIO * pace:
+            could = carried / UNUSED_RATIO if is_slower else math.inf
+            demand = Demand(self._outbox.num_transfers > 0, could, carried, self._gauge.lost_bytes_per_second)
+            shares = [budget.share(self, demand, now=now) for budget in self._config.budgets]
+            none = math.inf if pace else 0.0
+            wanted = min(filter(None, (self._config.max_bytes_per_second, *shares)), default=none)
+            if not math.isclose(wanted, pace, rel_tol=PACE_STEP_RATIO):
                 self._pace = wanted
                 self._share_rate()
 

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget
+from prfaas.transport.egress_budget import Demand, EgressBudget
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, chunk_header
@@ -217,6 +217,26 @@ def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: 
     wait_until(lambda: pace(first) == pace(second) == 4_000_000)
     second.link.cancel(held, "cancelled", "seen enough")
     wait_until(lambda: pace(first) == 8_000_000)
+
+
+def test_a_limit_that_is_learned_is_told_to_the_kernel_and_taken_back(far: Far, near_to: Callable[..., Near]) -> None:
+    budget = EgressBudget(0.0)
+    near = near_to(far.address, num_connections=2, budgets=(budget,))
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    wait_until(lambda: near.link.snapshot().num_connections == 2)
+    held = send(near, objects_of(10), ready=False)
+
+    def neighbour(*, lost: float, began: float) -> None:
+        """Another link of the budget sends for a minute."""
+        for tick in range(1200):
+            budget.share("neighbour", Demand(True, float("inf"), 8e6, lost), now=began + tick / 20)
+
+    now = time.monotonic() + 60  # what this link itself says is older, and left out
+    neighbour(lost=2e6, began=now)
+    wait_until(lambda: 3_900_000 < near.link.snapshot().pacing_bytes_per_second < 4_100_000)
+    neighbour(lost=0.0, began=now + 60)
+    wait_until(lambda: near.link.snapshot().pacing_bytes_per_second > 1 << 60)
+    near.link.cancel(held, "cancelled", "seen enough")
 
 
 @pytest.mark.root

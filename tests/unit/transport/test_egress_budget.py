@@ -27,16 +27,35 @@ def test_a_link_that_cannot_use_its_share_leaves_it_to_the_others() -> None:
 
 def test_links_that_do_not_send_take_nothing_and_know_what_they_would_get() -> None:
     budget = EgressBudget(12.0)
-    assert budget.share("a", Demand(True, ALL)) == 12.0
-    assert budget.share("b", Demand(False, 0.0)) == 6.0
-    assert budget.share("a", Demand(True, ALL)) == 12.0
-    assert budget.share("b", Demand(True, ALL)) == 6.0
-    assert budget.share("a", Demand(True, ALL)) == 6.0
+    assert budget.share("a", Demand(True, ALL), now=0.0) == 12.0
+    assert budget.share("b", Demand(False, 0.0), now=0.0) == 6.0
+    assert budget.share("a", Demand(True, ALL), now=0.0) == 12.0
+    assert budget.share("b", Demand(True, ALL), now=0.0) == 6.0
+    assert budget.share("a", Demand(True, ALL), now=0.0) == 6.0
+
+
+def _sending(budget: EgressBudget, *, carried: float, lost: float, began: float, seconds: int) -> float:
+    """What two links may send each, after they have carried and lost as much each for so long."""
+    share = 0.0
+    for tick in range(20 * seconds):
+        for link in ("a", "b"):
+            share = budget.share(link, Demand(True, ALL, carried, lost), now=began + tick / 20)
+    return share
+
+
+def test_a_budget_that_is_to_be_learned_limits_nobody_while_only_chance_loses() -> None:
+    assert _sending(EgressBudget(0.0), carried=50.0, lost=1.0, began=0.0, seconds=30) == 0.0
+
+
+def test_a_budget_that_is_to_be_learned_is_what_arrives_while_bytes_are_lost_for_seconds_on_end() -> None:
+    budget = EgressBudget(0.0)
+    assert _sending(budget, carried=50.0, lost=5.0, began=0.0, seconds=2) == 0.0
+    assert 49.0 < _sending(budget, carried=50.0, lost=5.0, began=2.0, seconds=3) < 51.0
 
 
 def test_a_closed_link_gives_its_share_back() -> None:
     budget = EgressBudget(12.0)
-    budget.share("a", Demand(True, ALL))
-    budget.share("b", Demand(True, ALL))
+    budget.share("a", Demand(True, ALL), now=0.0)
+    budget.share("b", Demand(True, ALL), now=0.0)
     budget.forget("a")
-    assert budget.share("b", Demand(True, ALL)) == 12.0
+    assert budget.share("b", Demand(True, ALL), now=0.0) == 12.0
