@@ -122,6 +122,12 @@ class AgentConfig:
         default="auto",
         doc="auto: chunks are compressed while the link is full and a sample shows that it makes them faster; off.",
     )
+    lossy_fp8: bool = setting(
+        "flag",
+        default=False,
+        doc="LOSSY: attention blocks (bfloat16) travel as 8-bit floats, in half the bytes, to and from agents that say so "
+        "too; answers may differ. Engines whose attention has another dtype are refused.",
+    )
     reconnect_seconds: float = setting(
         "seconds", default=3.0, doc="How long a transfer survives with no connection to its peer."
     )

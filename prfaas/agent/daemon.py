@@ -19,6 +19,7 @@ from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListen
 from prfaas.agent.keeping import Keeping
 from prfaas.agent.links import Links
 from prfaas.agent.pins import Pins
+from prfaas.agent.plan import check_castable
 from prfaas.agent.probing import Probing
 from prfaas.agent.protocol import (
     Attach,
@@ -44,10 +45,9 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
 from prfaas.events import PoolChange
+from prfaas.transport import lossy_cast
 from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
-from prfaas.transport.sender import (
-    SendEvent,
-)
+from prfaas.transport.sender import SendEvent
 from prfaas.transport.tls_door import INNER, TlsDoor, door_before
 from prfaas.types import AgentName, CopyEnd, TransferTiming
 
@@ -71,6 +71,8 @@ class Agent:
         self._name = AgentName(config.name)
         self._epoch = time.time_ns() // 1_000_000
         self._certificates = config.certificates()
+        if config.lossy_fp8:
+            lossy_cast.check()
         wire_key = grants.derive_key(secret, "wire")
         self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._sent_from_thread)
         self._pool = Pool(
@@ -126,6 +128,7 @@ class Agent:
                 congestion_control=config.congestion_control,
                 num_connections=config.num_connections,
                 fetch_from=config.fetch_addresses(),
+                lossy_fp8=config.lossy_fp8,
             ),
             local_name=config.name,
             key=wire_key,
@@ -258,6 +261,8 @@ class Agent:
         if layout is None:
             return Attached(self._name, 0, 0, 0, self._epoch), None
         self._check_against_engines(attach, layout)
+        if self._config.lossy_fp8:
+            check_castable(layout)
         found = await self._probing.conflict(layout)
         if found is not None:
             raise LayoutError(found)

@@ -62,6 +62,7 @@ class Links:
             insecure_plaintext=config.insecure_plaintext,
             budgets=tuple(budget for peers, budget in self._budgets if fnmatch.fnmatchcase(peer, peers)),
             packs=config.compression == "auto",
+            lossy_fp8=config.lossy_fp8,
             awaits_peer=peer in config.dialled_by,
         )
 

@@ -13,10 +13,12 @@ from functools import cached_property
 import msgpack
 
 from prfaas.agent.protocol import pack_groups, unpack_groups
-from prfaas.cachepool.layout import KVGroup, Layout
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.run import BlockIdentity
-from prfaas.errors import RemoteProtocolError
+from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH
+from prfaas.transport.lossy_cast import DTYPE
+from prfaas.transport.ranges import Ranges
 from prfaas.types import BlockHash, GroupBlocks
 
 
@@ -63,6 +65,15 @@ class TransferPlan:
         """Everything but linear states: what can leave before the last chunk's forward pass ends."""
         return sum(
             run.group.block_bytes * run.blocks.num_blocks for run in self.runs if run.group.kind != "linear_state"
+        )
+
+    @cached_property
+    def castable(self) -> Ranges:
+        """Objects that a lossy link may cast: blocks of attention whose values all are of the dtype that it knows."""
+        return Ranges(
+            (run.first_object, run.first_object + run.blocks.num_blocks)
+            for run in self.runs
+            if run.group.kind != "linear_state" and not _unknown_dtypes(run.group)
         )
 
     def run_of(self, rank: int, position: int) -> Run:
@@ -121,6 +132,18 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
                 "plan", f"group {blocks.group}: {blocks.num_blocks} blocks do not fit {num_tokens} tokens"
             )
     return TransferPlan(layouts, groups, num_tokens)
+
+
+def _unknown_dtypes(group: KVGroup) -> list[LayerSlice]:
+    return [layer for layer in group.layers if layer.dtype != DTYPE]
+
+
+def check_castable(layout: Layout) -> None:
+    """Raise LayoutError where a lossy link would not know how to cast a layer of attention."""
+    for group in layout.groups:
+        if group.kind != "linear_state" and (unknown := _unknown_dtypes(group)):
+            its = unknown[0]
+            raise LayoutError(f"layer {its.name} dtype: {its.dtype}; lossy_fp8 is set, which knows {DTYPE} alone")
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,7 @@ class Sending:
             source=outbound.placement.memory,
             priority=0,
             deadline_seconds=max(0.1, grant.expires_at - time.time()),
+            castable=outbound.plan.castable,
         )
 
     def _ready_held(self, outbound: Outbound) -> None:

@@ -17,6 +17,7 @@ import msgpack
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.lossy_cast import LOSSY_FP8
 from prfaas.transport.messages import NONCE_BYTES, PROOF_BYTES, Challenge, Hello
 from prfaas.transport.packing import CODECS
 from prfaas.transport.wire import NO_TRANSFER, VERSION, FrameType, Header
@@ -24,6 +25,11 @@ from prfaas.transport.wire import NO_TRANSFER, VERSION, FrameType, Header
 VERSIONS = (VERSION,)
 CAPABILITIES = ("xxh3", *CODECS)  # what this side can do beyond the version; unknown ones are ignored
 _NO_PROOF = bytes(PROOF_BYTES)
+
+
+def capabilities_of(*, packs: bool = True, lossy_fp8: bool = False) -> tuple[str, ...]:
+    """What a side with these settings can do."""
+    return (CAPABILITIES if packs else ()) + ((LOSSY_FP8,) if lossy_fp8 else ())
 
 
 @dataclass(frozen=True)

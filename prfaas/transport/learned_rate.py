@@ -26,8 +26,7 @@ class LearnedRate:
         self.bytes_per_second = inf
         self._learned = 0.0
         self._num_bad, self._num_good = 0, 0
-        self._window_began: float | None = None
-        self._last_at = 0.0
+        self._window_began = self._last_at = -inf
         self._carried_bytes, self._lost_bytes = 0.0, 0.0
 
     def observe(self, now: float, *, carried: float, lost: float) -> None:
@@ -35,7 +34,7 @@ class LearnedRate:
 
         Samples come from several threads: one that is older than the last is left out.
         """
-        if self._window_began is None or now - self._last_at > WATCH_SECONDS:
+        if now - self._last_at > WATCH_SECONDS:
             self._begin(now)
         if now <= self._last_at:
             return

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport import messages
+from prfaas.transport import lossy_cast, messages
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.outbound import Outgoing
 from prfaas.transport.packing import CODECS, Packer, Way, ways
 from prfaas.transport.packing_choice import TRIAL_BYTES, PackSample
 from prfaas.transport.tcp_info import TcpInfo
@@ -24,10 +25,11 @@ WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it l
 
 @dataclass(frozen=True)
 class Taken:
-    """A chunk to send. `way`: how it is packed, None as it is; `is_trial`: its beginning is to be packed in every way."""
+    """A chunk to send, of a transfer. `way`: how it is packed, None as it is; `is_trial`: its beginning is to be packed
+    in every way."""
 
     chunk: Chunk
-    source: Callable[[int], memoryview]
+    transfer: Outgoing
     way: Way | None = None
     is_trial: bool = False
 
@@ -66,6 +68,7 @@ class Line:
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
+        self.casts = lossy_cast.LOSSY_FP8 in capabilities
         self._ways = ways([name for name in CODECS if name in capabilities])
         self._work = work
         self._connection = connection
@@ -133,22 +136,40 @@ class Line:
             self._in_flight.append(chunk)
             self.in_flight_bytes += slab.num_bytes
         try:
-            views = [taken.source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
+            source = taken.transfer.source
+            views = [source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")
-            if taken.is_trial:
-                samples += self._try(_beginning(views, TRIAL_BYTES))
-            checksum = chunk_checksum(chunk.transfer_id, slab, views)
-            packed = self._pack(views, taken.way, samples) if taken.way in self._ways else None
-            if packed is None:
-                self._connection.write(chunk_header(chunk.transfer_id, slab, checksum), *views)
-            else:
-                head = packed_header(chunk.transfer_id, slab, checksum, packed_bytes=len(packed))
-                self._connection.write(head, packed)
+            is_castable = self.casts and taken.transfer.castable.covers(slab.first, slab.last)
+            if not is_castable or not self._write_cast(chunk, views):
+                self._write(taken, views, samples)
             for view in views:
                 view.release()
         finally:
             self._work.sent(self, chunk, samples)
+
+    def _write(self, taken: Taken, views: list[memoryview], samples: list[PackSample]) -> None:
+        """As it is, or packed; what packing took goes to `samples`."""
+        transfer_id, slab = taken.chunk.transfer_id, taken.chunk.slab
+        if taken.is_trial:
+            samples += self._try(_beginning(views, TRIAL_BYTES))
+        checksum = chunk_checksum(transfer_id, slab, views)
+        packed = self._pack(views, taken.way, samples) if taken.way in self._ways else None
+        if packed is None:
+            self._connection.write(chunk_header(transfer_id, slab, checksum), *views)
+        else:
+            self._connection.write(packed_header(transfer_id, slab, checksum, packed_bytes=len(packed)), packed)
+
+    def _write_cast(self, chunk: Chunk, views: list[memoryview]) -> bool:
+        """Cast to 8 bits, which loses some of each value; False: these bytes cannot be."""
+        payload = lossy_cast.cast(b"".join(views)) if chunk.slab.offset % lossy_cast.VALUE_BYTES == 0 else None
+        if payload is None:
+            return False
+        kept = memoryview(lossy_cast.restore(payload))
+        checksum = chunk_checksum(chunk.transfer_id, chunk.slab, [kept])
+        head = packed_header(chunk.transfer_id, chunk.slab, checksum, packed_bytes=len(payload), kind=FrameType.LOSSY)
+        self._connection.write(head, payload)
+        return True
 
     def _try(self, beginning: list[memoryview]) -> list[PackSample]:
         samples: list[PackSample] = []

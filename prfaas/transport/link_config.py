@@ -20,4 +20,5 @@ class LinkConfig:
     insecure_plaintext: bool = False
     budgets: tuple[EgressBudget, ...] = ()  # shared with other links
     packs: bool = True  # chunks are compressed while that makes the link faster
+    lossy_fp8: bool = False  # what may be cast is, to half its bytes, where the peer agrees: LOSSY
     awaits_peer: bool = False  # it is the peer that dials, to receive; this side never does

@@ -29,6 +29,7 @@ class LinkState:
     retransmitted_bytes: int  # of those
     packing: str  # how chunks are compressed at present, as "zstd/2" (codec, bytes of an element); "": they are not
     saved_bytes: int  # by compression
+    lossy_fp8: bool  # attention blocks are cast to 8 bits, which loses some of each value
     pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.transport.inbound import TransferStats
 from prfaas.transport.ranges import Ranges
@@ -14,7 +14,8 @@ from prfaas.types import FailureReason
 class Outgoing:
     """Objects to send. `source` gives an object's memory, which must stay unchanged until SendMemoryFree.
 
-    A lower `priority` is more urgent: each step is a sixteenth of the share of the link.
+    A lower `priority` is more urgent: each step is a sixteenth of the share of the link. The objects `castable` hold
+    nothing but bfloat16: where both ends ask for it they are cast to 8 bits, which loses some of each.
     """
 
     transfer_id: bytes
@@ -23,6 +24,7 @@ class Outgoing:
     source: Callable[[int], memoryview]
     priority: int
     deadline_seconds: float
+    castable: Ranges = field(default_factory=Ranges)
 
 
 @dataclass(frozen=True)

@@ -181,14 +181,14 @@ class Outbox:
             return _open_frame(self._to_open.pop(next(iter(self._to_open))), now)
         return None
 
-    def take(self) -> tuple[Chunk, Callable[[int], memoryview]] | None:
-        """The next bytes to send, with where each object's memory is; it is in use until `sent`."""
+    def take(self) -> tuple[Chunk, Outgoing] | None:
+        """The next bytes to send, and of what; their memory is in use until `sent`."""
         chunk = self._chunker.take()
         if chunk is None:
             return None
         sending = self._sendings[chunk.transfer_id]
         sending.num_users += 1
-        return chunk, sending.transfer.source
+        return chunk, sending.transfer
 
     def sent(self, chunk: Chunk) -> bool:
         """A connection has read the chunk's memory for the last time; returns whether a frame is there to send."""

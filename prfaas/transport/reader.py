@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport import messages
+from prfaas.transport import lossy_cast, messages
 from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import OpenRequest
@@ -34,7 +35,16 @@ class FrameBounds:
 class Reader:
     """Serves one connection whose peer has proven its name."""
 
-    def __init__(self, arrivals: Arrivals, connection: Connection, *, peer: str, bounds: FrameBounds) -> None:
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        connection: Connection,
+        *,
+        peer: str,
+        bounds: FrameBounds,
+        takes_lossy: bool = False,
+    ) -> None:
+        self._takes_lossy = takes_lossy
         self._large_frames, self._packed_frames = bounds.large, bounds.packed
         self._packer = Packer()
         self._arrivals = arrivals
@@ -62,9 +72,11 @@ class Reader:
         if header.type is FrameType.CHUNK:
             self._chunk(header)
             return
-        if header.type is FrameType.PACKED:
+        if header.type in (FrameType.PACKED, FrameType.LOSSY):
+            if header.type is FrameType.LOSSY and not self._takes_lossy:
+                raise RemoteProtocolError("lossy", "lossy chunks are not taken here")
             with self._allowed(self._packed_frames):
-                self._packed(header)
+                self._packed(header) if header.type is FrameType.PACKED else self._lossy(header)
             return
         if header.length <= LARGE_FRAME_BYTES:
             self._control(header)
@@ -119,19 +131,27 @@ class Reader:
 
     def _packed(self, header: Header) -> None:
         payload = self._connection.read_payload(header)
-        chunk = header.unpacked(read_head(payload).raw_bytes)
+        self._place(header, read_head(payload).raw_bytes, functools.partial(self._packer.unpack, payload))
+
+    def _lossy(self, header: Header) -> None:
+        payload = self._connection.read_payload(header)
+        self._place(header, lossy_cast.raw_bytes(payload), functools.partial(lossy_cast.restore, payload))
+
+    def _place(self, header: Header, raw_bytes: int, unpack: Callable[[], bytes | bytearray]) -> None:
+        """Put a chunk that travelled shorter than it is into its memory."""
+        chunk = header.unpacked(raw_bytes)
         views = self._arrivals.begin_write(self._connection, self._peer, chunk, wire_bytes=header.length)
         if views is None:
             self._answer_unwanted(header.transfer_id)
-        elif self._unpack(chunk, views, payload):
+        elif self._unpack(chunk, views, unpack):
             self._ask_again(header)
         self._num_chunks += 1
 
-    def _unpack(self, chunk: Header, views: list[memoryview], payload: bytearray) -> bool:
+    def _unpack(self, chunk: Header, views: list[memoryview], unpack: Callable[[], bytes | bytearray]) -> bool:
         """Unpack a chunk into its memory; whether it must come again. What does not match is never written."""
         outcome: ChunkOutcome = "changed"
         try:
-            raw = memoryview(self._packer.unpack(payload))
+            raw = memoryview(unpack())
             if chunk_checksum(chunk.transfer_id, chunk.slab, [raw]) == chunk.checksum:
                 outcome = "whole"
                 for view in views:

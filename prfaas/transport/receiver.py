@@ -17,7 +17,7 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals, say
 from prfaas.transport.connection import Connection, listen, tune
-from prfaas.transport.handshake import Identity
+from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.inbound import (
     Accepted,
     OpenRequest,
@@ -66,6 +66,7 @@ class ReceiverConfig:
     congestion_control: str = "bbr"
     max_pieces: int = MAX_PIECES  # that all arriving transfers together may be kept as
     num_connections: int = 0  # to each of `fetch_from`; 0: as many as the round trip asks for
+    lossy_fp8: bool = False  # takes chunks whose values were cast to 8 bits, which loses some of each
     fetch_from: Mapping[str, str] = field(
         default_factory=dict
     )  # senders to dial, as they cannot dial us: address by name
@@ -92,7 +93,8 @@ class Receiver:
         `send_over[peer](connection, hello)` sends over a connection that this peer has dialled to receive, until it is lost.
         """
         self._config = config
-        self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
+        capabilities = capabilities_of(lossy_fp8=config.lossy_fp8)
+        self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)), capabilities)
         self._arrivals = Arrivals(
             accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds, max_pieces=config.max_pieces
         )
@@ -243,7 +245,8 @@ class Receiver:
     def _read(self, connection: Connection, peer: str) -> None:
         """Read a connection whose peer has proven its name, until it is lost; raises OSError then."""
         try:
-            Reader(self._arrivals, connection, peer=peer, bounds=self._bounds).run()
+            takes_lossy = self._config.lossy_fp8
+            Reader(self._arrivals, connection, peer=peer, bounds=self._bounds, takes_lossy=takes_lossy).run()
         except RemoteProtocolError as error:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
             self._refuse(connection, error)

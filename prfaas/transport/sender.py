@@ -14,7 +14,7 @@ from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.egress_budget import Demand
-from prfaas.transport.handshake import CAPABILITIES, Identity
+from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.line import Job, Line, Taken
 from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.link_gauge import LinkGauge
@@ -71,7 +71,8 @@ class Link:
         """Events come from the link's threads, in order, with none of its locks held."""
         self.address = address
         self._config = config
-        self._identity = Identity(local_name, key, capabilities=CAPABILITIES if config.packs else ())
+        capabilities = capabilities_of(packs=config.packs, lossy_fp8=config.lossy_fp8)
+        self._identity = Identity(local_name, key, capabilities=capabilities)
         self._peer_name = peer_name
         self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
         self._changed = threading.Condition(threading.Lock())
@@ -174,6 +175,7 @@ class Link:
                 **vars(self._gauge.health),
                 packing=f"{way.codec}/{way.width}" if (way := self._gauge.packing.way) else "",
                 saved_bytes=self._gauge.packing.saved_bytes,
+                lossy_fp8=any(line.casts for line in self._lines),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
 
@@ -255,7 +257,7 @@ class Link:
             self._outbox.set_num_connections(self._dialler.num_wanted)
             if number >= self._dialler.num_wanted:
                 return None
-            capabilities = said.capabilities if self._config.packs else ()
+            capabilities = tuple(set(said.capabilities) & set(self._identity.capabilities))
             line = Line(self, connection, generation=self._generation, capabilities=capabilities)
             self._lines.add(line)
             self._disconnected_since = None

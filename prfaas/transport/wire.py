@@ -10,7 +10,7 @@ in which both sides prove that they know the secret, over fresh nonces; then fra
                                ◀──  WELCOME
     OPEN (object sizes, body)  ──▶                    once per transfer, again when the receiver may have lost it
                                ◀──  HAVE (held objects, slabs received) | ERROR
-    CHUNK (slab), or PACKED    ──▶                    on any connection
+    CHUNK, or PACKED or LOSSY  ──▶                    on any connection
                                ◀──  ACK (how many chunks of this connection) | AGAIN (which came changed)
     END (total)                ──▶                    every byte has been handed to a connection
                                ◀──  DONE              every byte is there
@@ -66,6 +66,7 @@ class FrameType(IntEnum):
     END = 15
     REOPEN = 16
     PACKED = 17
+    LOSSY = 18
 
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -89,11 +90,20 @@ MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
     FrameType.END: 0,
     FrameType.REOPEN: 0,
     FrameType.PACKED: MAX_CHUNK_BYTES,
+    FrameType.LOSSY: MAX_CHUNK_BYTES // 2 + 1,
 }
 _TYPES = {int(kind): kind for kind in FrameType}
 
 State = Literal["hello", "challenge", "proof", "welcome", "sending", "receiving"]
-_FROM_SENDER = (FrameType.OPEN, FrameType.CHUNK, FrameType.PACKED, FrameType.END, FrameType.CANCEL, FrameType.PING)
+_FROM_SENDER = (
+    FrameType.OPEN,
+    FrameType.CHUNK,
+    FrameType.PACKED,
+    FrameType.LOSSY,
+    FrameType.END,
+    FrameType.CANCEL,
+    FrameType.PING,
+)
 _FROM_RECEIVER = (
     FrameType.HAVE,
     FrameType.ACK,
@@ -177,18 +187,18 @@ class Header:
         return Slab(self.object, self.count, self.offset, self.length // self.count)
 
     def unpacked(self, raw_bytes: int) -> Header:
-        """The header of the CHUNK that a PACKED frame stands for, whose checksum it has.
+        """The header of the CHUNK that a PACKED or LOSSY frame stands for, whose checksum it has.
 
         Raises:
             RemoteProtocolError: so many bytes are no such chunk.
         """
         if raw_bytes % self.count:
-            raise RemoteProtocolError("count", f"PACKED: {raw_bytes} bytes over {self.count} objects")
+            raise RemoteProtocolError("count", f"{self.type.name}: {raw_bytes} bytes over {self.count} objects")
         return replace(self, type=FrameType.CHUNK, length=raw_bytes)
 
 
 def _count_fits(kind: FrameType, count: int, length: int) -> bool:
-    if kind is FrameType.PACKED:
+    if kind in (FrameType.PACKED, FrameType.LOSSY):
         return 0 < count <= MAX_OBJECTS_PER_CHUNK and length > 0
     if kind is not FrameType.CHUNK:
         return count == 0
@@ -215,9 +225,11 @@ def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
     return head.encode()
 
 
-def packed_header(transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes: int) -> bytes:
-    """The header of a PACKED frame; the checksum is that of the chunk unpacked."""
-    head = Header(FrameType.PACKED, packed_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
+def packed_header(
+    transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes: int, kind: FrameType = FrameType.PACKED
+) -> bytes:
+    """The header of a PACKED or LOSSY frame; the checksum is that of the chunk as the receiver keeps it."""
+    head = Header(kind, packed_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
     return head.encode()
 
 

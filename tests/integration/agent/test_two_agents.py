@@ -437,6 +437,13 @@ def test_an_unequal_layout_is_refused_beside_a_living_engine_of_the_same_agent(a
     first.close()
 
 
+def test_a_lossy_agent_refuses_an_engine_whose_attention_it_could_not_cast(agents: Agents) -> None:
+    west = agents.start("west", **{"lossy-fp8": "true"})
+    with pytest.raises(LayoutError, match="layer a0 dtype: float32; lossy_fp8 is set"):
+        agents.engine(west, "a")
+    agents.engine(west, "b", layout(dtype="bfloat16")).close()
+
+
 def test_nobody_at_the_socket_is_said_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(AgentUnreachable, match=r"no agent listens at .*nowhere\.sock"):
         AgentClient(str(tmp_path / "nowhere.sock"), instance="x", role="scheduler")

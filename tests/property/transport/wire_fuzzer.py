@@ -16,7 +16,7 @@ import atheris
 
 with atheris.instrument_imports(include=["prfaas.transport", "prfaas.errors"]):
     from prfaas.errors import RemoteProtocolError
-    from prfaas.transport import messages
+    from prfaas.transport import lossy_cast, messages
     from prfaas.transport.area import Slab
     from prfaas.transport.assembler import Assembler
     from prfaas.transport.object_sizes import ObjectSizes
@@ -48,6 +48,8 @@ def read_connection(data: bytes) -> None:
         elif header.type is FrameType.PACKED:
             raw = PACKER.unpack(payload)
             read_chunk(assembler, header.unpacked(len(raw)))
+        elif header.type is FrameType.LOSSY:
+            read_chunk(assembler, header.unpacked(read_lossy(payload)))
         elif header.type is FrameType.OPEN:
             messages.decode_open(header, payload)
         elif header.type is FrameType.CANCEL:
@@ -84,7 +86,13 @@ def read_packed(data: bytes) -> None:
     assert len(PACKER.unpack(data)) == struct.unpack_from("<I", data)[0]
 
 
-READERS = (read_connection, read_answers, read_handshake, read_packed)
+def read_lossy(data: bytes) -> int:
+    num_bytes = lossy_cast.raw_bytes(data)
+    assert len(lossy_cast.restore(data)) == num_bytes
+    return num_bytes
+
+
+READERS = (read_connection, read_answers, read_handshake, read_packed, read_lossy)
 
 
 def read(data: bytes) -> None:
@@ -101,6 +109,8 @@ def good_inputs() -> list[bytes]:
     opened = messages.Open(SIZES, 1, 5.0, b"body")
     have = messages.Have(Ranges([(1, 3)]), (Slab(0, 1, 0, 10),))
     packed = [packed for way in ways(CODECS) if (packed := PACKER.pack(bytes(1000), way))]
+    lossy = lossy_cast.cast(bytes(1000))
+    assert lossy is not None
     checksum = chunk_checksum(transfer_id, slab, [piece])
     frames = [
         chunk_header(transfer_id, slab, checksum) + piece,
@@ -108,6 +118,7 @@ def good_inputs() -> list[bytes]:
         Header(FrameType.END, 0, transfer_id, offset=5).encode(),
         messages.encode_ending(FrameType.CANCEL, transfer_id, messages.Ending("cancelled", "why")),
         *(packed_header(transfer_id, slab, checksum, packed_bytes=len(its)) + its for its in packed),
+        packed_header(transfer_id, slab, checksum, packed_bytes=len(lossy), kind=FrameType.LOSSY) + lossy,
     ]
     challenge = messages.Challenge("far", bytes(32), 1, ("lz4",), bytes(16), bytes(32))
     said = [
@@ -116,7 +127,7 @@ def good_inputs() -> list[bytes]:
         messages.encode_proof(bytes(32)),
     ]
     answers = [messages.encode_have(transfer_id, have), messages.encode_done(transfer_id, messages.Done(5, 0))]
-    kinds = ([*frames, b"".join(frames)], answers, [its[HEADER_BYTES:] for its in said], packed)
+    kinds = ([*frames, b"".join(frames)], answers, [its[HEADER_BYTES:] for its in said], packed, [lossy])
     return [bytes([number]) + its for number, inputs in enumerate(kinds) for its in inputs]
 
 

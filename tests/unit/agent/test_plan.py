@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from prfaas.agent.plan import OpenBody, decode_probe, encode_probe, make_plan
+from prfaas.agent.plan import OpenBody, check_castable, decode_probe, encode_probe, make_plan
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
@@ -16,13 +16,14 @@ NUM_TOKENS = 100
 CHAIN = HashChain(ROOT, range(NUM_TOKENS))
 
 
-def _layer(name: str, offset: int, size: int) -> LayerSlice:
-    return LayerSlice(name, offset, size, "float32", "head,token,kv_dim")
+def _layer(name: str, offset: int, size: int, dtype: str = "float32") -> LayerSlice:
+    return LayerSlice(name, offset, size, dtype, "head,token,kv_dim")
 
 
-def _layout(rank: int = 0, size: int = 1) -> Layout:
-    full = KVGroup("full_attention", 32, (_layer("a", 0, 100), _layer("b", 100, 60)))
-    window = KVGroup("sliding_window", 16, (_layer("w", 0, 50),), window_tokens=20)
+def _layout(rank: int = 0, size: int = 1, *, dtypes: tuple[str, str, str] = ("float32",) * 3) -> Layout:
+    """`dtypes`: of the two layers of full attention, and of the window."""
+    full = KVGroup("full_attention", 32, (_layer("a", 0, 100, dtypes[0]), _layer("b", 100, 60, dtypes[1])))
+    window = KVGroup("sliding_window", 16, (_layer("w", 0, 50, dtypes[2]),), window_tokens=20)
     state = KVGroup("linear_state", 32, (_layer("s", 0, 300),))
     return Layout("m", "", Shard(rank, size), (full, window, state))
 
@@ -96,3 +97,15 @@ def test_an_open_with_a_malformed_layout_is_refused_by_field() -> None:
     broken = OpenBody(b"g", (b"f",), (), GROUPS).encode().replace(b"\x90", b"\x91\x80", 1)
     with pytest.raises((LayoutError, RemoteProtocolError)):
         OpenBody.decode(broken)
+
+
+def test_what_may_be_cast_are_attention_blocks_of_bfloat16_alone() -> None:
+    every, some, bf16 = ("bfloat16",) * 3, ("bfloat16", "float8_e4m3fn", "bfloat16"), "bfloat16"
+    assert make_plan((_layout(0, 2, dtypes=every), _layout(1, 2, dtypes=every)), GROUPS, 100).castable.to_list() == [
+        (0, 7),
+        (8, 15),
+    ]
+    assert make_plan((_layout(dtypes=some),), GROUPS, NUM_TOKENS).castable.to_list() == [(4, 7)]
+    check_castable(_layout(dtypes=every))
+    with pytest.raises(LayoutError, match=f"layer b dtype: float8_e4m3fn; lossy_fp8 is set, which knows {bf16} alone"):
+        check_castable(_layout(dtypes=some))

@@ -1,0 +1,56 @@
+"""What the cast to 8 bits keeps of every value, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport import lossy_cast
+
+INFINITY, NO_NUMBER = 0x7F80, 0x7FC1
+
+
+def _floats(raw: bytes) -> Any:
+    return (numpy.frombuffer(raw, "<u2").astype("u4") << 16).view("f4").astype("f8")
+
+
+def _raw(values: list[int]) -> bytes:
+    return numpy.array(values, "<u2").tobytes()
+
+
+@given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=200))
+def test_values_near_the_greatest_keep_fifteen_sixteenths_and_small_ones_err_by_a_trifle_of_it(
+    values: list[int],
+) -> None:
+    payload = lossy_cast.cast(_raw(values))
+    if payload is None:
+        assert any(value & 0x7FFF >= 0x7F00 for value in values), "too large, an infinity, or no number"
+        return
+    before, after = _floats(_raw(values)), _floats(lossy_cast.restore(payload))
+    assert len(payload) == len(values) + lossy_cast.HEAD_BYTES
+    greatest = max(abs(before))
+    error = abs(after - before)
+    assert (error <= numpy.maximum(abs(before) / 16, greatest / 130_000) + 1e-39).all()
+    assert (numpy.signbit(after) == numpy.signbit(before)).all()
+
+
+def test_what_eight_bits_can_hold_comes_back_as_it_was() -> None:
+    exact = _raw([0x0000, 0x8000, 0x3F80, 0xBF80, 0x4000, 0x3FF0, 0x3F90])  # 0, -0, 1, -1, 2, 1.875, 1.125
+    assert lossy_cast.restore(lossy_cast.cast(exact) or b"") == exact
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", _raw([0, INFINITY]), _raw([1, NO_NUMBER]), _raw([0x7F00])])
+def test_what_cannot_be_cast_is_left_as_it_is(raw: bytes) -> None:
+    assert lossy_cast.cast(raw) is None
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x80", b"\xfe\x00", b"\xff\x00\x00"])
+def test_a_payload_that_is_none_is_refused(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        lossy_cast.raw_bytes(payload)
+    assert refused.value.reason == "lossy"
