@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -62,24 +60,6 @@ def test_the_annotated_file_loads_to_the_defaults(component: str) -> None:
     for name, its in config.settings(cls):
         if not its.required and name not in EXAMPLES.get(component, {}):
             assert getattr(loaded, name) == config.default(cls, name), name
-
-
-def test_the_commands_of_the_readme_are_accepted(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    files = dict(re.findall(r"(/etc/prfaas/\w+\.yaml)`.*\n\n((?:        .*\n)+)", text))
-    assert set(files) == {"/etc/prfaas/agent.yaml", "/etc/prfaas/router.yaml"}
-    lines = [
-        *re.findall(r"^        prfaas-(\w+) (--.*)$", text, re.MULTILINE),
-        ("agent", "--config /etc/prfaas/agent.yaml"),
-    ]
-    assert {component for component, _ in lines} == {"agent", "manager", "router"}
-    for path, block in files.items():
-        (tmp_path / Path(path).name).write_text(textwrap.dedent(block))
-    for component, arguments in lines:
-        argv = [*shlex.split(arguments.replace("/etc/prfaas/agent", f"{tmp_path}/agent")), "--check-config"]
-        argv = [word.replace("/etc/prfaas/router", f"{tmp_path}/router") for word in argv]
-        with pytest.raises(SystemExit, match=r"^0$"):
-            config.parse(COMPONENTS[component], component=component, argv=argv)
 
 
 def test_every_command_in_the_makefile_is_in_its_help() -> None:

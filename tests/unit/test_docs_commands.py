@@ -1,103 +1,249 @@
-"""Every command in the documentation is one that its program takes; what installs and deploys names things that are there."""
+"""Every command in the documentation is one that its program takes; what installs and deploys names things that are there.
+
+No command goes unlooked at: what a shell block runs has a way to be checked here, by the name of its program (`WAYS`), and is
+run besides where `tests/integration/docs` lists it. vLLM's own parser takes its commands in `tests/integration/connector`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import io
+import itertools
+import json
 import re
-import shlex
+import shutil
+import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import markdown
 import pytest
 
+from tests.docs_shell import LANGUAGES, PAGES, Block, blocks_of, commands_of, mentioned, shell_blocks
 from tools.reference_tables import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS: dict[str, str] = PROJECT["scripts"]
-BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-SHELLS = ("", "bash", "sh", "console", "shell")
-INDENTED = re.compile(r"(?:^(?: {4}){1,2}\S.*\n)+", re.MULTILINE)
 UNKNOWN = "--no-flag-has-this-name"
+SERVERS = ("prfaas/router", "prfaas/manager", "prfaas/agent", "prfaas/colocate")
+SYSTEM_TOOLS = ("base64", "chmod", "cp", "head", "install")  # run, with their pages' blocks, in tests/integration/docs
+HIGHLIGHTED = {"pymdownx.highlight": {"use_pygments": False}}
 
 
-def lines_of(page: Path) -> Iterator[str]:
-    """The lines of a page's blocks without a language, those that go on joined, comments away."""
-    text = page.read_text()
-    blocks = [match[2] for match in BLOCK.finditer(text) if match[1] in SHELLS] + [
-        match[0] for match in INDENTED.finditer(text)
-    ]
-    for block in blocks:
-        for line in block.replace("\\\n", " ").splitlines():
-            yield re.sub(r"\s#\s.*", "", line).strip()
-
-
-def commands_of(page: Path) -> Iterator[list[str]]:
-    """What a page tells people to run, as words; commands that `&&` joins are several."""
-    for line in lines_of(page):
-        for part in line.split(" && "):
-            with contextlib.suppress(ValueError):  # no shell line
-                words = shlex.split(part)
-                if words and (words[0] in SCRIPTS or Path(words[0]).name in WAYS):
-                    yield words
-
-
-def _takes(words: list[str]) -> None:
-    """The program's parser takes all of it: nothing is wrong but a flag that is made up here."""
+def _said_of(words: Sequence[str]) -> str:
+    """What a program of ours says of these arguments and of a flag that is made up here."""
     module, function = SCRIPTS[words[0]].split(":")
     main: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
     error = io.StringIO()
-    with contextlib.redirect_stderr(error), contextlib.suppress(SystemExit, argparse.ArgumentError):
+    with (
+        contextlib.redirect_stderr(error),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(SystemExit, argparse.ArgumentError),
+    ):
         main([*words[1:], UNKNOWN])
-    assert f"unrecognized arguments: {UNKNOWN}" in error.getvalue(), error.getvalue()
+    return error.getvalue()
 
 
-def _installs(words: list[str]) -> None:
+def _takes(words: Sequence[str]) -> None:
+    """The program's parser takes all of it: nothing is wrong but that flag."""
+    said = _said_of(words)
+    assert f"unrecognized arguments: {UNKNOWN}" in said, said
+
+
+def _installs(words: Sequence[str]) -> None:
     """The extras exist."""
+    assert "install" in words
     for extras in re.findall(r"prfaas\[([\w,-]+)\]", " ".join(words)):
         assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
 
 
-def _makes(words: list[str]) -> None:
-    """The target exists."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert next(word for word in words[1:] if "=" not in word and not word.startswith("<")) in targets
+def _makes(words: Sequence[str]) -> None:
+    """`make -n` finds the targets and what they are made of."""
+    its = [word for word in words[1:] if not word.startswith("AREA=<")]
+    subprocess.run(["make", "-n", *its], cwd=ROOT, capture_output=True, check=True, timeout=30)
 
 
-def _names_files(words: list[str]) -> None:
+def _asks(words: Sequence[str]) -> None:
+    """One of our servers answers at that path, and what it is sent is JSON."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("url")
+    parser.add_argument("-H", action="append")
+    parser.add_argument("-d")
+    its = parser.parse_args(list(words[1:]))
+    path = urlsplit(its.url if "//" in its.url else f"http://{its.url}").path
+    sources = (file.read_text() for folder in SERVERS for file in (ROOT / folder).rglob("*.py"))
+    assert any(f'"{path}"' in source for source in sources), path
+    assert its.d is None or json.loads(its.d)
+
+
+def _runs_python(words: Sequence[str]) -> None:
+    """The module exists, and its source knows the flags."""
+    assert words[1] == "-m"
+    if words[2] == "venv":
+        assert len(words) == 4
+        return
+    spec = importlib.util.find_spec(f"{words[2]}.__main__")
+    assert spec is not None and spec.origin is not None
+    known = "".join(file.read_text() for file in Path(spec.origin).parent.glob("*.py"))
+    assert [word for word in words[3:] if word.startswith("--") and f'"{word}"' not in known] == []
+    assert [word for word in words[3:4] if not word.startswith("-") and f'"{word}"' not in known] == []
+
+
+def _names_files(words: Sequence[str]) -> None:
     """What lies in this repository is there."""
     assert [word for word in words if word.startswith("deploy/") and not (ROOT / word).exists()] == []
 
 
-WAYS: dict[str, Callable[[list[str]], None]] = {
+def _is_on_this_machine(words: Sequence[str]) -> None:
+    _names_files(words)
+    assert shutil.which(words[0])
+
+
+def _applies(words: Sequence[str]) -> None:
+    """kubectl: a folder with a kustomization, or a name that a manifest asks for."""
+    manifests = "".join(file.read_text() for file in (ROOT / "deploy/kubernetes").glob("*.yaml"))
+    if "apply" in words:
+        assert (ROOT / words[words.index("-k") + 1] / "kustomization.yaml").exists()
+    elif "secret" in words:
+        name, key = words[words.index("generic") + 1], words[-1].removeprefix("--from-file=").partition("=")[0]
+        assert f"secretName: {name}" in manifests
+        assert f"/{key}" in manifests
+    else:
+        assert words[1:3] == ["create", "namespace"]
+        assert f"namespace: {words[3]}\n" in manifests
+
+
+def _starts_unit(words: Sequence[str]) -> None:
+    assert (ROOT / f"deploy/systemd/{words[-1]}.service").exists()
+
+
+def _makes_user(words: Sequence[str]) -> None:
+    assert f"User={words[-1]}\n" in (ROOT / "deploy/systemd/prfaas-agent.service").read_text()
+
+
+def _serves_a_model(words: Sequence[str]) -> None:
+    """`vllm serve`; its own parser takes the rest where vLLM is imported anyway."""
+    assert words[1] == "serve"
+    for before, word in itertools.pairwise(words):
+        assert not before.endswith("-config") or json.loads(word)
+
+
+WAYS: dict[str, Callable[[Sequence[str]], None]] = {
     **dict.fromkeys(SCRIPTS, _takes),
+    **dict.fromkeys(SYSTEM_TOOLS, _is_on_this_machine),
     "pip": _installs,
     "make": _makes,
-    **dict.fromkeys(("kubectl", "podman", "cp"), _names_files),
+    "curl": _asks,
+    "python": _runs_python,
+    "python3": _runs_python,
+    "podman": _names_files,
+    "kubectl": _applies,
+    "systemctl": _starts_unit,
+    "useradd": _makes_user,
+    "vllm": _serves_a_model,
 }
-COMMANDS = [
-    pytest.param(words, id=f"{page.stem}: {' '.join(words)[:60]}")
-    for page in PAGES
-    for words in commands_of(page)
-    if not any(word in ("...", "│") or "─" in word for word in words)
-]
+# What stands within sentences may name a command without all that it needs.
+MENTIONS = re.compile(
+    r"^(?:prfaas(?:-[a-z]+)?|make|pip|curl|python3?|\.venv/bin/\w+|apt|ssh|sysctl|chmod|systemd-analyze) \S"
+)
+MENTIONED_ELSEWHERE = ("apt", "ssh", "sysctl", "chmod", "systemd-analyze")  # programs of other people's machines
 
 
-def test_commands_are_found() -> None:
-    found = {param.values[0][0] for param in COMMANDS}  # type: ignore[index]
-    services = {f"prfaas-{its}" for its in ("agent", "router", "manager")}
-    assert found >= {"prfaas", "prfaas-solve", "prfaas-sim", "make", "kubectl"} | services
+def _mentions(words: Sequence[str]) -> None:
+    """As `_takes`, but for what is left out or stands for something, as NODE and ROLE do."""
+    said = _said_of(words)
+    lacks = (
+        "arguments are required",
+        "expected one argument",
+        *(f"invalid choice: '{word}'" for word in words if word.isupper()),
+    )
+    assert any(text in said for text in (f"unrecognized arguments: {UNKNOWN}", *lacks)), said
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_in_the_documentation_is_taken(words: list[str]) -> None:
-    WAYS[Path(words[0]).name](words)
+def _mentioned() -> Iterator[list[str]]:
+    """Each command once."""
+    seen = {tuple(words): words for page in PAGES for words in _mentioned_in(page)}
+    yield from seen.values()
 
 
-def test_a_command_that_is_misspelt_is_not() -> None:
-    with pytest.raises(AssertionError, match="unrecognized arguments"):
-        _takes(["prfaas-sim", "--sweeep", "load=50%"])
+def _mentioned_in(page: Path) -> Iterator[list[str]]:
+    for text in mentioned(page):
+        if MENTIONS.match(re.sub(r"^(?:[A-Z_]+=\S+ |sudo )", "", text)):
+            yield from commands_of(text.replace("…", "").replace("<", "").replace(">", ""))
+
+
+def _id(block: Block) -> str:
+    return block.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_code_says_its_language(page: Path) -> None:
+    extensions = ["pymdownx.superfences", "pymdownx.highlight", "tables"]
+    html = markdown.markdown(page.read_text(), extensions=extensions, extension_configs=HIGHLIGHTED)
+    languages = re.findall(r"<pre[^>]*><code(?: class=\"language-(\w+)\")?>", html)
+    assert set(languages) <= set(LANGUAGES), "an indented block has none"
+    assert len(languages) == len(list(blocks_of(page)))
+
+
+@pytest.mark.parametrize("block", shell_blocks(), ids=_id)
+def test_a_command_in_the_documentation_is_taken(block: Block) -> None:
+    for words in commands_of(block.text):
+        WAYS[Path(words[0]).name](words)
+
+
+def test_every_program_in_the_documentation_has_its_way_and_none_is_left_over() -> None:
+    found = {Path(words[0]).name for block in shell_blocks() for words in commands_of(block.text)}
+    assert found >= {
+        "prfaas",
+        "prfaas-agent",
+        "prfaas-router",
+        "prfaas-manager",
+        "prfaas-sim",
+        "make",
+        "kubectl",
+        "curl",
+    }
+    assert set(WAYS) - found <= set(SCRIPTS) | {"python3"}
+
+
+def test_a_command_within_a_sentence_is_one_that_its_program_knows() -> None:
+    commands = list(_mentioned())
+    assert ["prfaas", "drain", "NODE"] in commands and ["make", "demo", "MODEL=gemma3"] in commands
+    for words in commands:
+        name = Path(words[0]).name
+        if name in SCRIPTS:
+            _mentions([word for word in words if word != "--help"])
+        elif name not in MENTIONED_ELSEWHERE and not words[0].startswith(".venv"):
+            WAYS[name](words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prfaas-sim --sweeep load=50%",
+        "pip install 'prfaas[routr]'",
+        "make demmo",
+        "curl http://10.0.1.1:8080/v1/completion",
+        "python -m tools.wam regional",
+        "python -m tools.wan nowhere",
+        "kubectl apply -k deploy/kubernete",
+        "kubectl -n prfaas create secret generic prfaas-secrets --from-file=secret=/etc/prfaas/secret",
+        "systemctl enable --now prfaas-agents",
+        "cp deploy/systemd/none.service /etc",
+        "vllm serve M --kv-transfer-config '{'",
+    ],
+)
+def test_a_command_that_is_misspelt_is_not_taken(command: str) -> None:
+    (words,) = commands_of(command)
+    with pytest.raises((AssertionError, ValueError, subprocess.CalledProcessError, ModuleNotFoundError)):
+        WAYS[words[0]](words)
+
+
+def test_a_script_is_read_as_a_shell_reads_it() -> None:
+    script = "# west\na 'b\nc' \\\n  d > out && e < in | sudo f   # why\nX=1 g \"h i\"\n"
+    assert list(commands_of(script)) == [["a", "b\nc", "d"], ["e"], ["f"], ["g", "h i"]]
