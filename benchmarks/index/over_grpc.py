@@ -35,15 +35,16 @@ START_SECONDS = 60.0
 
 
 class Managed:
-    """One manager process on one Redis."""
+    """One manager process on one Redis; those of one directory share a secret."""
 
     def __init__(self, directory: Path, redis_url: str, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
         self._secret_file = directory / "secret"
-        self._secret_file.touch(mode=0o600)
-        self.secret = secrets.token_bytes(32)
-        self._secret_file.write_bytes(self.secret)
-        self._log = directory / "manager.log"
+        if not self._secret_file.exists():
+            self._secret_file.touch(mode=0o600)
+            self._secret_file.write_bytes(secrets.token_bytes(32))
+        self.secret = self._secret_file.read_bytes()
+        self._log = directory / f"manager-{port}.log"
         self._redis_url = redis_url
         self.start()
 
@@ -79,7 +80,7 @@ async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
 async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict[str, Any]:
     its = layout(hybrid=True)
     agent, router = managed.channel("n0"), managed.channel("router")
-    await _register(agent, its)
+    await register(agent, its)
     empty_bytes = await _redis_bytes(store)
     prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]
     seconds = await _announce(agent, prompts, its)
@@ -99,7 +100,7 @@ async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict
     managed.start()
     await agent.close()
     again = managed.channel("n0")
-    await _register(again, its)
+    await register(again, its)
     for sample in prompts[:: max(1, len(prompts) // SAMPLES)]:
         await _until_matched(router, sample)
     results["restart_seconds"] = round(time.perf_counter() - started, 2)
@@ -109,10 +110,10 @@ async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict
 
 
 async def _redis_bytes(store: RedisStore) -> int:
-    return int((await store.info())["used_memory"])
+    return sum(int(info["used_memory"]) for info in await store.infos())
 
 
-async def _register(agent: Channel, its: Any) -> None:
+async def register(agent: Channel, its: Any) -> None:
     deadline = time.perf_counter() + START_SECONDS
     while True:
         try:

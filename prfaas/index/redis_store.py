@@ -16,13 +16,15 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import redis.asyncio as redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from prfaas.errors import ConfigError, Fenced, RecordUnreachable
 from prfaas.index.keys import Keys
+from prfaas.index.stream_tail import SpreadTail
 from prfaas.types import ClusterName
 
 MIN_VERSION = (6, 2)  # XTRIM MINID
@@ -52,12 +54,16 @@ class Entry:
 
 
 class RedisStore:
-    """One Redis, or the master that a Sentinel names: redis://host:6379/0, rediss://…, redis+sentinel://host:26379,…/name."""
+    """One Redis, the master that a Sentinel names, or a Redis Cluster.
+
+    redis://host:6379/0, redis+sentinel://host:26379,…/name, redis+cluster://host:6379,…; over TLS rediss://, rediss+cluster://.
+    """
 
     def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
         self.keys = keys or Keys()
         self._client = _connect(url, timeout_seconds)
         self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
+        self._spread = SpreadTail(self._tail) if isinstance(self._tail, RedisCluster) else None
         self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
 
     async def check(self) -> None:
@@ -67,26 +73,22 @@ class RedisStore:
             RecordUnreachable: it does not answer.
             ConfigError: it is too old, or may evict keys when its memory is full.
         """
-        info = await self.info()
-        version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
-        if version < MIN_VERSION:
-            raise ConfigError(f"Redis {info['redis_version']}: at least {MIN_VERSION[0]}.{MIN_VERSION[1]} is needed")
-        policy = info.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
-            raise ConfigError(f"Redis maxmemory-policy {policy}: noeviction is needed, an evicted key is a lost record")
+        for info in await self.infos():
+            _check(info)
 
-    async def info(self) -> dict[str, Any]:
-        """What Redis says of itself (INFO)."""
+    async def infos(self) -> list[dict[str, Any]]:
+        """What Redis says of itself (INFO), in a Redis Cluster every primary."""
         async with _translated():
-            info: dict[str, Any] = await self._client.info()
-        return info
+            if self._spread is None:
+                return [await self._client.info()]
+            await self._client.initialize()  # so that it knows its nodes
+            return [await self._client.info(target_nodes=node) for node in self._client.get_primaries()]
 
     async def close(self) -> None:
+        if self._spread is not None:
+            await self._spread.close()
         for client in (self._client, self._tail):
-            await client.aclose(close_connection_pool=True)
-            watch = getattr(client.connection_pool, "sentinel_manager", None)
-            for sentinel in watch.sentinels if watch else ():
-                await sentinel.aclose(close_connection_pool=True)
+            await _close(client)
 
     # -- leases
 
@@ -136,7 +138,7 @@ class RedisStore:
         by_key = {self.keys.events(cluster): cluster for cluster in after}
         block = max(1, round(min(wait_seconds, MAX_WAIT_SECONDS) * 1000))
         async with _translated():
-            found = await self._tail.xread(streams, count=_ENTRIES_PER_READ, block=block)
+            found = await (self._spread or self._tail).xread(streams, count=_ENTRIES_PER_READ, block=block)
         return {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
 
     async def tail(self, cluster: ClusterName, after: str) -> list[Entry]:
@@ -255,11 +257,38 @@ def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its ans
         "retry": Retry(NoBackoff(), 0),
     }
     parts = urlsplit(url)
-    if parts.scheme != "redis+sentinel":
+    scheme, _, kind = parts.scheme.partition("+")
+    if not kind:
         return redis.Redis.from_url(url, **options)
-    places = [place.rpartition(":") for place in parts.netloc.rpartition("@")[2].split(",")]
-    sentinel: Any = cast(Any, Sentinel)([(host, int(port)) for host, _, port in places], sentinel_kwargs=options)
+    user, at, listed = parts.netloc.rpartition("@")
+    places = [(host, int(port)) for host, _, port in (place.rpartition(":") for place in listed.split(","))]
+    if kind == "cluster":
+        first = f"{scheme}://{user}{at}{listed.split(',')[0]}"
+        return RedisCluster.from_url(first, startup_nodes=[ClusterNode(*place) for place in places], **options)
+    sentinel: Any = cast(Any, Sentinel)(places, sentinel_kwargs=options)
     return sentinel.master_for(parts.path.strip("/"), password=parts.password, **options)
+
+
+async def _close(client: Any) -> None:
+    if isinstance(client, RedisCluster):
+        await client.aclose()
+        return
+    await client.aclose(close_connection_pool=True)
+    watch = getattr(client.connection_pool, "sentinel_manager", None)
+    for sentinel in watch.sentinels if watch else ():
+        await sentinel.aclose(close_connection_pool=True)
+
+
+def _check(info: Mapping[str, Any]) -> None:
+    """Raises:
+    ConfigError: this server is too old, or may evict keys when its memory is full.
+    """
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MIN_VERSION:
+        raise ConfigError(f"Redis {info['redis_version']}: at least {MIN_VERSION[0]}.{MIN_VERSION[1]} is needed")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigError(f"Redis maxmemory-policy {policy}: noeviction is needed, an evicted key is a lost record")
 
 
 @asynccontextmanager
@@ -271,5 +300,5 @@ async def _translated() -> AsyncIterator[None]:
         if "FENCED" in str(error):
             raise Fenced(str(error)) from error
         raise RecordUnreachable(f"Redis refuses: {error}") from error
-    except (RedisError, OSError, TimeoutError) as error:
+    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
         raise RecordUnreachable(f"Redis does not answer: {error}") from error

@@ -45,7 +45,8 @@ class ManagerConfig:
     redis_url: str = setting(
         "text",
         default="",
-        doc="redis://, rediss:// or redis+sentinel://host:port,…/name; when empty a Redis of its own is started.",
+        doc="redis://, rediss://, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; "
+        "when empty a Redis of its own is started.",
     )
     redis_directory: Path | None = setting(
         "path", default=None, doc="Where the embedded Redis keeps its data; a temporary directory when not given."

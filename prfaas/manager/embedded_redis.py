@@ -137,7 +137,10 @@ async def _answers(socket: Path) -> bool:
         reader, writer = await asyncio.open_unix_connection(str(socket))
     except OSError:
         return False
-    writer.write(b"PING\r\n")
-    answer = await reader.readline()
-    writer.close()
-    return answer.startswith(b"+PONG")
+    try:
+        writer.write(b"PING\r\n")
+        return (await reader.readline()).startswith(b"+PONG")
+    except OSError:
+        return False
+    finally:
+        writer.close()

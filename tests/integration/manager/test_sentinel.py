@@ -13,7 +13,7 @@ import redis
 from prfaas.manager.embedded_redis import find_server
 from tests.free_ports import free_address
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 LAYOUT = hybrid_layout()
 SENTINEL = """
@@ -31,24 +31,34 @@ class Replicated:
         self._directory = directory
         self.ports = [int(free_address().rpartition(":")[2]) for _ in range(3)]
         master, replica, sentinel = self.ports
-        config = directory / "sentinel.conf"
-        config.write_text(SENTINEL.format(port=sentinel, master=master))
         self.master = self._start("--port", str(master), "--save", "")
-        self._others = [
-            self._start("--port", str(replica), "--save", "", "--replicaof", "127.0.0.1", str(master)),
-            self._start(str(config), "--sentinel"),
-        ]
+        self._others = [self._start("--port", str(replica), "--save", "", "--replicaof", "127.0.0.1", str(master))]
         self.url = f"redis+sentinel://127.0.0.1:{sentinel}/main"
+
+    def watch(self) -> None:
+        """Start the Sentinel, which asks a master for its replicas at first and then each 10 s, once there is one."""
+        wait_until(self._is_copied, what="the replica")
+        config = self._directory / "sentinel.conf"
+        config.write_text(SENTINEL.format(port=self.ports[2], master=self.ports[0]))
+        self._others.append(self._start(str(config), "--sentinel"))
+        wait_until(self._is_watched, seconds=20, what="the Sentinel")
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([find_server(), *arguments], cwd=self._directory, stdout=subprocess.DEVNULL)
 
-    def is_replicated(self) -> bool:
-        """The Sentinel knows the replica, and the replica has the master's data."""
+    def _is_copied(self) -> bool:
+        """The replica has the master's data."""
         try:
-            with redis.Redis(port=self.ports[2]) as sentinel, redis.Redis(port=self.ports[1]) as replica:
-                known = sentinel.execute_command("SENTINEL", "REPLICAS", "main")
-                return bool(known) and replica.info("replication")["master_link_status"] == "up"
+            with redis.Redis(port=self.ports[1]) as replica:
+                return bool(replica.info("replication")["master_link_status"] == "up")
+        except redis.RedisError:
+            return False
+
+    def _is_watched(self) -> bool:
+        """The Sentinel knows the replica."""
+        try:
+            with redis.Redis(port=self.ports[2]) as sentinel:
+                return bool(sentinel.execute_command("SENTINEL", "REPLICAS", "main"))
         except redis.RedisError:
             return False
 
@@ -61,14 +71,16 @@ class Replicated:
 @pytest.fixture
 async def replicated(tmp_path: Path) -> AsyncIterator[Replicated]:
     started = Replicated(tmp_path)
-    yield started
-    await asyncio.to_thread(started.close)
+    try:
+        await asyncio.to_thread(started.watch)
+        yield started
+    finally:
+        await asyncio.to_thread(started.close)
 
 
 async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
     deployment: Deployment, replicated: Replicated
 ) -> None:
-    await until(replicated.is_replicated, seconds=20, what="the replica")
     manager = await deployment.start_manager(redis_url=replicated.url)
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
