@@ -9,6 +9,7 @@ from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import check_together, records, setting
+from prfaas.index.engine_events import check_endpoint
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
 
@@ -34,8 +35,18 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.kv_events_replay and not self.kv_events:
             raise ValueError("kv_events: missing; kv_events_replay repeats them")
+        for name in ("kv_events", "kv_events_replay"):
+            if endpoint := getattr(self, name):
+                _check_endpoint(name, endpoint)
         if self.role not in ("prefill", "decode", "both"):
             raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
+
+
+def _check_endpoint(name: str, endpoint: str) -> None:
+    try:
+        check_endpoint(endpoint)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 @dataclass(frozen=True)

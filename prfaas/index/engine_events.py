@@ -7,6 +7,7 @@ events that are not known are passed over.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import msgpack
 
 from prfaas.errors import RemoteProtocolError
+from prfaas.units import split_address
 
 EngineHash = int | bytes  # vLLM's own, of 64 bits or more: opaque, and equal in every KV group
 _STORED_FIELDS = (
@@ -52,6 +54,22 @@ class EngineCleared:
 EngineEvent = EngineStored | EngineRemoved | EngineCleared
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Raises:
+    ValueError: nothing can be connected to there.
+    """
+    scheme, _, place = endpoint.partition("://")
+    if not (scheme == "ipc" and place) and not (scheme == "tcp" and _is_host(place)):
+        raise ValueError(f"{endpoint!r}; write tcp://host:port or ipc://path, as one connects to it")
+
+
+def _is_host(place: str) -> bool:
+    try:
+        return split_address(place)[0] != "*"
+    except ValueError:
+        return False
+
+
 def decode_batch(payload: bytes) -> list[EngineEvent]:
     """The events of a batch that are about the engine's device memory, in order.
 
@@ -61,7 +79,7 @@ def decode_batch(payload: bytes) -> list[EngineEvent]:
     try:
         batch = msgpack.unpackb(payload, strict_map_key=False)
         found = [_event(*_named(item)) for item in batch[1]]
-    except (msgpack.UnpackException, ValueError, TypeError, IndexError, KeyError) as error:
+    except (msgpack.UnpackException, ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
         raise RemoteProtocolError("malformed", f"a batch of KV events cannot be read: {error!r}") from error
     return [event for event in found if event is not None]
 
@@ -77,19 +95,23 @@ def _named(item: Any) -> tuple[str, dict[str, Any]]:
 def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:
     if name == "AllBlocksCleared":
         return EngineCleared()
-    if name not in ("BlockStored", "BlockRemoved") or (fields.get("medium") or _GPU).upper() != _GPU:
+    if name not in ("BlockStored", "BlockRemoved") or str(fields.get("medium") or _GPU).upper() != _GPU:
         return None
-    hashes = tuple(fields["block_hashes"])
+    hashes, group = tuple(fields["block_hashes"]), fields.get("group_idx")
     if not all(isinstance(its, int | bytes) for its in hashes):
         raise ValueError("a block hash is a number or bytes")
+    if not isinstance(group, int | None):
+        raise ValueError("a group is a number")
     if name == "BlockRemoved":
-        return EngineRemoved(hashes, fields.get("group_idx"))
+        return EngineRemoved(hashes, group)
+    if not isinstance(fields["parent_block_hash"], int | bytes | None):
+        raise ValueError("a parent is a number or bytes")
     extras = [fields.get("lora_id"), fields.get("lora_name"), *(fields.get("extra_keys") or ())]
     return EngineStored(
         hashes,
         fields["parent_block_hash"],
-        tuple(fields["token_ids"]),
+        tuple(array("I", fields["token_ids"])),
         int(fields["block_size"]),
-        fields.get("group_idx"),
+        group,
         any(extra is not None for extra in extras),
     )

@@ -14,25 +14,36 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import RemoteProtocolError
 from prfaas.events import PoolEvent
 from prfaas.index.engine_cache import EngineCache, gpu_layout
-from prfaas.index.engine_events import decode_batch
+from prfaas.index.engine_events import check_endpoint, decode_batch
 from prfaas.index.event_sequence import EventSequence
 from prfaas.types import InstanceId
 
 _POLL_SECONDS = 0.2  # how soon an engine that has gone, or come, is noticed
+_RETRY_SECONDS = 5.0
 _REPLAY_SECONDS = 5.0  # without a word: what was lost stays lost
+_MAX_REPLAY_BYTES = 256 << 20  # vLLM remembers 10,000 batches, of 1 to 10 KB
+_BATCH_OBJECT_BYTES = 128
 _NUMBER_BYTES = 8
-_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+_END = -1  # in place of a number: everything has been repeated
 
 log = logs.get("index.engine_feed")
 
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Where an engine publishes its KV events, and where it repeats those that were lost ("" for nowhere)."""
+    """Where an engine publishes its KV events, and where it repeats those that were lost ("" for nowhere).
+
+    Raises:
+        ValueError: nothing can be connected to there.
+    """
 
     instance: InstanceId
     events: str
     replay: str = ""
+
+    def __post_init__(self) -> None:
+        for endpoint in filter(None, (self.events, self.replay)):
+            check_endpoint(endpoint)
 
 
 class EngineCacheFeed:
@@ -64,8 +75,15 @@ class EngineCacheFeed:
         while True:
             layouts = tuple(self._layouts_now())
             if layouts:
-                await self._follow(layouts)
+                await self._follow_if_possible(layouts)
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _follow_if_possible(self, layouts: tuple[Layout, ...]) -> None:
+        try:
+            await self._follow(layouts)
+        except zmq.ZMQError as error:  # an endpoint that this machine's ZeroMQ cannot connect to
+            log.warning("engine.not_followed", instance=self._source.instance, error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow(self, layouts: tuple[Layout, ...]) -> None:
         """One life of the engine."""
@@ -88,8 +106,11 @@ class EngineCacheFeed:
         due = loop.time()
         while tuple(self._layouts_now()) == layouts:
             if await subscriber.poll(_POLL_SECONDS * 1000):
-                _, number, payload = await subscriber.recv_multipart()
-                await self._take(cache, int.from_bytes(number, "big"), payload)
+                message = _numbered(await subscriber.recv_multipart())
+                if message is None:
+                    self._note_malformed("a message without a number")
+                else:
+                    await self._take(cache, *message)
                 due = loop.time() + self._check_seconds
             elif loop.time() >= due:
                 await self._replay(cache)
@@ -121,14 +142,17 @@ class EngineCacheFeed:
         try:
             changes = cache.apply(decode_batch(payload))
         except RemoteProtocolError as error:
-            log.warning("engine.events_malformed", instance=self._source.instance, error=str(error))
-            metrics.ENGINE_EVENT_BATCHES.labels(outcome="malformed").inc()
+            self._note_malformed(str(error))
             changes = cache.clear()
         else:
             metrics.ENGINE_EVENT_BATCHES.labels(outcome="taken").inc()
         for reason, count in (cache.orphans - before).items():
             metrics.ENGINE_EVENT_ORPHANS.labels(reason=reason).inc(count)
         self._publish(changes)
+
+    def _note_malformed(self, error: str) -> None:
+        log.warning("engine.events_malformed", instance=self._source.instance, error=error)
+        metrics.ENGINE_EVENT_BATCHES.labels(outcome="malformed").inc()
 
     def _begin_anew(self, cache: EngineCache) -> None:
         log.info("engine.restarted", instance=self._source.instance)
@@ -156,16 +180,27 @@ class EngineCacheFeed:
             return None
         dealer = self._context.socket(zmq.DEALER)
         found: list[tuple[int, bytes]] = []
+        room_bytes = _MAX_REPLAY_BYTES
         try:
             dealer.connect(self._source.replay)
             await dealer.send_multipart([b"", first.to_bytes(_NUMBER_BYTES, "big")])
-            while await dealer.poll(_REPLAY_SECONDS * 1000):
-                frames = await dealer.recv_multipart()
-                number, payload = frames[-2:]
-                if number == _END:
+            while room_bytes > 0 and await dealer.poll(_REPLAY_SECONDS * 1000):
+                message = _numbered(await dealer.recv_multipart())
+                if message is None:
+                    self._note_malformed("a repeated batch without a number")
+                    return None
+                if message[0] == _END:
                     return found
-                found.append((int.from_bytes(number, "big"), payload))
-            log.warning("engine.replay_silent", instance=self._source.instance, first=first)
+                found.append(message)
+                room_bytes -= len(message[1]) + _BATCH_OBJECT_BYTES
+            log.warning("engine.replay_without_end", instance=self._source.instance, first=first, batches=len(found))
             return None
         finally:
             dealer.close(linger=0)
+
+
+def _numbered(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """A batch's number and content, the last frames of a message; None when it is none of vLLM's."""
+    if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
+        return None
+    return int.from_bytes(frames[-2], "big", signed=True), frames[-1]

@@ -22,6 +22,7 @@ from prfaas.index.sieve import Sieve
 from prfaas.types import BlockHash
 
 _MASK_32 = (1 << 32) - 1
+_SWEPT_PER_STEP = 64  # checkpoints, as a cell has blocks: some 30 µs
 
 
 class ExactEntry(NamedTuple):
@@ -157,17 +158,28 @@ class ExactTable:
         passing = keys[self._odd_sieve.passing(keys)].tolist()
         return sorted({length for key in passing for length in self._odd.get(key, ())})
 
-    def sweep(self, is_alive: Callable[[int], bool]) -> int:
-        """Forget dead holders; returns the number of entries dropped."""
-        before = len(self._entries)
-        for key in list(self._entries):
-            for holder in self._sets[self._entries[key] & _MASK_32]:
-                if not is_alive(holder):
-                    self._remove_holder(key, self._entries[key], holder)
-        return before - len(self._entries)
+    def sweep(self, is_alive: Callable[[int], bool]) -> Iterator[int]:
+        """Forget dead holders, a few entries a step; each yields the number of entries dropped."""
+        keys = list(self._entries)
+        for start in range(0, len(keys), _SWEPT_PER_STEP):
+            yield sum(self._sweep_entry(key, is_alive) for key in keys[start : start + _SWEPT_PER_STEP])
+
+    def _sweep_entry(self, key: int, is_alive: Callable[[int], bool]) -> bool:
+        """Whether the entry goes with its last holder."""
+        known = self._entries.get(key)
+        if known is None:
+            return False
+        for holder in self._sets[known & _MASK_32]:
+            if not is_alive(holder):
+                self._remove_holder(key, self._entries[key], holder)
+        return key not in self._entries
 
     def __iter__(self) -> Iterator[ExactEntry]:
-        for key, known in list(self._entries.items()):
+        """Each entry as it is when its turn comes: between two of them the table may change."""
+        for key in list(self._entries):
+            known = self._entries.get(key)
+            if known is None:
+                continue
             block_hash = BlockHash((key | known >> 64 << 64).to_bytes(HASH_BYTES, "little"))
             anchor = self._anchors.get(key, block_hash)
             yield ExactEntry(block_hash, anchor, known >> 32 & _MASK_32, self._sets[known & _MASK_32])

@@ -268,7 +268,8 @@ class Index:
                 yield part.node.name, Segment(part.holding, head, tails, bits, stored=True)
 
     def sweep(self, num_cells: int) -> int:
-        """Reclaim memory of void holdings in the next `num_cells` cells; returns how many runs and checkpoints went."""
+        """Reclaim memory of void holdings in the next `num_cells` cells, or as many times 64 checkpoints; returns how many
+        runs and checkpoints went."""
         dropped = 0
         for _ in range(num_cells):
             if self._sweep is None:
@@ -285,7 +286,7 @@ class Index:
             for head in table.heads():
                 yield table.sweep(head, self._is_alive)
         for exact in list(self._exact.values()):
-            yield exact.sweep(self._is_alive)
+            yield from exact.sweep(self._is_alive)
 
     def _is_alive(self, number: int) -> bool:
         return self._parts[number] is not None

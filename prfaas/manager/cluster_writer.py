@@ -6,7 +6,10 @@ RELOAD and writes a snapshot that covers it, so that followers, who see the brea
 
     no lease ──acquire──▶ leased ──append, renew, figures──▶ leased
        ▲                    │ Redis fails: behind = True, entries dropped (the snapshot will have them)
-       └────────────────────┘ Fenced: `lost` is set, the writer ends
+       └────────────────────┘ Fenced: `lost` is set, the writer ends, what is queued and what comes is refused
+
+A writer that began without Redis has not read what the record says. Blocks come again from their agents; what operators
+ordered does not, so it is read before the first snapshot takes the record's place.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import AsyncIterator
 from prfaas import logs, metrics
 from prfaas.errors import Fenced, RecordUnreachable
 from prfaas.index.redis_store import Entry, Lease, RedisStore
-from prfaas.manager.world import World, forgotten_record
+from prfaas.manager.world import World, forgotten_record, without_blocks
 from prfaas.rpc.tasks import end
 from prfaas.types import ClusterName
 
@@ -54,6 +57,7 @@ class ClusterWriter:
         self._renewed_at = 0.0
         self._last_id = ""
         self._behind = True
+        self._has_read = False
         self._queue: list[tuple[bytes, asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._bytes_since_snapshot = 0
@@ -68,16 +72,21 @@ class ClusterWriter:
     def start(self, lease: Lease | None, last_id: str, *, behind: bool) -> None:
         """Begin to write after `last_id`; `behind` when a snapshot of memory has to come first.
 
-        Without a lease (Redis does not answer) memory goes on alone until it does.
+        Without a lease (Redis does not answer, the record was not read) memory goes on alone until it does.
         """
+        self._has_read = lease is not None
         self._lease, self._last_id, self._behind = lease, last_id, behind or lease is None
         self._renewed_at = _now()
         self._task = asyncio.create_task(self._run(), name=f"writer of {self.cluster}")
 
     def append(self, record: bytes) -> asyncio.Future[None]:
-        """Queue a record; the future is done when it is in Redis, or when memory alone must do for now."""
+        """Queue a record; the future is done when it is in Redis, or when memory alone must do for now. It raises Fenced
+        when another manager writes the cluster."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._behind:
+        future.add_done_callback(_look_at)
+        if self.lost.is_set():
+            future.set_exception(self._fenced())
+        elif self._behind:
             future.set_result(None)
         else:
             self._queue.append((record, future))
@@ -105,8 +114,7 @@ class ClusterWriter:
                 self._fall_behind(str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
             except Fenced as error:
-                await self._give_way(error)
-        self._resolve_all()
+                self._give_way(error)
 
     async def _step(self) -> None:
         lease = await self._renewed_lease()
@@ -175,12 +183,23 @@ class ClusterWriter:
 
     async def _catch_up(self, lease: Lease) -> None:
         """Break the chain and write a snapshot of what memory has."""
+        if not self._has_read:
+            await self._read_orders()
         last = await self._store.last_id(self.cluster)
         marker = Entry(_next_id(last, lease.epoch), RELOAD, b"")
         await self._store.append(lease, [marker])
         self._last_id, self._behind = marker.id, False
         await self._write_snapshot(lease)
         log.info("record.caught_up", cluster=self.cluster)
+
+    async def _read_orders(self) -> None:
+        position, chunks = await self._store.read_snapshot(self.cluster)
+        found = without_blocks(chunks)
+        while entries := await self._store.tail(self.cluster, position):
+            found += without_blocks(entry.data for entry in entries)
+            position = entries[-1].id
+        self._world.take_orders(found)
+        self._has_read = True
 
     async def _write_snapshot(self, lease: Lease) -> None:
         covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
@@ -197,16 +216,29 @@ class ClusterWriter:
             yield record
             await self._renewed_lease()
 
-    async def _give_way(self, error: Fenced) -> None:
+    def _give_way(self, error: Fenced) -> None:
         self.winner = error.writer
         log.warning("writer.fenced", cluster=self.cluster, winner=error.writer, error=str(error))
         self.lost.set()
+        for _, future in self._queue:
+            if not future.done():
+                future.set_exception(self._fenced())
+        self._queue.clear()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"another manager writes {self.cluster}", writer=self.winner)
 
 
 def _next_id(before: str, epoch: int) -> str:
     """The id after `before`, at least the first of this epoch."""
     first, _, second = before.partition("-")
     return f"{epoch}-1" if int(first or 0) < epoch else f"{first}-{int(second or 0) + 1}"
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    """An error that nobody awaits is not reported as forgotten: whoever lost the lease reads the record anew."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

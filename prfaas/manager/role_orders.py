@@ -42,7 +42,7 @@ class RoleOrders:
             Fenced: another manager writes the cluster.
             IndexRefusal: the node is unknown or silent, or its cluster would be left without a stage.
         """
-        writer = await self._replication.writer_for(self._world.live_node(name).cluster)
+        await self._replication.writer_for(self._world.live_node(name).cluster)
         async with self._turn:
             before = live_member(self._world, name)
             after = self._check(before, role)
@@ -53,6 +53,7 @@ class RoleOrders:
             finally:
                 self._world.turning = frozenset()
                 self._world.version += 1
+            writer = await self._replication.writer_for(before.node.cluster)  # the lease may have been lost meanwhile
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))
         pairs = zip(before.node.engines, after, strict=True)

@@ -4,7 +4,7 @@ record."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -226,6 +226,8 @@ class World:
         self.index.forget(name)
         self._sequences.pop(name, None)
         self._ordered_roles.pop(name, None)
+        self._draining.pop(name, None)
+        self._live -= {name}
         self.version += 1
 
     # -- from and to the record
@@ -252,6 +254,20 @@ class World:
         elif kind == "leaving":
             self._draining[AgentName(record.leaving.node)] = record.leaving.epoch
             self.version += 1
+
+    def take_orders(self, records: Iterable[bytes]) -> None:
+        """Take over nodes, and what operators ordered of them, from a record that was not read; what memory has counts
+        more."""
+        past = World(expiry_seconds=self.membership.expiry_seconds, clock=self._clock)
+        for data in records:
+            with contextlib.suppress(IndexRefusal):
+                past.apply_record(data)
+        for member in past.membership:
+            if member.node.name not in self.membership:
+                self.register(member.node, heard=False)
+        self._ordered_roles = past._ordered_roles | self._ordered_roles
+        self._draining = past._draining | self._draining
+        self.version += 1
 
     def records(self, cluster: ClusterName) -> Iterator[bytes]:
         """A cluster's present state as records; changes made while iterating may or may not be in it."""
@@ -329,6 +345,11 @@ def node_state(member: Member, now: float) -> pb.NodeState:
         links=[pb.LinkFigures(**vars(link)) for link in its.links],
         engines=[pb.EngineLoad(**vars(load)) for load in its.engines],
     )
+
+
+def without_blocks(records: Iterable[bytes]) -> list[bytes]:
+    """All records but those that agents tell again."""
+    return [its for its in records if pb.Record.FromString(its).WhichOneof("record") != "batch"]
 
 
 def node_record(node: Node) -> bytes:

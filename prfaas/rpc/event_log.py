@@ -16,6 +16,8 @@ from prfaas.rpc.translate import batch_message, digest_messages
 
 ANNOUNCEMENTS_PER_BATCH = 256  # 150 KB of full segments
 MAX_UNACKNOWLEDGED = 1024  # batches; what falls out is announced anew should it be needed
+MAX_UNTAKEN = 64 * ANNOUNCEMENTS_PER_BATCH  # announcements; with more than these it is cheaper to announce everything
+_MAX_UNGATHERED = 4096  # events; to apply so many takes about 10 ms
 
 
 class EventLog:
@@ -28,11 +30,13 @@ class EventLog:
         self.num_full_announcements = 0
         self._events: list[PoolEvent] = []
         self._fresh: list[Announcement] = []
+        self._is_overrun = False  # too much came while nobody took it: the inventory alone knows it all
         self._kept: deque[pb.Batch] = deque(maxlen=MAX_UNACKNOWLEDGED)
         self._outbox: deque[pb.Batch] = deque()
 
     def publish(self, events: Iterable[PoolEvent]) -> bool:
-        """Take changes of the pool; True when there is something to send.
+        """Take changes of the pool; True when there is something to send. While nobody takes it, no more than
+        `MAX_UNTAKEN` announcements are kept: then everything is announced anew.
 
         Raises:
             IndexRefusal: an event's layout is unknown.
@@ -40,12 +44,16 @@ class EventLog:
         for event in events:
             self.inventory.check(event)
             self._events.append(event)
-        return bool(self._events)
+            if len(self._events) >= _MAX_UNGATHERED:
+                self._gather()
+        return bool(self._events or self._fresh or self._is_overrun)
 
     def _gather(self) -> None:
         """Apply what was published: blocks that came one by one are announced by the cell."""
         self._fresh += self.inventory.apply(self._events)
         self._events.clear()
+        if len(self._fresh) > MAX_UNTAKEN:
+            self._fresh, self._is_overrun = [], True
 
     def resume(self, after: int) -> None:
         """The manager knows batches up to `after`: send the rest again, or everything when the rest is not at hand."""
@@ -60,7 +68,7 @@ class EventLog:
         """Replace whatever is waiting by the whole inventory, the first batch with a reset."""
         self.num_full_announcements += 1
         self._gather()
-        self._fresh, self._kept = [], deque(maxlen=MAX_UNACKNOWLEDGED)
+        self._fresh, self._kept, self._is_overrun = [], deque(maxlen=MAX_UNACKNOWLEDGED), False
         self._outbox.clear()
         everything = self.inventory.everything()
         self._batch(everything[:ANNOUNCEMENTS_PER_BATCH], reset=True)
@@ -76,6 +84,8 @@ class EventLog:
     def take(self) -> list[pb.ReportEventsRequest]:
         """The messages that are due, in order."""
         self._gather()
+        if self._is_overrun:
+            self.announce_everything()
         for start in range(0, len(self._fresh), ANNOUNCEMENTS_PER_BATCH):
             self._batch(self._fresh[start : start + ANNOUNCEMENTS_PER_BATCH])
         self._fresh = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from prometheus_client import REGISTRY
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.events import PoolEvent
@@ -180,3 +181,28 @@ async def test_an_engine_that_goes_takes_its_blocks_with_it(followed: Followed) 
     await followed.until_blocks(5)
     followed.layouts = []
     await followed.until_blocks(0)
+
+
+async def test_what_no_engine_says_is_counted_and_the_engine_is_followed_on(followed: Followed) -> None:
+    engine = followed.engine()
+    engine.grow(3)
+    await followed.until_blocks(3)
+    before = num_malformed()
+    for frames in ([b"alone"], [b"", b"short", b""]):
+        engine.publisher._pub.send_multipart(frames)
+    await until(lambda: num_malformed() == before + 2, what="two messages that are no batches")
+    engine.grow(1)
+    await followed.until_blocks(4)
+
+
+async def test_an_endpoint_that_cannot_be_connected_to_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = Followed(tmp_path / ("long" * 30))  # longer than a Unix socket's path may be
+    await until(lambda: "engine.not_followed" in caplog.text, what="a word on it")
+    assert not followed.task.done()
+    await followed.close()
+
+
+def num_malformed() -> float:
+    return REGISTRY.get_sample_value("prfaas_agent_engine_event_batches_total", {"outcome": "malformed"}) or 0.0

@@ -77,6 +77,8 @@ async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistere
         ("query_by_hash", {"model_name": MODEL, "block_hashes": ["zz"]}, "hexadecimal"),
         ("query_by_hash", {"model_name": MODEL, "block_hashes": ["00"]}, "16 bytes"),
         ("register", {"instance_id": 1, "endpoint": "ipc://x", "model_name": MODEL, "block_size": 17}, "multiple"),
+        ("register", {"instance_id": 1, "endpoint": "n1:5557", "model_name": MODEL, "block_size": 16}, "tcp://"),
+        ("register", {"instance_id": 1, "endpoint": "tcp://*:1", "model_name": MODEL, "block_size": 16}, "tcp://"),
     ],
 )
 async def test_what_is_no_question_is_refused(deployment: Deployment, page: str, body: Any, says: str) -> None:

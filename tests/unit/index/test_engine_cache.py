@@ -12,7 +12,7 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.engine_cache import EngineCache, gpu_layout
-from prfaas.index.engine_events import EngineRemoved, EngineStored, decode_batch
+from prfaas.index.engine_events import EngineRemoved, EngineStored, check_endpoint, decode_batch
 from prfaas.index.event_sequence import EventSequence
 from prfaas.types import InstanceId, Shard
 
@@ -91,7 +91,8 @@ def test_adapter_salt_and_image_show(encode: Any, extras: dict[str, Any]) -> Non
 
 def test_other_memories_and_unknown_events_are_passed_over() -> None:
     offloaded = as_map("BlockRemoved", {"block_hashes": [7], "medium": "CPU"})
-    assert decode_batch(msgpack.packb([1.5, [offloaded, as_map("BlockBlessed", {}), ["BlockBlessed"]]])) == []
+    strange = as_map("BlockRemoved", {"block_hashes": [7], "medium": 5})
+    assert decode_batch(msgpack.packb([1.5, [offloaded, strange, as_map("BlockBlessed", {}), ["BlockBlessed"]]])) == []
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,30 @@ def test_other_memories_and_unknown_events_are_passed_over() -> None:
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_batch(payload)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(
+            {"token_ids": [-1] * 16},
+            {"token_ids": [1 << 32] * 16},
+            {"token_ids": ["a"] * 16},
+            {"token_ids": [None] * 16},
+        ),
+        *({"group_idx": "0"}, {"group_idx": 0.0}, {"parent_block_hash": [7]}, {"block_size": float("inf")}),
+    ],
+)
+def test_a_field_of_another_kind_makes_its_batch_none(odd: dict[str, Any]) -> None:
+    fields = {"block_hashes": [7], "parent_block_hash": None, "token_ids": [1] * 16, "block_size": 16}
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(msgpack.packb([1.5, [as_map("BlockStored", fields | odd)]]))
+
+
+@pytest.mark.parametrize("endpoint", ["n1:5557", "tcp://n1", "tcp://*:5557", "ipc://", "http://n1:1", ""])
+def test_an_endpoint_to_which_nothing_connects_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="tcp://host:port"):
+        check_endpoint(endpoint)
 
 
 def test_blocks_follow_on_known_ones_by_their_tokens() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.chain import chain_of
 from prfaas.index.exact_table import ExactTable
@@ -80,6 +82,36 @@ def test_sweeping_forgets_dead_holders_alone() -> None:
     for holder in (1, 2, 3):
         store(table, holder, 160)
     store(table, 2, 33)
-    assert table.sweep(lambda holder: holder == 3) == 1
+    assert sum(table.sweep(lambda holder: holder == 3)) == 1
     assert holders_of(table, CHAIN.at(160), 160) == (3,)
     assert [entry.num_tokens for entry in table] == [160]
+
+
+def test_a_large_table_is_swept_in_many_steps_between_which_it_changes() -> None:
+    table = ExactTable()
+    hashes = [BlockHash(number.to_bytes(16, "little")) for number in range(1000)]
+    for its in hashes:
+        table.store(1, block_hash=its, anchor=its, num_tokens=160)
+    steps = table.sweep(lambda holder: False)
+    dropped = next(steps)
+    assert 0 < dropped < 100
+    gone = sum(table.remove(1, its) for its in hashes[500:])
+    assert dropped + gone + sum(steps) == 1000
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_told_while_the_table_changes_was_true_at_some_moment(seed: int) -> None:
+    table, chance = ExactTable(), random.Random(seed)
+    lengths = range(16, 336, 16)
+    ever = {(holder, length) for length in lengths for holder in chance.sample(range(6), 2)}
+    for holder, length in sorted(ever):
+        store(table, holder, length)
+    for entry in table:
+        assert {(holder, entry.num_tokens) for holder in entry.holders} <= ever
+        for _ in range(4):
+            holder, length = chance.randrange(6), chance.choice(lengths)
+            if chance.random() < 0.6:
+                table.remove(holder, CHAIN.at(length))
+            elif store(table, holder, length):
+                ever.add((holder, length))

@@ -9,6 +9,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Node
 from prfaas.manager.world import World, node_record
+from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message
 from prfaas.types import ClusterName
 from tests.unit.index.test_index import EAST, HYBRID, NODE, blocks, query, state
@@ -114,3 +115,15 @@ def test_only_routers_news_change_the_version() -> None:
     assert world.version == version
     world.forget(NODE)
     assert world.version > version
+
+
+def test_what_is_forgotten_drains_no_more_and_is_not_alive() -> None:
+    world = World(expiry_seconds=30.0, clock=Clock())
+    told(world)
+    world.drain(NODE)
+    world.clear(EAST)
+    with pytest.raises(IndexRefusal, match="unknown or silent"):
+        world.live_node(NODE)
+    told(world)
+    assert world.leaving == frozenset()
+    assert [record for record in world.records(EAST) if pb.Record.FromString(record).HasField("leaving")] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockStored
+from prfaas.events import BlockRemoved, BlockStored
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Inventory
 from prfaas.manager.world import World
@@ -113,3 +113,19 @@ def test_blocks_that_came_one_by_one_are_announced_by_the_cell() -> None:
 def test_an_event_of_an_unknown_layout_is_refused_when_it_is_published() -> None:
     with pytest.raises(IndexRefusal):
         new_log().publish([BlockStored(bytes(16), 0, LONG.at(16), LONG.root, 16)])
+
+
+def test_more_than_is_worth_keeping_untaken_is_announced_anew_as_a_whole() -> None:
+    log, manager = new_log(), Manager()
+    log.publish(blocks(DENSE, range(320)))
+    assert manager.take(log.take()) == ["applied"]
+    (held,) = blocks(DENSE, range(320, 336))
+    coming_and_going = [held, BlockRemoved(DENSE.fingerprint, 0, held.block_hash)]
+    assert log.publish(coming_and_going * (event_log.MAX_UNTAKEN // 2 + 3000))
+    log.publish([held])
+    log.resume(after=1)
+    messages = log.take()
+    assert [(message.batch.sequence, message.batch.reset) for message in messages] == [(2, True)]
+    assert manager.take(messages) == ["applied"]
+    assert manager.num_blocks == 21
+    assert not manager.world.differs(NODE, dict(log.inventory.digests()))

@@ -1,0 +1,106 @@
+"""A cluster's writer against a real Redis: what it owes those who wait when it is fenced, or began without the record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import Fenced
+from prfaas.index.membership import Engine, Node
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.manager.replication import Replication
+from prfaas.manager.world import World, leaving_record, node_record, role_record
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+from tests.integration.manager.deployment import hybrid_layout
+from tests.waiting import until
+
+EAST = ClusterName("east")
+
+
+def node(name: str, *, epoch: int = 1) -> Node:
+    engine = Engine(InstanceId(f"{name}-engine"), f"http://{name}:8000", "both", "tiny")
+    return Node(AgentName(name), EAST, "pd", f"{name}:7400", epoch, (hybrid_layout(),), (engine,))
+
+
+class Writing:
+    """What one manager has between its memory and Redis."""
+
+    def __init__(self, redis: EmbeddedRedis, name: str) -> None:
+        self.store = RedisStore(redis.url)
+        self.world = World(expiry_seconds=60.0, clock=asyncio.get_running_loop().time)
+        self.replication = Replication(self.store, self.world, lease_seconds=30.0, forget_seconds=1800.0)
+        self.replication.start(owner=f"{name}:7410 x")
+
+    def roles(self) -> dict[str, InstanceRole]:
+        return {its.instance: its.role for member in self.world.live() for its in member.node.engines}
+
+    async def close(self) -> None:
+        await self.replication.close()
+        await self.store.close()
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[EmbeddedRedis]:
+    started = EmbeddedRedis(tmp_path / "redis")
+    await started.start()
+    yield started
+    await started.close()
+
+
+async def test_who_waits_for_a_fenced_writer_is_sent_to_the_winner(redis: EmbeddedRedis) -> None:
+    writing, thief = Writing(redis, "first"), RedisStore(redis.url)
+    writer = await writing.replication.writer_for(EAST)
+    await writer.append(node_record(node("n1")))
+    await thief._client.delete(thief.keys.lease(EAST))
+    await thief.acquire(EAST, owner="second:7410 y", seconds=30.0)
+    async with asyncio.timeout(10):
+        with pytest.raises(Fenced):
+            await writer.append(role_record(AgentName("n1"), "prefill"))
+        with pytest.raises(Fenced):
+            await writer.append(role_record(AgentName("n1"), "prefill"))
+    assert [entry.data for entry in await thief.tail(EAST, "0-0")].count(node_record(node("n1"))) == 1
+    await thief.close()
+    await writing.close()
+
+
+async def test_orders_of_a_record_that_could_not_be_read_outlive_it(redis: EmbeddedRedis) -> None:
+    first = Writing(redis, "first")
+    writer = await first.replication.writer_for(EAST)
+    for its in (node("n1"), node("n2"), node("n3")):
+        first.world.register(its)
+        writer.append(node_record(its))
+    for name in ("n1", "n2"):
+        first.world.order_role(AgentName(name), "prefill")
+        writer.append(role_record(AgentName(name), "prefill"))
+    first.world.drain(AgentName("n3"))
+    await writer.append(leaving_record(node("n3")))
+    await first.close()
+    await redis.close()
+
+    second = Writing(redis, "second")
+    writer = await second.replication.writer_for(EAST)
+    for its in (node("n1"), node("n2")):
+        second.world.register(its)
+    second.world.order_role(AgentName("n2"), "decode")  # a later word
+    assert second.roles() == {"n1-engine": "both", "n2-engine": "decode"}
+    await redis.start()
+    await until(lambda: not writer.is_behind, what="Redis is back")
+    second.world.register(node("n3"))
+    await writer.append(node_record(node("n3")))  # after the snapshot of what memory has
+    expected = {"n1-engine": "prefill", "n2-engine": "decode", "n3-engine": "both"}
+    assert second.roles() == expected and second.world.leaving == {"n3"}
+    await second.close()
+
+    third = Writing(redis, "third")
+    await third.replication.writer_for(EAST)
+    for name in ("n1", "n2", "n3"):
+        third.world.hear(AgentName(name), epoch=1, links=None)
+    assert third.roles() == expected and third.world.leaving == {"n3"}
+    third.world.register(replace(node("n3"), epoch=2))
+    assert third.world.leaving == frozenset()
+    await third.close()
