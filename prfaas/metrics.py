@@ -148,6 +148,16 @@ TOKENISED_CHATS = _counter(
     "Chats whose tokens were asked for: whole, added (the new messages alone), or compared (both, to see that they are equal).",
     ("how",),
 )
+QUOTA_REFUSALS = _counter(
+    "prfaas_router_quota_refusals",
+    "Requests of a client that had used up its quota (429); limit is requests or tokens.",
+    ("client", "limit"),
+)
+CLIENT_TOKENS = _counter(
+    "prfaas_router_client_tokens",
+    "Tokens charged to a client: of prompts as they come, of answers and what was estimated too low when they have ended.",
+    ("client",),
+)
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )

@@ -1,45 +1,69 @@
-"""Who is let in: a client with a key, while there is room."""
+"""Who is let in: a client with a key and quota left, while there is room."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.router.headers import header_bytes
+from prfaas.router.quotas import Quotas
 
 _BEARER = "bearer "
 
 
-class NotLetIn(Exception):
-    """A request that is turned away; `status` is 401 or 429."""
+DEFAULT_CLIENT = "default"  # whose keys are without a name; everybody, where no keys are asked for
 
-    def __init__(self, status: int, message: str) -> None:
+
+class NotLetIn(Exception):
+    """A request that is turned away; `status` is 401, or 429 with when to come again."""
+
+    def __init__(self, status: int, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Admission:
-    """Keys of the clients, and places for their requests. Without keys anybody may come."""
+    """Keys of the clients, their quotas, and places for their requests. Without keys anybody may come."""
 
-    def __init__(self, keys: frozenset[str], *, max_requests: int) -> None:
-        self._digests = frozenset(map(_digest, keys))
+    def __init__(self, keys: Mapping[str, str], *, max_requests: int, quotas: Quotas) -> None:
+        """`keys`: to which client each belongs."""
+        self._clients = {_digest(key): client for key, client in keys.items()}
         self._max_requests = max_requests
+        self._quotas = quotas
         self._num_requests = 0
 
-    def check_key(self, authorization: str | None) -> None:
-        """Return when the Authorization header carries one of the keys.
+    def admit(self, authorization: str | None) -> str:
+        """The client whose key the Authorization header carries; one request of its quota is taken.
 
         Raises:
-            NotLetIn: it carries none, or one that is not known.
+            NotLetIn: it carries none, or one that is not known; or its client's quota is used up.
         """
-        if not self._digests:
-            return
-        given = authorization or ""
-        if not given.lower().startswith(_BEARER) or _digest(given[len(_BEARER) :].strip()) not in self._digests:
+        client = self._client(authorization or "")
+        spent = self._quotas.admit(client)
+        if spent is not None:
+            metrics.QUOTA_REFUSALS.labels(client=client, limit=spent.limit).inc()
+            message = f"{client} has used up its {spent.limit} of this minute; come again in {spent.wait_seconds:.0f} s"
+            raise NotLetIn(429, message, retry_after_seconds=spent.wait_seconds)
+        return client
+
+    def charge(self, client: str, num_tokens: int) -> None:
+        """Take tokens out of a client's quota, or give them back where the number is negative."""
+        metrics.CLIENT_TOKENS.labels(client=client).inc(max(0, num_tokens))
+        self._quotas.charge(client, num_tokens)
+
+    def _client(self, given: str) -> str:
+        if not self._clients:
+            return DEFAULT_CLIENT
+        key = given[len(_BEARER) :].strip() if given.lower().startswith(_BEARER) else ""
+        client = self._clients.get(_digest(key))
+        if client is None:
             raise NotLetIn(401, "no valid API key: send it as Authorization: Bearer <key>")
+        return client
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
@@ -62,19 +86,42 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(header_bytes(key)).digest()
 
 
-def read_keys(file: Path | None, *, setting: str) -> frozenset[str]:
-    """The keys in a file, one a line; empty lines and those that begin with # are none.
+def read_clients(file: Path | None, *, setting: str) -> dict[str, str]:
+    """The client of each key in a file, one key a line and after it, if it is not the default one, its client's name.
 
     Raises:
-        ConfigError: the file cannot be read, or has no key.
+        ConfigError: the file cannot be read, has no key, or a line has more than a key and a name.
     """
+    found: dict[str, str] = {}
+    for line in _lines(file, setting):
+        key, *names = line.split()
+        if len(names) > 1:
+            raise ConfigError(f"{setting}: {file} has a line of {1 + len(names)} words; write KEY or KEY CLIENT")
+        found[key] = names[0] if names else DEFAULT_CLIENT
+    return found
+
+
+def read_key(file: Path | None, *, setting: str) -> str:
+    """The one key in a file; empty without a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or has none or several.
+    """
+    keys = _lines(file, setting)
+    if len(keys) > 1:
+        raise ConfigError(f"{setting}: {file} has {len(keys)} keys; write one")
+    return keys[0] if keys else ""
+
+
+def _lines(file: Path | None, setting: str) -> list[str]:
+    """What a file of keys says; empty lines and those that begin with # say nothing."""
     if file is None:
-        return frozenset()
+        return []
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {file} cannot be read ({error})") from error
-    keys = frozenset(line for line in lines if line and not line.startswith("#"))
-    if not keys:
+    said = [line for line in lines if line and not line.startswith("#")]
+    if not said:
         raise ConfigError(f"{setting}: {file} has no key; write one a line")
-    return keys
+    return said

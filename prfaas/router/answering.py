@@ -160,6 +160,7 @@ async def pass_answer_on(request: web.Request, opened: OpenAnswer, record: Recor
     status = opened.response.status
     headers = record.headers() | {"Content-Type": opened.response.headers.get("Content-Type", "application/json")}
     if opened.is_whole:
+        record.streamed(opened.first)
         return web.Response(status=status, headers=headers, body=opened.first)
     response = web.StreamResponse(status=status, headers=headers)
     await response.prepare(request)

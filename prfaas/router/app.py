@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -77,21 +78,31 @@ class Router:
 
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
-            self._admission.check_key(request.headers.get("Authorization"))
+            client = self._admission.admit(request.headers.get("Authorization"))
             with self._admission.place():
                 parsed = parse(endpoint, await request.read())
                 session = session_of(request.headers.get(SESSION_HEADER))
-                return await self._answering.answer(request, parsed, record, session=session)
+                with self._charged(client, parsed.estimated_prompt_tokens, record):
+                    return await self._answering.answer(request, parsed, record, session=session)
         except REFUSALS as error:
             response = refused(error, max_body_bytes=self._config.max_body_bytes)
         record.status = response.status
         response.headers.update(record.headers())
         return response
 
+    @contextlib.contextmanager
+    def _charged(self, client: str, estimated_tokens: int, record: Record) -> Iterator[None]:
+        """Around an answer: the prompt counts as estimated until it is known what both were."""
+        self._admission.charge(client, estimated_tokens)
+        try:
+            yield
+        finally:
+            self._admission.charge(client, record.num_tokens(estimated_tokens) - estimated_tokens)
+
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""
         try:
-            self._admission.check_key(request.headers.get("Authorization"))
+            self._admission.admit(request.headers.get("Authorization"))
             with self._admission.place():
                 async with asyncio.timeout(self._config.request_timeout):
                     return await self._passing.pass_on(request)

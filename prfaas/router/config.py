@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.config import check_together, record, records, setting
+from prfaas.router.quotas import Quota
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
@@ -84,6 +85,17 @@ class DiscoveryConfig:
 
 
 @dataclass(frozen=True)
+class QuotaConfig:
+    """What one client may ask for."""
+
+    client: str = setting("text", required=True, doc="Which: the name after its keys in `api_keys_file`.")
+    requests_per_minute: int = setting("count", default=0, doc="Its requests; 0: as many as it likes.")
+    tokens_per_minute: int = setting(
+        "tokens", default=0, doc="Its tokens, of prompts and answers; 0: as many as it likes."
+    )
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """One front door."""
 
@@ -134,7 +146,21 @@ class RouterConfig:
         "count", default=4096, minimum=1, doc="Requests under way at once; one more is told to come again (429)."
     )
     api_keys_file: Path | None = setting(
-        "path", default=None, doc="File with the keys of the clients, one a line; when not given anybody is served."
+        "path",
+        default=None,
+        doc="File with the keys of the clients, one a line, each with its client's name after it or for the client `default`; "
+        "when not given anybody is served.",
+    )
+    requests_per_minute: int = setting(
+        "count",
+        default=0,
+        doc="Requests of each client that `quotas` does not name; then it is told when to come again (429). 0: no limit.",
+    )
+    tokens_per_minute: int = setting(
+        "tokens", default=0, doc="The same of tokens, of prompts and answers together. 0: no limit."
+    )
+    quotas: tuple[QuotaConfig, ...] = setting(
+        records(QuotaConfig), default=(), doc="Limits of single clients. Each router counts by itself."
     )
     engine_api_key_file: Path | None = setting(
         "path", default=None, doc="File with the key that the engines ask for (vLLM's --api-key)."
@@ -169,6 +195,8 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        if len({its.client for its in self.quotas}) < len(self.quotas):
+            raise ValueError("quotas: a client is named twice")
         if not (self.api_keys_file or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
             raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, where everybody could ask")
         clusters = [cluster.name for cluster in self.clusters]
@@ -191,6 +219,14 @@ class RouterConfig:
             raise ValueError(
                 "clusters: no pd cluster with an instance, no managers and no discovery; nobody could decode"
             )
+
+    def default_quota(self) -> Quota:
+        """Of each client that has none of its own."""
+        return Quota(self.requests_per_minute, self.tokens_per_minute)
+
+    def quotas_by_client(self) -> dict[str, Quota]:
+        """Of those that have."""
+        return {its.client: Quota(its.requests_per_minute, its.tokens_per_minute) for its in self.quotas}
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What gateways are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""

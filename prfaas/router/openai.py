@@ -32,6 +32,7 @@ _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
     ),
 }
 _PREFILL_FIELDS = ("model", "priority")  # what the prefill leg takes over from the client's request
+BYTES_PER_TOKEN = 4  # of English text, about
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_OUTPUT_TOKENS = (1 << 32) - 1
 
@@ -68,6 +69,11 @@ class ParsedRequest:
         What a chat template or the tokenizer adds by itself is not in it: such a prompt may be longer by that.
         """
         return len(self.token_ids) if self.token_ids is not None else len(self.raw)
+
+    @property
+    def estimated_prompt_tokens(self) -> int:
+        """What the prompt is taken for until an engine has counted it."""
+        return len(self.token_ids) if self.token_ids is not None else len(self.raw) // BYTES_PER_TOKEN
 
     @property
     def max_output_tokens(self) -> int:

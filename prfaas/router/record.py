@@ -15,7 +15,9 @@ from prfaas.scheduler.route import EXPLANATIONS
 
 MAX_RECORDS = 1024
 _USAGE_BYTES = 4096  # at the end of a stream, in which its usage is
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*(\d+)')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_EVENT = b"data: {"  # begins each event of a stream but its last
 _log = logs.get("router")
 
 
@@ -33,7 +35,8 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     _first_at: float = 0.0
     _last_at: float = 0.0
-    _end: bytes = b""  # the last bytes of a streamed answer
+    _end: bytes = b""  # the last bytes of an answer
+    _num_events: int = 0
 
     @property
     def fallback(self) -> str | None:
@@ -46,7 +49,8 @@ class Record:
         self.ttft_seconds = time.monotonic() - self.started
 
     def streamed(self, chunk: bytes) -> None:
-        """One piece of a streamed answer was passed on."""
+        """One piece of an answer was passed on."""
+        self._num_events += chunk.count(_EVENT)
         self._last_at = time.monotonic()
         self._first_at = self._first_at or self._last_at
         self._end = (self._end + chunk)[-_USAGE_BYTES:]
@@ -59,9 +63,26 @@ class Record:
     @property
     def tpot_seconds(self) -> float:
         """Between the tokens of a streamed answer on average; 0 where its end does not say how many there were."""
-        found = _COMPLETION_TOKENS.findall(self._end)
-        num_tokens = int(found[-1]) if found else 0
+        num_tokens = self._said(_COMPLETION_TOKENS) or 0
         return (self._last_at - self._first_at) / (num_tokens - 1) if num_tokens > 1 else 0.0
+
+    def num_tokens(self, estimated_prompt_tokens: int) -> int:
+        """Of prompt and answer: as the answer's end says, else as counted for the route or estimated, and one an event.
+
+        0 where nothing was answered.
+        """
+        if self.ttft_seconds is None:
+            return 0
+        counted = (
+            self.plan.facts.num_prompt_tokens if self.plan and self.plan.facts.counted else estimated_prompt_tokens
+        )
+        prompt, answer = self._said(_PROMPT_TOKENS), self._said(_COMPLETION_TOKENS)
+        return (counted if prompt is None else prompt) + (self._num_events if answer is None else answer)
+
+    def _said(self, count: re.Pattern[bytes]) -> int | None:
+        """A count in the usage at the answer's end."""
+        found = count.findall(self._end)
+        return int(found[-1]) if found else None
 
     def decided(self, plan: Plan) -> None:
         """The route is known, for the first time or after a failure."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from aiohttp import web
 
 from prfaas.router.admission import NotLetIn
@@ -9,7 +11,6 @@ from prfaas.router.answering import NobodyReady
 from prfaas.router.legs import LegFailed
 from prfaas.router.openai import BadRequest, error_body
 
-RETRY_AFTER_SECONDS = "1"
 REFUSALS = (BadRequest, web.HTTPRequestEntityTooLarge, NobodyReady, NotLetIn, LegFailed)
 
 
@@ -28,7 +29,7 @@ def refused(error: Exception, *, max_body_bytes: int) -> web.Response:
             return error_response(413, f"the body exceeds {max_body_bytes} bytes", kind="invalid_request_error")
         case NotLetIn(status=429):
             response = error_response(429, str(error), kind="rate_limit_error")
-            response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+            response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
             return response
         case NotLetIn():
             return error_response(error.status, str(error), kind="authentication_error")

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from prfaas import logs
 from prfaas.errors import ConfigError
-from prfaas.router.admission import Admission, read_keys
+from prfaas.router.admission import Admission, read_clients, read_key
 from prfaas.router.answering import Answering
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
@@ -24,6 +24,7 @@ from prfaas.router.fleet import Fleet
 from prfaas.router.legs import Legs
 from prfaas.router.manager_link import ManagerLink
 from prfaas.router.passing import Passing
+from prfaas.router.quotas import Quotas
 from prfaas.router.record import Records
 from prfaas.router.tokens import Tokenizer
 from prfaas.units import split_address
@@ -93,8 +94,10 @@ async def _bind(runner: web.AppRunner, listen: str, setting: str) -> str:
 @contextlib.asynccontextmanager
 async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[tuple[Router, Choosing]]:
     """A router, and its answers to gateways, whose fleet is kept up to date as long as the block runs."""
-    admission = Admission(read_keys(config.api_keys_file, setting="api_keys_file"), max_requests=config.max_requests)
-    async with engine_session(_engine_key(config)) as session:
+    keys = read_clients(config.api_keys_file, setting="api_keys_file")
+    quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
+    admission = Admission(keys, max_requests=config.max_requests, quotas=quotas)
+    async with engine_session(read_key(config.engine_api_key_file, setting="engine_api_key_file")) as session:
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
         watches = [asyncio.create_task(fleet.probe_forever())]
@@ -137,14 +140,6 @@ def _dialling(config: RouterConfig) -> Callable[[], ssl.SSLContext] | None:
     """How agents' encrypted pages are asked; None: they are plain."""
     certificates = config.certificates(speaks=())
     return certificates.dialling if certificates is not None else None
-
-
-def _engine_key(config: RouterConfig) -> str:
-    """The key that the engines ask for; empty for none."""
-    keys = read_keys(config.engine_api_key_file, setting="engine_api_key_file")
-    if len(keys) > 1:
-        raise ConfigError(f"engine_api_key_file: {config.engine_api_key_file} has {len(keys)} keys; write one")
-    return next(iter(keys), "")
 
 
 def engine_session(key: str = "") -> aiohttp.ClientSession:

@@ -68,18 +68,21 @@ class Choosing:
         """Where a request goes.
 
         Raises:
-            NotLetIn: no valid key.
+            NotLetIn: no valid key, or its client has used up its quota; the answer's tokens are the gateway's to count.
             BadRequest: a completion or chat that is no JSON object, or carries what only routers may write.
             NobodyReady: no instance that may be chosen can decode, or the policy has it refused.
         """
-        self.admission.check_key(asked.headers.get("authorization"))
+        client = self.admission.admit(asked.headers.get("authorization"))
         record = Record(request_id_of(asked.headers.get("x-request-id")))
         self.records.add(record)
         endpoint = _ENDPOINTS.get(asked.path.partition("?")[0])
         if endpoint is None:
             return self._any(asked, record)
-        session = session_of(asked.headers.get(SESSION_HEADER))
-        ask = await self.answering.ask(parse(endpoint, asked.body), session)
+        session, parsed = session_of(asked.headers.get(SESSION_HEADER)), parse(endpoint, asked.body)
+        ask = await self.answering.ask(parsed, session)
+        self.admission.charge(
+            client, ask.facts.num_prompt_tokens if ask.facts.counted else parsed.estimated_prompt_tokens
+        )
         outside = self._outside(asked.subset)
         plan = await self.answering.deciding.plan(replace(ask, facts=replace(ask.facts, excluded=outside)))
         record.plan = plan

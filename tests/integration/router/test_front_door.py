@@ -12,6 +12,7 @@ import pytest
 
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
+from prfaas.router.config import QuotaConfig
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
@@ -169,6 +170,41 @@ async def test_only_clients_with_a_key_are_served_and_engines_get_their_own(tmp_
         for key in ("secret-one", "secret-two"):
             assert (await door.post({"prompt": LONG}, Authorization=f"Bearer {key}"))[0] == 200
         assert door.east.authorizations == door.west.authorizations == {"Bearer engine-key"}
+
+
+async def test_a_client_that_has_used_up_its_minute_is_told_when_to_come_again_and_others_are_served(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "clients").write_text("key-a acme\nkey-b acme\nkey-c\n")
+    quotas = (QuotaConfig(client="acme", requests_per_minute=1), QuotaConfig(client="default", tokens_per_minute=1))
+    async with make_door(api_keys_file=tmp_path / "clients", quotas=quotas) as door:
+        assert (await door.post({"prompt": SHORT}, Authorization="Bearer key-a"))[0] == 200
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
+            status, body, headers = await door.post({"prompt": SHORT}, path=path, Authorization="Bearer key-b")
+            assert status == 429 and b"acme has used up its requests" in body and b"rate_limit_error" in body
+            assert 1 <= int(headers["Retry-After"]) <= 60
+        assert len(door.west.bodies) == 1
+        # A prompt and an answer of three tokens each, as the engine's usage says: six minutes' worth.
+        assert (await door.post({"prompt": SHORT}, Authorization="Bearer key-c"))[0] == 200
+        status, body, headers = await door.post({"prompt": SHORT}, Authorization="Bearer key-c")
+        assert status == 429 and b"default has used up its tokens" in body
+        assert 60 < int(headers["Retry-After"]) <= 301
+
+
+async def test_a_clients_key_opens_nothing_that_changes_the_deployment(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a acme\n")
+    async with make_door(api_keys_file=tmp_path / "clients") as door:
+        for path in ("/drain", "/undrain", "/pool", "/role", "/plan", "/debug/decision/x"):
+            assert (await door.post({"prompt": SHORT}, path=path, Authorization="Bearer key-a"))[0] in (404, 405)
+
+
+async def test_what_no_engine_answered_costs_no_tokens() -> None:
+    async with make_door(tokens_per_minute=1) as door:
+        door.west.status = 500
+        assert (await door.post({"prompt": SHORT}))[0] == 500
+        door.west.status = 200
+        assert (await door.post({"prompt": SHORT}))[0] == 200
+        assert (await door.post({"prompt": SHORT}))[0] == 429
 
 
 async def test_more_requests_than_there_is_room_for_are_told_to_come_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.router.admission import read_keys
+from prfaas.router.admission import read_clients, read_key
 from prfaas.router.config import RouterConfig
 
 GOOD = """\
@@ -62,6 +62,11 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
             r"discovery: managers and clusters name the instances",
         ),
         ("secret_file:", "discovery: {names: [a]}\nsecret_file:", r"names: .*a.*host:port"),
+        (
+            "secret_file:",
+            "quotas: [{client: a}, {client: a}]\nsecret_file:",
+            r"quotas: a client is named twice",
+        ),
         ("kind: pd", "kind: prfaas", r"no pd cluster with an instance, no managers and no discovery"),
     ],
 )
@@ -73,6 +78,21 @@ def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str, t
 def test_a_file_without_keys_is_refused_by_its_setting(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# nobody\n\n")
     with pytest.raises(ConfigError, match=r"api_keys_file: .*has no key"):
-        read_keys(tmp_path / "keys", setting="api_keys_file")
+        read_clients(tmp_path / "keys", setting="api_keys_file")
     with pytest.raises(ConfigError, match=r"api_keys_file: .*cannot be read"):
-        read_keys(tmp_path / "absent", setting="api_keys_file")
+        read_clients(tmp_path / "absent", setting="api_keys_file")
+
+
+def test_a_key_is_its_clients_whose_name_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n  two acme\n# not me\nthree   acme\n")
+    assert read_clients(tmp_path / "keys", setting="s") == {"one": "default", "two": "acme", "three": "acme"}
+    (tmp_path / "keys").write_text("one acme corp\n")
+    with pytest.raises(ConfigError, match=r"s: .*3 words; write KEY or KEY CLIENT"):
+        read_clients(tmp_path / "keys", setting="s")
+
+
+def test_engines_have_one_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("one\ntwo\n")
+    with pytest.raises(ConfigError, match="has 2 keys; write one"):
+        read_key(tmp_path / "key", setting="s")
+    assert read_key(None, setting="s") == ""

@@ -30,3 +30,23 @@ def test_without_usage_or_in_one_piece_there_is_none() -> None:
     whole = streamed(EVENT * 5 + USAGE + DONE)
     assert (whole.tpot_seconds, whole.is_streamed) == (0, False)
     assert (Record("r").tpot_seconds, Record("r").is_streamed) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "num_tokens"),
+    [
+        ([b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}'], 14),
+        ([b'data: {"a": 1}\n\ndata: {"a": 2}\n\n', USAGE, b"data: [DONE]\n\n"], 14),
+        ([b'data: {"a": 1}\n\ndata: {"a": 2}\n\n', b'data: {"a": 3}\n\ndata: [DONE]\n\n'], 100 + 3),
+        ([], 0),
+    ],
+)
+def test_a_clients_tokens_are_those_of_the_usage_else_estimated_and_one_an_event(
+    pieces: list[bytes], num_tokens: int
+) -> None:
+    record = Record("r")
+    if pieces:
+        record.answered(200)
+    for piece in pieces:
+        record.streamed(piece)
+    assert record.num_tokens(100) == num_tokens
