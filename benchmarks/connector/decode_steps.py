@@ -51,6 +51,10 @@ class Engines:
         prompts = [[*self.held, token] for token in range(NUM_SEQUENCES)]
         body = {"model": FAMILY, "prompt": prompts, "temperature": 0, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         start = time.perf_counter()
+        self._read(engine, body)
+        return (time.perf_counter() - start) / OUTPUT_TOKENS
+
+    def _read(self, engine: EngineProcess, body: dict[str, Any]) -> None:
         connection = _post(engine, body)
         try:
             answer = connection.getresponse()
@@ -58,19 +62,25 @@ class Engines:
             answer.read()
         finally:
             connection.close()
-        return (time.perf_counter() - start) / OUTPUT_TOKENS
 
     @contextmanager
     def parked(self, count: int) -> Iterator[None]:
         """So many decode legs that wait for KV; their clients leave in the end."""
         connections = [_post(self.connected, self._leg(number)) for number in range(count)]
-        _await(lambda: _num_waiting(self.connected) == count)
+        _await(lambda: self._num_waiting() == count)
         try:
             yield
         finally:
             for connection in connections:
                 connection.close()
-            _await(lambda: _num_waiting(self.connected) == 0)
+            _await(lambda: self._num_waiting() == 0)
+
+    def _num_waiting(self) -> int:
+        """Requests that wait; an engine counts them when it computes something, so it is asked something first."""
+        self._read(self.connected, {"model": FAMILY, "prompt": self.held[:16], "max_tokens": 1})
+        with urllib.request.urlopen(f"{self.connected.url}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_waiting{")))
 
     def _leg(self, number: int) -> dict[str, Any]:
         prompt = [*self.held, *prompt_tokens(BLOCK_TOKENS, seed=number, vocabulary=VOCABULARY)]
@@ -157,12 +167,6 @@ def _post(engine: EngineProcess, body: dict[str, Any]) -> http.client.HTTPConnec
     connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=120)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     return connection
-
-
-def _num_waiting(engine: EngineProcess) -> int:
-    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_waiting{")))
 
 
 def _await(condition: Callable[[], bool]) -> None:

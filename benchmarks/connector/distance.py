@@ -20,7 +20,7 @@ from tools.stack import attached_layout
 from tools.wan import PAYLOAD_RATIO, Wan, WanShape
 
 ROUND_TRIPS = (0.030, 0.080)
-REPEATS, WARM_UP = 7, 2
+REPEATS, WARM_UP = 5, 1
 BAR_TRANSFER_RATIO = 0.15  # of the transfer time, beside one round trip
 
 

@@ -78,8 +78,8 @@ CLOCK = Clock()
 class TimedConnector(PrfaasConnector):
     """Logs one line per step."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
         for name in HOOKS:
             setattr(self, name, CLOCK.timed(getattr(self, name)))
         inner_first, inner_last = getattr(self, FIRST_HOOK), getattr(self, LAST_HOOK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
 
+from prfaas.hashing import HashChain, root_hash
 from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
-from tests.integration.connector.fake_engine import MODEL
-from tests.integration.connector.nodes import Nodes, prompt_of
+from tests.integration.connector.nodes import Nodes, prompt_of, running_nodes
 from tests.integration.connector.vllm_caches import KDA, attention, caches_of, config_of
 from tests.waiting import wait_until
 from tools.demo.client import get_json
@@ -36,23 +37,27 @@ SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
     "windowed": [(["window.0"], WINDOW), (["full.0"], FULL)],
     "recurrent": [(["state.0"], KDA), (["state.1"], KDA), (["full.0"], FULL)],
 }
+_numbers = itertools.count(1)
 ADMISSIONS = ("wait", "preallocate", "auto")
 
 
 @dataclass
 class Site:
-    """Two nodes, an engine each where a test starts one."""
+    """Two nodes that other tests use too, an engine each where a test starts one, of a model of its own."""
 
     nodes: Nodes
     model: Path
+    identity: str
     engines: list[ScheduledEngine] = field(default_factory=list)
 
     def start(
         self, agent: AgentProcess, shape: str, *, num_blocks: int = NUM_BLOCKS, **settings: Any
     ) -> ScheduledEngine:
         kv = config_of(*SHAPES[shape], num_blocks=num_blocks)
-        name = f"{agent.name}-engine"
-        engine = ScheduledEngine(self.model, agent.socket, kv, caches_of(kv), name=name, identity=MODEL, **settings)
+        name = f"{agent.name}-engine of {self.identity}"
+        engine = ScheduledEngine(
+            self.model, agent.socket, kv, caches_of(kv), name=name, identity=self.identity, **settings
+        )
         self.engines.append(engine)
         return engine
 
@@ -61,6 +66,15 @@ class Site:
 
     def decoder(self, shape: str, **settings: Any) -> ScheduledEngine:
         return self.start(self.nodes.west, shape, role="kv_both", **settings)
+
+    def grant(self, prompt: Sequence[int], **changes: Any) -> str:
+        prompt_hash = HashChain(root_hash(self.identity), prompt[:-1]).at(len(prompt) - 1)
+        return self.nodes.grant(prompt, prompt_hash=prompt_hash, **changes)
+
+    def num_come(self) -> int:
+        """Transfers that have come to the west, of all tests."""
+        transfers = get_json(f"{self.nodes.west.status_url}/transfers")
+        return sum((its["direction"], its["outcome"]) == ("in", "completed") for its in transfers)
 
     def run_until_finished(self, request_ids: Sequence[str]) -> None:
         """Step all engines in turn until these requests have ended."""
@@ -88,9 +102,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("llama", tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture(scope="module")
+def shared_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with running_nodes(tmp_path_factory.mktemp("nodes")) as running:
+        yield running
+
+
 @pytest.fixture
-def site(nodes: Nodes, model: Path) -> Iterator[Site]:
-    made = Site(nodes, model)
+def site(shared_nodes: Nodes, model: Path) -> Iterator[Site]:
+    made = Site(shared_nodes, model, f"model {next(_numbers)}")
     yield made
     for engine in made.engines:
         engine.close()
@@ -115,7 +135,7 @@ def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str) -> str:
 def test_only_the_last_token_of_a_prompt_that_came_is_computed(site: Site, shape: str, admission: str) -> None:
     prefiller, decoder = site.prefiller(shape), site.decoder(shape, admission=admission)
     prompt = prompt_of(1, LENGTH)
-    grant = site.nodes.grant(prompt)
+    grant = site.grant(prompt)
     ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
     site.run_until_finished(ids)
     assert decoder.told.resumed_at == {"d1": LENGTH - 1}
@@ -128,19 +148,14 @@ def test_only_the_last_token_of_a_prompt_that_came_is_computed(site: Site, shape
 def test_a_byte_that_changes_on_the_way_shows(site: Site) -> None:
     """Negative control: the west's pool is overwritten between arrival and load."""
     prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
-    prompt = prompt_of(2, LENGTH)
-    grant = site.nodes.grant(prompt)
+    prompt, before = prompt_of(2, LENGTH), site.num_come()
+    grant = site.grant(prompt)
     decoding = _decode(decoder, prompt, grant)
     _prefill(prefiller, prompt, grant)
-    wait_until(lambda: _has_come(site, prefiller), what="the transfer")
+    wait_until(lambda: prefiller.step() >= 0 and site.num_come() > before, what="the transfer")
     decoder.spoil_pool()
     site.run_until_finished([decoding])
     assert {name for _, _, name, _ in decoder.told.wrong_blocks} == {"state.0", "state.1", "full.0"}
-
-
-def _has_come(site: Site, prefiller: ScheduledEngine) -> bool:
-    prefiller.step()
-    return any(its["outcome"] == "completed" for its in get_json(f"{site.nodes.west.status_url}/transfers"))
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS)
@@ -148,7 +163,7 @@ def test_with_fewer_blocks_than_requests_want_all_end_right(site: Site, admissio
     """Five requests of ten blocks each among 23, which grow while they decode: vLLM preempts, and asks again."""
     prefiller, decoder = site.prefiller("dense"), site.decoder("dense", num_blocks=24, admission=admission)
     prompts = [prompt_of(seed, LENGTH) for seed in range(3, 8)]
-    grants = [site.nodes.grant(prompt) for prompt in prompts]
+    grants = [site.grant(prompt) for prompt in prompts]
     ids = [_decode(decoder, *its, answer_tokens=60) for its in zip(prompts, grants, strict=True)]
     ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
     site.run_until_finished(ids)
@@ -162,7 +177,7 @@ def test_with_fewer_blocks_than_requests_want_all_end_right(site: Site, admissio
 def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(site: Site, admission: str) -> None:
     prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)
     prompt = prompt_of(9, LENGTH)
-    grant = site.nodes.grant(prompt)
+    grant = site.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     decoder.step()
     decoder.abort(decoding)
@@ -174,7 +189,7 @@ def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(site: S
 def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(site: Site) -> None:
     prefiller, decoder = site.prefiller("windowed"), site.decoder("windowed")
     prompt = prompt_of(10, LENGTH)
-    grant = site.nodes.grant(prompt)
+    grant = site.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     prefiller.abort(prefilling)
@@ -189,7 +204,7 @@ def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(site:
 def test_kv_that_never_comes_ends_as_the_policy_says(site: Site, policy: str, ends: str) -> None:
     decoder = site.decoder("recurrent", admission="preallocate", load_failure=policy)
     prompt = prompt_of(11, LENGTH)
-    decoding = _decode(decoder, prompt, site.nodes.grant(prompt, expires_at=time.time() + 1.0))
+    decoding = _decode(decoder, prompt, site.grant(prompt, expires_at=time.time() + 1.0))
     site.run_until_finished([decoding])
     assert decoder.told.finished == {decoding: ends}
     assert decoder.told.outcomes == {"receive deadline": 1}
@@ -200,7 +215,7 @@ def test_kv_that_never_comes_ends_as_the_policy_says(site: Site, policy: str, en
 def test_one_transfer_for_two_requests_serves_the_first(site: Site) -> None:
     prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
     prompt = prompt_of(12, LENGTH)
-    grant = site.nodes.grant(prompt)
+    grant = site.grant(prompt)
     again = [13, *prompt[1:]]
     ids = [_decode(decoder, prompt, grant), _decode(decoder, again, grant), _prefill(prefiller, prompt, grant)]
     site.run_until_finished(ids)
@@ -214,7 +229,7 @@ def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_pref
     decoder.submit("first", prompt_of(14, 200), {}, answer_tokens=1)
     site.run_until_finished(["first"])
     prompt = prompt_of(14, LENGTH)
-    grant = site.nodes.grant(prompt)
+    grant = site.grant(prompt)
     decoding = _decode(decoder, prompt, grant)
     for _ in range(3):
         decoder.step()

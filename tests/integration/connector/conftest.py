@@ -1,11 +1,13 @@
-"""Two nodes; and vLLM, imported where it is installed, once, and without its dependencies' own warnings."""
+"""Two nodes, with which every test has a model of its own; and vLLM, imported once and without its dependencies' warnings."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,25 @@ if not collect_ignore:
         importlib.import_module("prfaas.connector.vllm")
 
 
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def shared_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with running_nodes(tmp_path_factory.mktemp("nodes")) as running:
+        yield running
+
+
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
+def nodes(shared_nodes: Nodes) -> Iterator[Nodes]:
+    """Nodes that outlive the test."""
+    its = replace(shared_nodes, model=f"model {next(_numbers)}", engines=[])
+    yield its
+    its.close()
+
+
+@pytest.fixture
+def mortal_nodes(tmp_path: Path) -> Iterator[Nodes]:
+    """Nodes whose agents a test may kill."""
     with running_nodes(tmp_path) as running:
         yield running

@@ -71,7 +71,7 @@ class Memory:
     groups: tuple[EngineGroup, ...]
 
 
-def memory_of(shapes: Sequence[GroupShape]) -> Memory:
+def memory_of(shapes: Sequence[GroupShape], *, model: str = MODEL) -> Memory:
     """Blocks of bytes without a meaning."""
     groups, layers = [], {}
     for g, shape in enumerate(shapes):
@@ -84,7 +84,7 @@ def memory_of(shapes: Sequence[GroupShape]) -> Memory:
             offset += size
         block_tokens = 16 if shape.engine.kind == "linear_state" else shape.engine.block_tokens
         groups.append(KVGroup(shape.engine.kind, block_tokens, tuple(slices), shape.engine.window_tokens))
-    return Memory(Layout(MODEL, "", Shard(), tuple(groups)), layers, tuple(its.engine for its in shapes))
+    return Memory(Layout(model, "", Shard(), tuple(groups)), layers, tuple(its.engine for its in shapes))
 
 
 @dataclass
@@ -110,6 +110,7 @@ class FakeEngine:
         **settings: Any,
     ) -> None:
         self.groups = memory.groups
+        self._model = memory.layout.model
         self._instance = f"fake-{next(_instances)}"
         self._tenant = settings.get("tenant", "")
         self._free = list(range(1, NUM_BLOCKS))
@@ -146,7 +147,10 @@ class FakeEngine:
 
     def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any]) -> Running:
         request = EngineRequest(
-            request_id, len(prompt), parameters, lambda tenant: HashChain(root_hash(MODEL, tenant.encode()), prompt)
+            request_id,
+            len(prompt),
+            parameters,
+            lambda tenant: HashChain(root_hash(self._model, tenant.encode()), prompt),
         )
         self.scheduler.on_new_request(request)
         tenant = tenant_of(parameters, default=self._tenant)
@@ -188,7 +192,7 @@ class FakeEngine:
 
     def finish(self, running: Running, *, leaves: bool = False) -> None:
         """The request ends and its blocks are freed; when it `leaves` them to the pool, once they are copied."""
-        chain = HashChain(root_hash(MODEL, running.tenant.encode()), running.prompt[: running.computed])
+        chain = HashChain(root_hash(self._model, running.tenant.encode()), running.prompt[: running.computed])
         finished = self.scheduler.on_finished(
             running.request_id, lambda: chain if leaves else None, lambda: running.tables
         )

@@ -26,22 +26,28 @@ NUM_TOKENS = 300  # transferred: neither a multiple of a block nor of a chunk
 
 @dataclass
 class Nodes:
-    """Two nodes, an engine each."""
+    """Two nodes, an engine each. Their pools may hold what other tests have left of other models."""
 
     east: AgentProcess
     west: AgentProcess
     key: bytes
     children: Children
+    model: str = MODEL
     engines: list[FakeEngine] = field(default_factory=list)
 
     def start(self, agent: AgentProcess, shapes: Sequence[GroupShape], **settings: Any) -> FakeEngine:
-        return self.attach(agent, memory_of(shapes), **settings)
+        return self.attach(agent, memory_of(shapes, model=self.model), **settings)
 
     def attach(self, agent: AgentProcess, memory: Memory, **settings: Any) -> FakeEngine:
         """Start an engine with these blocks."""
         engine = FakeEngine(agent.socket, memory, **settings)
         self.engines.append(engine)
         return engine
+
+    def close(self) -> None:
+        """End the engines; the nodes go on."""
+        for engine in self.engines:
+            engine.close()
 
     def pair(self, shapes: Sequence[GroupShape]) -> tuple[FakeEngine, FakeEngine]:
         return self.start(self.east, shapes), self.start(self.west, shapes)
@@ -53,7 +59,7 @@ class Nodes:
             "source": AgentName(self.east.name),
             "destination": AgentName(self.west.name),
             "destination_address": self.west.wire,
-            "prompt_hash": HashChain(root_hash(MODEL), tokens).at(len(tokens)),
+            "prompt_hash": HashChain(root_hash(self.model), tokens).at(len(tokens)),
             "num_tokens": len(tokens),
             "max_bytes": 1 << 28,
             "tenant": "",
@@ -104,5 +110,4 @@ def running_nodes(directory: Path, **settings: Any) -> Iterator[Nodes]:
         stack.await_agent(west)
         made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"), children)
         yield made
-        for engine in made.engines:
-            engine.close()
+        made.close()

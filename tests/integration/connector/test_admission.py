@@ -83,10 +83,10 @@ def test_a_transfer_that_fails_fails_the_load_of_blocks_allocated_early(nodes: N
     nodes.assert_nothing_is_left()
 
 
-def test_an_agent_that_dies_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
-    running = _preallocated(decoder, nodes.grant(PROMPT))
-    os.kill(nodes.west.child.process.pid, signal.SIGKILL)
+def test_an_agent_that_dies_fails_the_load_of_blocks_allocated_early(mortal_nodes: Nodes) -> None:
+    decoder = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], admission="preallocate")
+    running = _preallocated(decoder, mortal_nodes.grant(PROMPT))
+    os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
     assert _await_load(decoder) == ({running.request_id}, {running.request_id})
     assert decoder.outcomes() == {"receive agent_lost": 1}
 

@@ -8,7 +8,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from prfaas.connector.engine_layout import Rank, block_map, describe
 from prfaas.types import Shard
-from tests.integration.connector.fake_engine import MODEL, NUM_BLOCKS, FakeEngine, Memory, Running
+from tests.integration.connector.fake_engine import NUM_BLOCKS, FakeEngine, Memory, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
 from tests.integration.connector.vllm_caches import KDA, LIGHTNING, config_of, latent
 
@@ -18,13 +18,13 @@ RATIOS = {"three KDA to one MLA": (KDA, 3), "seven lightning to one MLA": (LIGHT
 MLA_BLOCK_TOKENS = 64  # a page of it is larger than either state, as vLLM arranges
 
 
-def hybrid(ratio: str) -> Memory:
+def hybrid(ratio: str, model: str) -> Memory:
     """An engine's blocks of such a model, described by what the connector itself uses."""
     linear, count = RATIOS[ratio]
     groups = [([f"linear.{group}.{n}" for n in range(LAYERS_PER_GROUP)], linear) for group in range(count)]
     full = ([f"full.{n}" for n in range(LAYERS_PER_GROUP)], latent(MLA_BLOCK_TOKENS))
     config = config_of(*groups, full, num_blocks=NUM_BLOCKS)
-    layout, layers = describe(config, shared_caches(config), Rank(MODEL, Shard(), 1), packing="p")
+    layout, layers = describe(config, shared_caches(config), Rank(model, Shard(), 1), packing="p")
     return Memory(layout, layers, block_map(config).groups)
 
 
@@ -57,7 +57,7 @@ def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine) -> Runni
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_every_byte_arrives(nodes: Nodes, ratio: str) -> None:
-    prefiller, decoder = (nodes.attach(agent, hybrid(ratio)) for agent in (nodes.east, nodes.west))
+    prefiller, decoder = (nodes.attach(agent, hybrid(ratio, nodes.model)) for agent in (nodes.east, nodes.west))
     parked = _transfer(nodes, prefiller, decoder)
     assert decoder.load(parked, NUM_TOKENS)
     assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
@@ -68,7 +68,7 @@ def test_every_byte_arrives(nodes: Nodes, ratio: str) -> None:
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_one_changed_byte_of_any_group_shows(nodes: Nodes, ratio: str) -> None:
     """Negative control: a byte of each group's slots is changed in the west's pool before the engine loads them."""
-    prefiller, decoder = (nodes.attach(agent, hybrid(ratio)) for agent in (nodes.east, nodes.west))
+    prefiller, decoder = (nodes.attach(agent, hybrid(ratio, nodes.model)) for agent in (nodes.east, nodes.west))
     parked = _transfer(nodes, prefiller, decoder)
     for slots in decoder.slots_of(parked):
         decoder.change_byte(slots[-1])

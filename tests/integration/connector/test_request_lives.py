@@ -195,19 +195,19 @@ def test_a_decode_request_may_end_at_every_stage(nodes: Nodes, stage: str) -> No
     nodes.assert_nothing_is_left()
 
 
-def test_an_agent_that_dies_costs_a_local_recompute(nodes: Nodes) -> None:
-    prefiller, decoder = nodes.pair(SHAPES["dense"])
+def test_an_agent_that_dies_costs_a_local_recompute(mortal_nodes: Nodes) -> None:
+    prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
     prompt = prompt_of(11)
-    grant = nodes.grant(prompt)
+    grant = mortal_nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
     prefiller.await_answer(prefilling)
     prefiller.step([(prefilling, 100)])
-    for agent in (nodes.east, nodes.west):
+    for agent in (mortal_nodes.east, mortal_nodes.west):
         os.kill(agent.child.process.pid, signal.SIGKILL)
     prefiller.prefill(prefilling, chunk_tokens=100)
     assert decoder.await_answer(parked) == 0
     assert decoder.outcomes() == {"receive agent_lost": 1}
-    later = receiving(decoder, prompt_of(12), nodes.grant(prompt_of(12)))
+    later = receiving(decoder, prompt_of(12), mortal_nodes.grant(prompt_of(12)))
     assert decoder.await_answer(later) == 0
     wait_until(lambda: prefiller.step([]) and prefiller.outcomes() == {"send agent_lost": 1})
 
