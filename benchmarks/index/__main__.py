@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.index import in_process, over_grpc, peers
+from benchmarks.index import in_process, over_grpc, peers, visibility
 from tests.free_ports import free_address
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "index.json"
@@ -33,11 +33,16 @@ def main() -> None:
         "dynamo_radix_tree": peers.dynamo_radix_tree(1_000_000, CLUSTERS),
     }
     _save(results)
-    port = int(free_address().rpartition(":")[2])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results["over_grpc"] = runner.run(over_grpc.measure(num_blocks=round(max(sizes) * 1_000_000), port=port))
+        results["over_grpc"] = runner.run(over_grpc.measure(num_blocks=round(max(sizes) * 1_000_000), port=_port()))
+        _save(results)
+        results["event_to_visible"] = runner.run(visibility.measure((_port(), _port())))
     _save(results)
     print(json.dumps(results, indent=1))
+
+
+def _port() -> int:
+    return int(free_address().rpartition(":")[2])
 
 
 def _save(results: dict[str, Any]) -> None:

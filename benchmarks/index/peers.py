@@ -25,6 +25,12 @@ def dynamo_radix_tree(num_blocks: int, num_nodes: int) -> dict[str, Any]:
     return {"package": DYNAMO, **found}
 
 
+def dynamo_python() -> Path | None:
+    """The interpreter that has Dynamo, where a benchmark has installed it."""
+    directory = HERE / ".peers" / "dynamo"
+    return directory / "bin" / "python" if (directory / "installed").exists() else None
+
+
 def _environment(name: str, package: str) -> Path:
     """The interpreter of `.peers/<name>` with the package in it."""
     directory = HERE / ".peers" / name
