@@ -13,7 +13,7 @@ from prfaas.index.query import Query
 from prfaas.rpc.tasks import end
 from prfaas.scheduler.rebalance import Limits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
-from tests.integration.agent.test_two_agents import Agents
+from tests.integration.agent.running import Agents
 from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
 from tests.integration.manager.site import Site
 

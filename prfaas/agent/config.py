@@ -12,6 +12,7 @@ from prfaas.config import check_together, records, setting
 from prfaas.index.engine_events import check_endpoint
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.units import split_address
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class AgentConfig:
     )
     cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
-    advertise: str = setting("text", default="", doc="Where other agents reach `listen`, when that differs from it.")
+    advertise: str = setting("address", default="", doc="Where other agents reach `listen`, when that differs from it.")
     drain_seconds: float = setting(
         "seconds",
         default=0.0,
@@ -204,6 +205,7 @@ class AgentConfig:
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         _addresses("fetch_from", self.fetch_from)
+        _addresses("peers", self.peers)
         if self.compression not in ("auto", "off"):
             raise ValueError(f"compression: {self.compression!r}; write auto or off")
         if self.managers and not self.cluster:
@@ -246,6 +248,10 @@ def _addresses(key: str, entries: tuple[str, ...]) -> dict[str, str]:
     """Address by name; raises ValueError where an entry has another form."""
     pairs = [entry.partition("=") for entry in entries]
     for (name, _, address), entry in zip(pairs, entries, strict=True):
-        if not name or not address.rpartition(":")[0]:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ValueError(f"{key}: {entry!r}: {error}; write name=host:port") from error
+        if not name:
             raise ValueError(f"{key}: {entry!r}; write name=host:port")
     return {name: address for name, _, address in pairs}

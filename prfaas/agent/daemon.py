@@ -146,19 +146,24 @@ class Agent:
         """Serve until cancelled, then drain; cancelled again, stop at once.
 
         `started` hears the wire's address once everything listens.
+
+        Raises:
+            ConfigError: one of its addresses is taken, or not to be listened at.
         """
         self._loop = asyncio.get_running_loop()
-        door = self._pages_door()
-        status = StatusServer(
-            INNER if door else self._config.status_listen,
-            {
-                "/healthz": self._health,
-                "/status": self._status,
-                "/node": self._node,
-                "/transfers": self._transfer_log.to_list,
-            },
-        )
-        try:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.callback(_log.info, "agent.stopped", name=self._name)
+            closing.callback(self._pool.close)
+            if self._ssd is not None:
+                closing.callback(self._ssd.close)
+            door = self._pages_door()
+            if door is not None:
+                closing.push_async_callback(door.close)
+            status = self._status_server(INNER if door else self._config.status_listen)
+            closing.callback(status.close)
+            closing.callback(self._receiver.close)
+            closing.callback(self._links.close)
+            closing.push_async_callback(self._engines.close)
             await self._engines.start()
             address = self._wire = self._receiver.start()
             status.start()
@@ -168,17 +173,15 @@ class Agent:
             _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=pages)
             started(address)
             await self._serve_and_drain(asyncio.ensure_future(self._serve(address)))
-        finally:
-            await self._engines.close()
-            self._links.close()
-            self._receiver.close()
-            if door is not None:
-                await door.close()
-            status.close()
-            if self._ssd is not None:
-                self._ssd.close()
-            self._pool.close()
-            _log.info("agent.stopped", name=self._name)
+
+    def _status_server(self, address: str) -> StatusServer:
+        documents = {
+            "/healthz": self._health,
+            "/status": self._status,
+            "/node": self._node,
+            "/transfers": self._transfer_log.to_list,
+        }
+        return StatusServer(address, documents)
 
     def _pages_door(self) -> TlsDoor | None:
         """Raises ConfigError: the pages are beyond loopback, with neither certificates nor a word of consent."""
@@ -260,13 +263,16 @@ class Agent:
     async def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
         if layout is None:
             return Attached(self._name, 0, 0, 0, self._epoch), None
-        self._check_against_engines(attach, layout)
         if self._config.lossy_fp8:
             check_castable(layout)
         found = await self._probing.conflict(layout)
         if found is not None:
             raise LayoutError(found)
-        arena = self._pool.arena(layout)
+        self._check_against_engines(attach, layout)  # nothing is awaited from here on until it is among them
+        try:
+            arena = self._pool.arena(layout)
+        except OSError as error:
+            raise LayoutError(f"no arena can be made: {error.strerror}") from error
         arena.pinned |= attach.pins_arena
         self._add_layout(layout)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
@@ -301,9 +307,14 @@ class Agent:
         elif isinstance(message, Hold):
             self._keeping.hold(engine, workers, message)
         elif isinstance(message, Release | Cancel):
-            self._keeping.end(message.transfer_id)
-            self._receiving.release(message.transfer_id)
-            self._sending.engine_done(message.transfer_id)
+            self._end(engine.attach.instance, message)
+
+    def _end(self, instance: str, message: Release | Cancel) -> None:
+        """An engine ends its own part; of a transfer within this node the other part is another engine's."""
+        self._keeping.end(message.transfer_id, instance)
+        self._receiving.release(message.transfer_id, instance)
+        if isinstance(message, Cancel):
+            self._sending.engine_done(message.transfer_id, instance)
 
     def _read_ring(self, worker: EngineConnection) -> None:
         """Take what a worker has written to its ring since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import re
 import time
 import urllib.request
@@ -35,6 +36,7 @@ def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
 
     Raises:
         ValueError: the page has no vLLM figures.
+        OverflowError: one of them is no number of requests.
     """
     values: dict[bytes, list[float]] = {}
     for name, value in _SAMPLE.findall(page):
@@ -68,7 +70,7 @@ class EngineLoads:
     async def _ask(self, instance: InstanceId, url: str) -> None:
         try:
             load = load_from_page(instance, await asyncio.to_thread(_fetch, f"{url}/metrics"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
             if instance not in self._silent:
                 _log.info("engine.load_unknown", instance=instance, error=str(error))
             self._silent.add(instance)

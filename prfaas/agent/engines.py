@@ -29,6 +29,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError
 
 ATTACH_DEADLINE_SECONDS = 10.0
+ACCEPT_PAUSE_SECONDS = 0.05
 MAX_QUEUED_MESSAGES = 4096  # a live engine reads within a step; one that lets so many wait is stuck
 _log = logs.get("agent.engines")
 _ids = itertools.count(1)
@@ -42,12 +43,13 @@ class EngineConnection:
     layout: Layout | None
     arena: Arena | None
     ring: RingReader | None
+    client: socket.socket
     outbox: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED_MESSAGES))
     owner: str = field(default_factory=lambda: f"engine-{next(_ids)}")
     lost: bool = False
 
     def post(self, message: Message) -> None:
-        """Queue a message; an engine that no longer reads is lost, not waited for."""
+        """Queue a message; an engine that no longer reads is lost, not waited for: its connection ends."""
         if self.lost:
             return
         try:
@@ -55,6 +57,8 @@ class EngineConnection:
         except asyncio.QueueFull:
             self.lost = True
             _log.warning("engine.stuck", instance=self.attach.instance, queued=self.outbox.qsize())
+            with contextlib.suppress(OSError):
+                self.client.shutdown(socket.SHUT_RDWR)
 
     def __repr__(self) -> str:
         return f"<EngineConnection {self.attach.instance} {self.attach.role} rank={self.attach.rank} lost={self.lost}>"
@@ -76,18 +80,13 @@ class EngineListener:
     def __init__(self, path: Path, callbacks: EngineCallbacks) -> None:
         self._path = path
         self._callbacks = callbacks
-        self._connections: dict[EngineConnection, socket.socket] = {}
+        self._connections: dict[EngineConnection, None] = {}  # in order of arrival
         self._tasks: set[asyncio.Task[None]] = set()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket: socket.socket | None = None  # once the path is this listener's
 
     @property
     def connections(self) -> list[EngineConnection]:
         return list(self._connections)
-
-    def scheduler(self, instance: str) -> EngineConnection | None:
-        return next(
-            (c for c in self._connections if (c.attach.instance, c.attach.role) == (instance, "scheduler")), None
-        )
 
     def workers(self, instance: str) -> list[EngineConnection]:
         """The attached ranks of an instance in order; empty unless every rank is there."""
@@ -105,23 +104,24 @@ class EngineListener:
         try:
             _remove_stale_socket(self._path)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._socket.bind(str(self._path))
-            self._path.chmod(0o600)
-            self._socket.listen(64)
+            self._socket = _listen(self._path)
         except OSError as error:
             raise ConfigError(f"socket: {self._path} cannot be bound ({error.strerror})") from error
-        self._socket.setblocking(False)
-        self._spawn(self._accept_forever())
+        self._spawn(self._accept_forever(self._socket))
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept_forever(self) -> None:
+    async def _accept_forever(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            client, _ = await loop.sock_accept(self._socket)
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # of descriptors there may be more in a moment
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
             client.setblocking(False)
             self._spawn(self._serve(client))
 
@@ -131,7 +131,7 @@ class EngineListener:
             async with asyncio.timeout(ATTACH_DEADLINE_SECONDS):
                 connection = await self._attach(client)
             if connection is not None:
-                await self._talk(connection, client)
+                await self._talk(connection)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass
         except RemoteProtocolError as error:
@@ -158,19 +158,24 @@ class EngineListener:
             ring_fd, event_fd = create_ring()
             descriptors = [arena.fd, ring_fd, event_fd]
             ring = RingReader(ring_fd, event_fd)
-        connection = EngineConnection(attach, layout, arena, ring)
-        socket.send_fds(client, [encode(attached)], descriptors)
-        self._connections[connection] = client
+        try:
+            socket.send_fds(client, [encode(attached)], descriptors)
+        except OSError:  # it has gone meanwhile
+            if ring is not None:
+                ring.close()
+            raise
+        connection = EngineConnection(attach, layout, arena, ring, client)
+        self._connections[connection] = None
         if ring is not None:
             loop.add_reader(ring.event_fd, self._callbacks.layers, connection)
         _log.info("engine.attached", instance=attach.instance, role=attach.role, rank=attach.rank)
         return connection
 
-    async def _talk(self, connection: EngineConnection, client: socket.socket) -> None:
-        writer = asyncio.create_task(_write_forever(connection, client))
+    async def _talk(self, connection: EngineConnection) -> None:
+        writer = asyncio.create_task(_write_forever(connection))
         try:
             while not connection.lost:
-                self._callbacks.message(connection, await _read_message(client))
+                self._callbacks.message(connection, await _read_message(connection.client))
         finally:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
@@ -192,8 +197,9 @@ class EngineListener:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close()
-        self._path.unlink(missing_ok=True)
+        if self._socket is not None:  # else the file may be another agent's
+            self._socket.close()
+            self._path.unlink(missing_ok=True)
 
 
 def _check_attach(message: Message) -> Layout | None:
@@ -223,6 +229,19 @@ def _remove_stale_socket(path: Path) -> None:
     raise ConfigError(f"socket: another agent listens at {path}")
 
 
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
 async def _read_exactly(client: socket.socket, length: int) -> bytes:
     loop = asyncio.get_running_loop()
     buffer = bytearray(length)
@@ -242,7 +261,7 @@ async def _read_message(client: socket.socket) -> Message:
     return decode(await _read_exactly(client, length))
 
 
-async def _write_forever(connection: EngineConnection, client: socket.socket) -> None:
+async def _write_forever(connection: EngineConnection) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        await loop.sock_sendall(client, await connection.outbox.get())
+        await loop.sock_sendall(connection.client, await connection.outbox.get())

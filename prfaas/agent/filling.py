@@ -25,7 +25,8 @@ class Filling:
         if entry.group >= len(plan.groups):
             return
         run = plan.run_of(rank, entry.group)
-        if entry.layer >= len(run.group.layers) or entry.first_block + entry.num_blocks > run.blocks.num_blocks:
+        is_within = entry.first_block + entry.num_blocks <= run.blocks.num_blocks
+        if entry.layer >= len(run.group.layers) or not entry.num_blocks or not is_within:
             return
         first, piece = run.first_object + entry.first_block, run.group.layers[entry.layer]
         if ready is not None:

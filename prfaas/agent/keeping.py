@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prfaas import logs
 from prfaas.agent.engines import EngineConnection
@@ -52,6 +53,9 @@ class Reading:
 
     engine: EngineConnection
     placement: Placement
+
+
+Use = TypeVar("Use", Stored, Waiting, Reading)
 
 
 class Keeping:
@@ -104,7 +108,7 @@ class Keeping:
         if entry.kind is EntryKind.LAYER_READY:
             stored.filling.layer_ready(worker.attach.rank, entry)
         elif entry.kind is EntryKind.REQUEST_ENDED and stored.filling.rank_done(worker.attach.rank):
-            self.end(transfer_id)
+            self.end(transfer_id, worker.attach.instance)
 
     # Looking up
 
@@ -181,30 +185,29 @@ class Keeping:
 
     # Ending
 
-    def end(self, transfer_id: TransferId) -> None:
-        """The engine neither fills nor reads these slots any more."""
-        stored = self._stored.pop(transfer_id, None)
+    def end(self, transfer_id: TransferId, instance: str) -> None:
+        """The engine neither fills nor reads these slots any more, where they are its own."""
+        stored = _taken(self._stored, transfer_id, instance)
         if stored is not None:
             del self._by_handle[stored.handle]
             stored.filling.placement.release()
-        reading = self._reading.pop(transfer_id, None)
+        reading = _taken(self._reading, transfer_id, instance)
         if reading is not None:
             reading.placement.release()
-        waiting = self._waiting.pop(transfer_id, None)
+        waiting = _taken(self._waiting, transfer_id, instance)
         if waiting is not None:
             waiting.promotion.cancel()
 
     def engine_lost(self, instance: str, *, entirely: bool) -> None:
         """A process of an engine died; once it is `entirely` gone nobody touches its slots."""
-        if entirely:
-            uses: list[tuple[TransferId, Stored | Reading | Waiting]] = [
-                *self._stored.items(),
-                *self._reading.items(),
-                *self._waiting.items(),
-            ]
-            for transfer_id, use in uses:
-                if use.engine.attach.instance == instance:
-                    self.end(transfer_id)
+        for transfer_id in [*self._stored, *self._reading, *self._waiting] if entirely else ():
+            self.end(transfer_id, instance)
+
+
+def _taken(uses: dict[TransferId, Use], transfer_id: TransferId, instance: str) -> Use | None:
+    """The use of this name, out of its table, where it is this instance's."""
+    use = uses.get(transfer_id)
+    return uses.pop(transfer_id) if use is not None and use.engine.attach.instance == instance else None
 
 
 def _layouts(workers: list[EngineConnection]) -> tuple[Layout, ...]:

@@ -118,7 +118,7 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
     Raises:
         RemoteProtocolError: the block lists do not fit the layouts or the length.
     """
-    known = len(layouts[0].groups)
+    known = min(len(layout.groups) for layout in layouts)
     for blocks in groups:
         if blocks.group >= known:
             raise RemoteProtocolError("plan", f"group {blocks.group} of {known}")
@@ -179,8 +179,8 @@ class OpenBody:
         try:
             kind, grant, fingerprints, layouts, groups, *trace = msgpack.unpackb(body)
             described = tuple(Layout.from_dict(layout) for layout in layouts)
-            hashes = tuple(map(bytes, fingerprints))
-            opened = OpenBody(bytes(grant), hashes, described, unpack_groups(groups), kind == "copy", *trace)
+            hashes = tuple(map(_bytes, fingerprints))
+            opened = OpenBody(_bytes(grant), hashes, described, unpack_groups(groups), kind == "copy", *trace)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
         if not isinstance(opened.trace, str):
@@ -210,6 +210,12 @@ def decode_probe(body: bytes) -> Layout:
     if kind != "probe":
         raise RemoteProtocolError("open_body", "an open without objects is a probe")
     return Layout.from_dict(layout)
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):  # of a number, `bytes` would make that many zeros
+        raise TypeError("not bytes")
+    return value
 
 
 def is_prefix_block(block_hash: BlockHash) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
@@ -36,7 +36,7 @@ from prfaas.transport.receiver import (
     Receiver,
     Rejected,
 )
-from prfaas.types import AgentName, FailureReason, TransferId
+from prfaas.types import AgentName, FailureReason, GroupBlocks, TransferId
 
 MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 100 bytes each
 REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
@@ -52,6 +52,7 @@ class Inbound:
     deadline: float  # monotonic seconds
     open_until: float  # monotonic seconds: its sender opens it by then, or never will
     reader: EngineConnection | None = None
+    claimed: tuple[GroupBlocks, ...] | None = None  # the blocks that the reader expects
     placement: Placement | None = None
     record: TransferRecord | None = None
     complete: bool = False
@@ -59,6 +60,11 @@ class Inbound:
     is_copy: bool = False  # it ends with its last byte
     memory_free: bool = True  # the transport cannot write to the slots
     delivery: tracing.Span = tracing.NO_SPAN  # from the claim until the engine has read the slots
+
+    def expects(self, groups: tuple[GroupBlocks, ...]) -> bool:
+        """Whether nothing is known of this transfer that speaks against these blocks."""
+        placed = None if self.placement is None else self.placement.plan.groups
+        return all(known is None or known == groups for known in (self.claimed, placed))
 
     def __repr__(self) -> str:
         return f"<Inbound {self.grant.transfer_id.hex()[:8]} complete={self.complete} reading={self.reading}>"
@@ -115,6 +121,10 @@ class Receiving:
             metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
             _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=str(error))
             reply(Rejected(reason, str(error)))
+        except Exception:  # ours, which must not leave the transport waiting for a decision for ever
+            metrics.TRANSFERS.labels(direction="in", outcome="protocol").inc()
+            _log.exception("transfer.open_failed", transfer_id=request.transfer_id.hex())
+            reply(Rejected("protocol", "this agent cannot read the open"))
 
     def _answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
         theirs = decode_probe(request.open_body)
@@ -140,9 +150,11 @@ class Receiving:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
         if grant.transfer_id in self._ended:
             raise _Refusal("cancelled", "this transfer has ended here")
-        arenas = tuple(self._arena(opened, rank) for rank in range(len(opened.fingerprints)))
+        arenas = self._arenas(opened)
         plan = _plan(request, opened, arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
+        if not inbound.expects(plan.groups):
+            raise _Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
         if inbound.placement is None:
             inbound.is_copy = opened.is_copy
             self._begin(inbound, plan, arenas, request.peer_name, opened.trace)
@@ -156,8 +168,20 @@ class Receiving:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
         return grant
 
-    def _arena(self, opened: OpenBody, rank: int) -> Arena:
-        arena = self._arena_of(opened.fingerprints[rank])
+    def _arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
+        """One for each rank of one model."""
+        first = self._arena(opened, opened.fingerprints[0])
+        if len(opened.fingerprints) != first.layout.shard.size:
+            raise _Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
+        arenas = tuple(self._arena(opened, its) for its in opened.fingerprints)
+        for rank, layout in enumerate(arena.layout for arena in arenas):
+            its = replace(first.layout.shard, rank=rank)
+            if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, its):
+                raise _Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
+        return arenas
+
+    def _arena(self, opened: OpenBody, fingerprint: bytes) -> Arena:
+        arena = self._arena_of(fingerprint)
         if arena is not None:
             return arena
         conflicts = (self.layout_conflict(layout) for layout in opened.layouts)
@@ -270,18 +294,25 @@ class Receiving:
             engine.post(TransferFailed(request.transfer_id, "cancelled", "this transfer has ended here"))
             return
         inbound = self._inbound.get(request.transfer_id) or self._create(grant)
-        inbound.reader = engine
+        is_same = inbound.expects(request.groups)
+        inbound.reader, inbound.claimed = engine, request.groups
         inbound.delivery = tracing.continued("agent.deliver", request.trace, transfer_id=request.transfer_id.hex())
-        same_blocks = inbound.placement is None or inbound.placement.plan.groups == request.groups
-        if request.prompt_hash != grant.prompt_hash or not same_blocks:
-            self._fail(request.transfer_id, "prompt_mismatch", "the engine's prompt is not the one that was granted")
+        if request.prompt_hash != grant.prompt_hash or not is_same:
+            self._refuse_claim(inbound, "the engine's prompt is not the one that was granted")
             return
         self._tell_reader(inbound)
 
-    def release(self, transfer_id: TransferId) -> None:
-        """The engine reads these slots no more, or never will."""
+    def _refuse_claim(self, inbound: Inbound, message: str) -> None:
+        if inbound.complete and inbound.reader is not None:  # which is no failure of the transfer
+            inbound.reader.post(TransferFailed(inbound.grant.transfer_id, "prompt_mismatch", message))
+            self._end(inbound, failure=f"prompt_mismatch: {message}")
+        else:
+            self._fail(inbound.grant.transfer_id, "prompt_mismatch", message)
+
+    def release(self, transfer_id: TransferId, instance: str) -> None:
+        """The engine reads these slots no more, or never will; only who claimed a transfer releases it."""
         inbound = self._inbound.get(transfer_id)
-        if inbound is None:
+        if inbound is None or inbound.reader is None or inbound.reader.attach.instance != instance:
             return
         if inbound.reading and inbound.record is not None:
             self._log.loaded(inbound.record)

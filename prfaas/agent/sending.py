@@ -198,12 +198,13 @@ class Sending:
             outbound.record.forward_ended_ns = entry.time_ns
             outbound.record.span.event("forward_ended")
         elif outbound.filling.rank_done(worker.attach.rank):
-            self.engine_done(outbound.transfer_id)
+            self.engine_done(outbound.transfer_id, worker.attach.instance)
 
-    def engine_done(self, transfer_id: TransferId) -> None:
-        """No rank writes to this transfer's slots any more: what is whole still travels, what is not never will be."""
+    def engine_done(self, transfer_id: TransferId, instance: str) -> None:
+        """No rank of its engine writes to this transfer's slots any more: what is whole still travels, what is not never
+        will be. Of another engine's transfer nothing happens."""
         outbound = self._by_id.get(transfer_id)
-        if outbound is None:
+        if outbound is None or outbound.engine.attach.instance != instance:
             return
         outbound.engine_done = True
         if outbound.filling.num_unready:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
@@ -12,11 +13,18 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import make_wsgi_app
 
+from prfaas.errors import ConfigError
+from prfaas.units import split_address
+
 REQUEST_TIMEOUT_SECONDS = 5.0
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+
+class _ServerOverIPv6(_Server):
+    address_family = socket.AF_INET6
 
 
 class _QuietRequest(WSGIRequestHandler):
@@ -30,25 +38,34 @@ class StatusServer:
     """Serves JSON documents by path, beside /metrics, from threads of its own."""
 
     def __init__(self, address: str, documents: dict[str, Callable[[], Any]]) -> None:
-        """Bind; a document is asked for at every request and must not touch the agent's loop."""
-        host, _, port = address.rpartition(":")
+        """Bind; a document is asked for at every request and must not touch the agent's loop.
+
+        Raises:
+            ConfigError: the address is taken, or not this machine's.
+        """
+        host, port = split_address(address)
         self._documents = documents
         self._metrics = make_wsgi_app()
-        self._server = make_server(host, int(port), self._answer, server_class=_Server, handler_class=_QuietRequest)
+        kind = _ServerOverIPv6 if ":" in host else _Server
+        try:
+            self._server = make_server(host, port, self._answer, server_class=kind, handler_class=_QuietRequest)
+        except OSError as error:
+            raise ConfigError(f"status_listen: {address} cannot be bound ({error.strerror})") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
 
     @property
     def address(self) -> str:
         host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
+        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
+        if self._thread.ident is not None:  # else nobody would ever end `shutdown`
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
-        self._thread.join()
 
     def _answer(self, environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environment.get("PATH_INFO", "/")

@@ -159,5 +159,7 @@ def _record(fields: Any, where: str, types: dict[str, Any]) -> dict[str, Any]:
         raise LayoutError(f"{where} {name}: {'missing' if name in types else 'unknown'}")
     for name, kind in types.items():
         if not isinstance(fields[name], kind):
-            raise LayoutError(f"{where} {name}: {fields[name]!r} is of the wrong type")
+            raise LayoutError(
+                f"{where} {name}: {type(fields[name]).__name__} is the wrong type"
+            )  # its value may be huge
     return fields

@@ -22,7 +22,7 @@ from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
-from tests.integration.agent.test_two_agents import RunningAgent
+from tests.integration.agent.running import RunningAgent
 
 MODEL = "tiny"
 ROOT = root_hash(MODEL)

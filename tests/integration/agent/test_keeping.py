@@ -20,20 +20,17 @@ from prfaas.agent.protocol import (
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, TransferId
-from tests.integration.agent.test_two_agents import (
+from tests.integration.agent.running import (
     MODEL,
     NUM_TOKENS,
     ROOT,
     Agents,
     Engine,
-    _chain,
-    agents,
+    chain_of,
     layout,
 )
 from tests.waiting import wait_until
 from tools.demo.client import get_json
-
-__all__ = ["agents"]
 
 
 def exact_blocks(chain: HashChain) -> tuple[GroupBlocks, ...]:
@@ -71,11 +68,11 @@ def hold(engine: Engine, chain: HashChain) -> ReceiveReady | TransferFailed:
 def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
-    store(engine, _chain())
+    store(engine, chain_of())
     wait_until(lambda: west.pool()["transfer"] == 0)
-    longer = _chain(length=NUM_TOKENS + 100)
-    assert lookup(engine, longer) == [[NUM_TOKENS, _chain().at(NUM_TOKENS)]]
-    ready = hold(engine, _chain())
+    longer = chain_of(length=NUM_TOKENS + 100)
+    assert lookup(engine, longer) == [[NUM_TOKENS, chain_of().at(NUM_TOKENS)]]
+    ready = hold(engine, chain_of())
     assert isinstance(ready, ReceiveReady)
     engine.assert_content(ready)
     engine.scheduler.post(Release(ready.transfer_id))
@@ -84,16 +81,17 @@ def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agent
 def test_another_prompt_of_the_same_beginning_does_not_match_at_the_odd_length(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
-    store(engine, _chain())
+    store(engine, chain_of())
+    wait_until(lambda: west.pool()["transfer"] == 0)
     other = HashChain(ROOT, [*range(NUM_TOKENS - 3), *range(5000, 5100)])
     candidates = lookup(engine, other)
-    assert all(other.at(int(str(length))) != block_hash for length, block_hash in candidates)
+    assert candidates and all(other.at(int(str(length))) != block_hash for length, block_hash in candidates)
 
 
 def test_a_prompt_whose_attention_block_was_never_filled_is_not_offered(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
-    chain = _chain()
+    chain = chain_of()
     transfer_id = TransferId(os.urandom(16))
     engine.scheduler.post(Store(transfer_id, chain.num_tokens, exact_blocks(chain)))
     opened = engine.wait(SendOpened)
@@ -102,7 +100,7 @@ def test_a_prompt_whose_attention_block_was_never_filled_is_not_offered(agents: 
     engine.write_layer(opened, 1, 0, blocks=range(1))
     engine.scheduler.post(Cancel(transfer_id))
     wait_until(lambda: west.pool()["transfer"] == 0)
-    assert lookup(engine, _chain(length=NUM_TOKENS + 10)) == []
+    assert lookup(engine, chain_of(length=NUM_TOKENS + 10)) == []
     answer = hold(engine, chain)
     assert isinstance(answer, TransferFailed) and answer.reason == "evicted"
 
@@ -110,13 +108,13 @@ def test_a_prompt_whose_attention_block_was_never_filled_is_not_offered(agents: 
 def test_an_engine_that_dies_while_it_stores_leaves_no_block_taken(agents: Agents) -> None:
     west = agents.start("west")
     engine, witness = agents.engine(west, "w"), agents.engine(west, "v")
-    chain = _chain()
+    chain = chain_of()
     engine.scheduler.post(Store(TransferId(os.urandom(16)), chain.num_tokens, exact_blocks(chain)))
     engine.wait(SendOpened)
     assert west.pool()["transfer"] > 0
     engine.close()
     wait_until(lambda: west.pool()["transfer"] == 0)
-    assert lookup(witness, _chain(length=NUM_TOKENS + 10)) == []
+    assert lookup(witness, chain_of(length=NUM_TOKENS + 10)) == []
 
 
 @pytest.mark.parametrize("num_units", [0, 1, 12])
@@ -130,13 +128,13 @@ def test_a_lookup_of_an_unknown_prompt_finds_nothing(agents: Agents, num_units: 
 def test_a_tenant_fills_no_more_than_its_share_and_what_others_left_stays(agents: Agents) -> None:
     west = agents.start("west", **{"pool-bytes": "8MiB", "tenants": "[{tenant: acme, ratio: 0.25}]"})
     engine = agents.engine(west, "w")
-    store(engine, _chain())
+    store(engine, chain_of())
     acme = [HashChain(root_hash(MODEL, b"acme"), range(1000 * n, 1000 * n + NUM_TOKENS)) for n in range(6)]
     for chain in acme:
         store(engine, chain)
         wait_until(lambda: west.pool()["transfer"] == 0)
     held = get_json(f"http://{west.status}/status")["tenant_bytes"]["acme"]
     assert 0 < held <= (4 << 20) * 0.25
-    assert isinstance(hold(engine, _chain()), ReceiveReady)
+    assert isinstance(hold(engine, chain_of()), ReceiveReady)
     assert isinstance(hold(engine, acme[0]), TransferFailed)
     assert isinstance(hold(engine, acme[-1]), ReceiveReady)

@@ -11,12 +11,10 @@ import pytest
 from prfaas.agent.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
+from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
-from tests.integration.agent.test_two_agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, agents, layout
 from tests.waiting import wait_until
 from tools.demo.client import get_json
-
-__all__ = ["agents"]
 
 BLOCKS_PER_CHAIN = 8  # six full blocks, a tail, a state
 NUM_CHAINS = 8  # three more than memory holds
@@ -63,18 +61,19 @@ def test_blocks_that_memory_gave_away_come_back_from_the_ssd(agents: Agents, tmp
     agent, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(agent, engine)
     assert agent.pool()["prefix"] < NUM_CHAINS * BLOCKS_PER_CHAIN
+    before = _bytes_read(agent)
     for number in range(NUM_CHAINS):
         _take_up(engine, number)
-    assert _bytes_read(agent) > 0
+    assert _bytes_read(agent) > before
     wait_until(lambda: agent.pool()["transfer"] == 0)
 
 
-def test_an_agent_that_was_killed_comes_back_with_what_its_ssd_holds(agents: Agents, tmp_path: Path) -> None:
-    first, engine = _start(agents, "west", tmp_path / "ssd")
+def test_an_agent_that_was_killed_comes_back_with_what_its_ssd_holds(processes: Agents, tmp_path: Path) -> None:
+    first, engine = _start(processes, "west", tmp_path / "ssd")
     _fill(first, engine)
     first.process.kill()
     first.process.wait()
-    second, engine = _start(agents, "east", tmp_path / "ssd")
+    second, engine = _start(processes, "east", tmp_path / "ssd")
     assert _num_on_ssd(second) == NUM_CHAINS * BLOCKS_PER_CHAIN
     for number in range(NUM_CHAINS):
         _take_up(engine, number)
@@ -83,8 +82,7 @@ def test_an_agent_that_was_killed_comes_back_with_what_its_ssd_holds(agents: Age
 def test_a_prefix_with_a_rotten_block_is_refused_and_not_offered_again(agents: Agents, tmp_path: Path) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)
-    first.process.kill()
-    first.process.wait()
+    first.stop()
     os.truncate(tmp_path / "ssd" / f"{layout().fingerprint.hex()}.blocks", 0)
     second, engine = _start(agents, "east", tmp_path / "ssd")
     answer = hold(engine, _chain(0))
@@ -99,16 +97,15 @@ def test_who_waits_for_a_slow_ssd_hears_so_and_who_gives_up_leaves_nothing(
 ) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)
-    first.process.kill()
-    first.process.wait()
+    first.stop()
     slow = {"ssd-read-rate": "1KB/s", "ssd-wait-seconds": "0.5s" if is_patient else "1h"}
     second, engine = _start(agents, "east", tmp_path / "ssd", **slow)
     chain, transfer_id = _chain(0), TransferId(os.urandom(16))
     engine.scheduler.post(Hold(transfer_id, chain.num_tokens, exact_blocks(chain)))
-    wait_until(lambda: second.pool()["transfer"] > 0)
     if is_patient:
         failed = engine.wait(TransferFailed)
         assert isinstance(failed, TransferFailed) and failed.reason == "evicted"
     else:
+        wait_until(lambda: second.pool()["transfer"] > 0)
         engine.scheduler.post(Cancel(transfer_id))
     wait_until(lambda: second.pool()["transfer"] == 0)

@@ -2,216 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import signal
-import subprocess
-import sys
-import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from prfaas import grants
 from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import (
-    HELD,
-    Cancel,
-    Message,
-    Receive,
-    ReceiveReady,
-    Release,
-    Send,
-    SendOpened,
-    TransferDone,
-    TransferFailed,
-)
-from prfaas.agent.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.agent.protocol import Cancel, Receive, ReceiveReady, Release, Send, SendOpened, TransferDone, TransferFailed
+from prfaas.cachepool.layout import Layout
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
-from prfaas.hashing import HashChain, root_hash
-from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
+from prfaas.hashing import HashChain
+from prfaas.types import AgentName
 from tests.free_ports import free_address
+from tests.integration.agent.running import (
+    NUM_TOKENS,
+    Agents,
+    Engine,
+    RunningAgent,
+    blocks,
+    chain_of,
+    layout,
+)
 from tests.waiting import wait_until
 from tools.demo.client import get_json
 from tools.link import Relay
-
-MODEL = "tiny"
-NUM_TOKENS = 200
-ROOT = root_hash(MODEL)
-
-
-def layout(*, model: str = MODEL, dtype: str = "float32", shard_size: int = 1) -> Layout:
-    def layer(name: str, offset: int, size: int) -> LayerSlice:
-        return LayerSlice(name, offset, size, dtype, "head,token,kv_dim")
-
-    full = KVGroup("full_attention", 32, (layer("a0", 0, 6000), layer("a1", 6000, 6000)))
-    state = KVGroup("linear_state", 32, (layer("s0", 0, 50_000),))
-    return Layout(model, "", Shard(0, shard_size), (full, state))
-
-
-def blocks(chain: HashChain, num_tokens: int) -> tuple[GroupBlocks, ...]:
-    full_units = num_tokens // 16 * 16
-    return (
-        GroupBlocks(0, 0, chain.blocks(32, first_block=0, num_tokens=num_tokens), ROOT),
-        GroupBlocks(1, 0, (chain.at(num_tokens),), chain.at(full_units)),
-    )
-
-
-@dataclass
-class RunningAgent:
-    """An agent process."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    socket: Path
-    wire: str
-    status: str
-
-    def transfers(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = get_json(f"http://{self.status}/transfers")
-        return found
-
-    def pool(self) -> dict[str, int]:
-        kinds: dict[str, int] = get_json(f"http://{self.status}/status")["pool"]
-        return kinds
-
-
-class Agents:
-    """Starts agents that share a secret."""
-
-    def __init__(self, directory: Path, secret: bytes | None = None) -> None:
-        self.directory = directory
-        self.secret = secret or secrets.token_bytes(32)
-        self._secret_file = directory / "agents-secret"
-        self._secret_file.write_bytes(self.secret)
-        self._secret_file.chmod(0o600)
-        self._running: list[RunningAgent] = []
-        self._engines: list[Engine] = []
-
-    def engine(self, agent: RunningAgent, name: str, its_layout: Layout | None = None) -> Engine:
-        made = Engine(agent, name, its_layout)
-        self._engines.append(made)
-        return made
-
-    def start(self, name: str, **settings: str) -> RunningAgent:
-        wire, status = free_address(), free_address()
-        socket = self.directory / f"{name}.sock"
-        values = {"name": name, "socket": str(socket), "listen": wire, "status-listen": status}
-        values |= {"secret-file": str(self._secret_file), "pool-bytes": "16MiB", "reconnect-seconds": "1s"} | settings
-        flags = [f"--{key}={value}" for key, value in values.items()]
-        with (self.directory / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, "-m", "prfaas.cli.agent", *flags], stderr=log)
-        agent = RunningAgent(name, process, socket, wire, status)
-        self._running.append(agent)
-        wait_until(lambda: socket.exists() and _answers(status), seconds=20)
-        return agent
-
-    def stop(self) -> None:
-        for engine in self._engines:
-            engine.close()
-        for agent in self._running:
-            agent.process.terminate()
-        for agent in self._running:
-            assert agent.process.wait(15) in (0, -signal.SIGKILL)
-
-    def grant(
-        self, sender: str, destination: RunningAgent, chain: HashChain, **changes: object
-    ) -> tuple[TransferId, bytes]:
-        transfer_id = TransferId(os.urandom(16))
-        fields: dict[str, object] = {
-            "transfer_id": transfer_id,
-            "source": AgentName(sender),
-            "destination": AgentName(destination.name),
-            "destination_address": destination.wire,
-            "prompt_hash": chain.at(chain.num_tokens),
-            "num_tokens": chain.num_tokens,
-            "max_bytes": 1 << 20,
-            "tenant": "",
-            "expires_at": time.time() + 30.0,
-        } | changes
-        key = grants.derive_key(self.secret, "grant")
-        return transfer_id, grants.sign(grants.Grant(**fields), key)  # type: ignore[arg-type]
-
-
-def _answers(status: str) -> bool:
-    try:
-        return bool(get_json(f"http://{status}/healthz"))
-    except OSError:
-        return False
-
-
-class Engine:
-    """What a connector does, by hand: a scheduler and one worker."""
-
-    def __init__(self, agent: RunningAgent, name: str, its_layout: Layout | None = None) -> None:
-        self.worker = AgentClient(str(agent.socket), instance=name, role="worker", layout=its_layout or layout())
-        self.scheduler = AgentClient(str(agent.socket), instance=name, role="scheduler")
-        self._unread: list[Message] = []
-
-    def wait(self, kind: type[Message] | tuple[type[Message], ...], *, seconds: float = 10.0) -> Message:
-        """The next message, which must be of this kind; those that came with it wait for the next call."""
-        deadline = time.monotonic() + seconds
-        while not self._unread:
-            assert time.monotonic() < deadline, f"no {kind} within {seconds} s"
-            self._unread += self.scheduler.poll(0.05)
-        message = self._unread.pop(0)
-        assert isinstance(message, kind), f"unexpected {message}"
-        return message
-
-    def slot(self, slot: int, offset: int, length: int) -> memoryview:
-        attached = self.worker.attached
-        start = attached.header_bytes + slot * attached.slot_bytes + offset
-        return self.worker.arena[start : start + length]
-
-    def write_layer(self, opened: SendOpened, position: int, layer: int, *, blocks: range, seed: int = 0) -> None:
-        piece = layout().groups[position].layers[layer]
-        for block in blocks:
-            slot = opened.slots[0][position][block]
-            if slot != HELD:
-                self.slot(slot, piece.offset_bytes, piece.payload_bytes)[:] = content(position, block, layer, seed)
-        entry = RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, blocks.start, len(blocks))
-        assert self.worker.ring is not None and self.worker.ring.push(entry)
-
-    def write_all(self, opened: SendOpened, *, seed: int = 0) -> None:
-        num_blocks = len(opened.slots[0][0])
-        for layer in (0, 1):
-            self.write_layer(opened, 0, layer, blocks=range(num_blocks), seed=seed)
-        self.write_layer(opened, 1, 0, blocks=range(1), seed=seed)
-        assert self.worker.ring is not None
-        self.worker.ring.push(RingEntry(EntryKind.FORWARD_ENDED, opened.handle, group=1))
-
-    def assert_content(self, ready: ReceiveReady, *, seed: int = 0) -> None:
-        for position, group in enumerate(layout().groups):
-            for block, slot in enumerate(ready.slots[0][position]):
-                for layer, piece in enumerate(group.layers):
-                    got = self.slot(slot, piece.offset_bytes, piece.payload_bytes)
-                    assert bytes(got) == content(position, block, layer, seed), (position, block, layer)
-
-    def close(self) -> None:
-        self.scheduler.close()
-        self.worker.close()
-
-
-def content(position: int, block: int, layer: int, seed: int) -> bytes:
-    size = layout().groups[position].layers[layer].payload_bytes
-    pattern = bytes((position * 7 + block * 13 + layer * 29 + seed + i) % 251 for i in range(997))
-    return (pattern * (size // 997 + 1))[:size]
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
-    made = Agents(tmp_path)
-    yield made
-    made.stop()
-
-
-def _chain(*, first: int = 0, length: int = NUM_TOKENS) -> HashChain:
-    return HashChain(ROOT, range(first, first + length))
 
 
 def _transfer(agents: Agents, west: RunningAgent, sender: Engine, receiver: Engine, chain: HashChain) -> ReceiveReady:
@@ -232,7 +47,7 @@ def _transfer(agents: Agents, west: RunningAgent, sender: Engine, receiver: Engi
 def test_layers_arrive_whole_and_slots_are_given_back(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    ready = _transfer(agents, west, sender, receiver, _chain())
+    ready = _transfer(agents, west, sender, receiver, chain_of())
     receiver.assert_content(ready)
     assert ready.generations[0][0] == [receiver.worker.slot_generations()[slot] for slot in ready.slots[0][0]]
     receiver.scheduler.post(Release(ready.transfer_id))
@@ -245,7 +60,7 @@ def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(a
     west = agents.start("west", **{"fetch-from": f"east={east.wire}"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     west.wire = free_address()  # what grants name refuses every connection
-    ready = _transfer(agents, west, sender, receiver, _chain())
+    ready = _transfer(agents, west, sender, receiver, chain_of())
     receiver.assert_content(ready)
     assert get_json(f"http://{west.status}/status")["inlets"][0]["num_connections"] > 0
 
@@ -253,9 +68,9 @@ def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(a
 def test_only_what_the_receiver_lacks_crosses_the_wire(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    first = _transfer(agents, west, sender, receiver, _chain())
+    first = _transfer(agents, west, sender, receiver, chain_of())
     receiver.scheduler.post(Release(first.transfer_id))
-    longer = _chain(length=NUM_TOKENS + 64)
+    longer = chain_of(length=NUM_TOKENS + 64)
     second = _transfer(agents, west, sender, receiver, longer)
     receiver.assert_content(second)
     records = west.transfers()
@@ -269,7 +84,7 @@ def test_only_what_the_receiver_lacks_crosses_the_wire(agents: Agents) -> None:
 def test_a_claim_that_comes_after_the_data_is_served(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     opened = sender.wait(SendOpened)
@@ -298,7 +113,7 @@ def _fails(receiver: Engine, *, reason: str, seconds: float = 10.0) -> None:
 def test_a_send_without_a_good_grant_is_refused(agents: Agents, changes: dict[str, object], reason: str) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender = agents.engine(east, "e")
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain, **changes)
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     _fails(sender, reason=reason)
@@ -308,7 +123,7 @@ def test_a_send_without_a_good_grant_is_refused(agents: Agents, changes: dict[st
 def test_another_prompt_than_the_granted_one_is_refused_on_both_sides(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain, other = _chain(), _chain(first=5000)
+    chain, other = chain_of(), chain_of(first=5000)
     transfer_id, grant = agents.grant("east", west, chain)
     receiver.scheduler.post(Receive(transfer_id, grant, other.at(NUM_TOKENS), blocks(other, NUM_TOKENS)))
     _fails(receiver, reason="prompt_mismatch")
@@ -320,7 +135,7 @@ def test_another_prompt_than_the_granted_one_is_refused_on_both_sides(agents: Ag
 def test_a_sender_whose_engine_dies_fails_the_receiver(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
@@ -335,7 +150,7 @@ def test_a_sender_whose_engine_dies_fails_the_receiver(agents: Agents) -> None:
 def test_a_request_that_ends_before_its_layers_came_fails_the_receiver(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
@@ -346,11 +161,11 @@ def test_a_request_that_ends_before_its_layers_came_fails_the_receiver(agents: A
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
 
 
-def test_a_killed_sending_agent_fails_the_receiver_within_the_reconnect_time(agents: Agents) -> None:
-    east, west = agents.start("east"), agents.start("west")
-    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = _chain()
-    transfer_id, grant = agents.grant("east", west, chain)
+def test_a_killed_sending_agent_fails_the_receiver_within_the_reconnect_time(processes: Agents) -> None:
+    east, west = processes.start("east"), processes.start("west")
+    sender, receiver = processes.engine(east, "e"), processes.engine(west, "w")
+    chain = chain_of()
+    transfer_id, grant = processes.grant("east", west, chain)
     receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     opened = sender.wait(SendOpened)
@@ -369,7 +184,7 @@ def test_a_link_that_comes_back_in_time_lets_the_transfer_go_on(agents: Agents) 
         agents.start("west", **{"reconnect-seconds": "20s"}),
     )
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = _chain()
+    chain = chain_of()
     with Relay(west.wire) as link:
         transfer_id, grant = agents.grant("east", west, chain, destination_address=link.address)
         receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
@@ -390,7 +205,7 @@ def test_a_link_that_comes_back_in_time_lets_the_transfer_go_on(agents: Agents) 
 def test_memory_that_does_not_suffice_is_refused_by_reason(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west", **{"pool-bytes": "300KiB"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
@@ -402,7 +217,7 @@ def test_memory_that_does_not_suffice_is_refused_by_reason(agents: Agents) -> No
 def test_unequal_layouts_are_refused_at_the_transfer_with_what_differs(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w", layout(dtype="bfloat16"))
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
@@ -454,7 +269,7 @@ def test_an_agent_of_another_secret_is_not_served(agents: Agents, tmp_path: Path
     strangers = Agents(tmp_path / "other")
     east, west = strangers.start("east"), agents.start("west")
     sender = agents.engine(east, "e")
-    chain = _chain()
+    chain = chain_of()
     transfer_id, grant = strangers.grant("east", west, chain)
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     sender.wait(SendOpened)
@@ -470,16 +285,16 @@ def _tls(authority: Authority, name: str) -> dict[str, str]:
 
 
 def test_agents_with_certificates_encrypt_what_they_send_and_refuse_who_has_none(
-    agents: Agents, tmp_path: Path
+    processes: Agents, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
-    west = agents.start("west", **_tls(authority, "west"))
-    east = agents.start("east", **_tls(authority, "east"))
-    receiver = agents.engine(west, "w")
-    receiver.assert_content(_transfer(agents, west, agents.engine(east, "e"), receiver, _chain()))
-    bare = agents.start("bare")
-    sender, chain = agents.engine(bare, "b"), _chain(first=7000)
-    transfer_id, grant = agents.grant("bare", west, chain)
+    west = processes.start("west", **_tls(authority, "west"))
+    east = processes.start("east", **_tls(authority, "east"))
+    receiver = processes.engine(west, "w")
+    receiver.assert_content(_transfer(processes, west, processes.engine(east, "e"), receiver, chain_of()))
+    bare = processes.start("bare")
+    sender, chain = processes.engine(bare, "b"), chain_of(first=7000)
+    transfer_id, grant = processes.grant("bare", west, chain)
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     sender.wait(SendOpened)
     _fails(sender, reason="unreachable")

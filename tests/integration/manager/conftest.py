@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent.test_two_agents import Agents
+from tests.integration.agent.running import Agents
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.integration.manager.site import Site
 

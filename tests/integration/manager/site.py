@@ -11,7 +11,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import prefix_message
 from prfaas.types import Prefix
 from tests.integration.agent.prefixes import Hand, three_groups
-from tests.integration.agent.test_two_agents import Agents, RunningAgent
+from tests.integration.agent.running import Agents, RunningAgent
 from tests.integration.manager.deployment import Deployment, match_request
 from tests.waiting import until
 

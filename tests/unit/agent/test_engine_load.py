@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from prfaas.agent.engine_load import load_from_page
+from prfaas.agent.config import EngineConfig
+from prfaas.agent.engine_load import EngineLoads, load_from_page
 from prfaas.index.membership import EngineLoad
 from prfaas.types import InstanceId
+from tests.waiting import until
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -26,3 +30,27 @@ def test_the_ranks_of_an_engine_are_added_up() -> None:
 def test_a_page_of_something_else_is_no_load() -> None:
     with pytest.raises(ValueError, match="num_requests_running"):
         load_from_page(InstanceId("a"), b"process_cpu_seconds_total 3\n")
+
+
+async def test_an_engine_that_answers_no_http_has_no_load_and_is_asked_again() -> None:
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"what?\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    engine = EngineConfig(instance="a", url=f"http://127.0.0.1:{port}", role="both", model="m")
+    loads = EngineLoads([engine])
+    watching = asyncio.create_task(loads.watch_forever())
+    await until(lambda: len(asked) == 2)
+    assert loads.current() == () and not watching.done()
+    watching.cancel()
+    server.close()
+
+
+async def test_a_load_that_is_no_number_is_unknown() -> None:
+    with pytest.raises(OverflowError):
+        load_from_page(InstanceId("a"), PAGE.replace(b" 3.0", b" 1e999"))

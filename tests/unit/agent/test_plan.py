@@ -109,3 +109,28 @@ def test_what_may_be_cast_are_attention_blocks_of_bfloat16_alone() -> None:
     check_castable(_layout(dtypes=every))
     with pytest.raises(LayoutError, match=f"layer b dtype: float8_e4m3fn; lossy_fp8 is set, which knows {bf16} alone"):
         check_castable(_layout(dtypes=some))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["open", 1 << 20, [b"f"], [], []],  # that many zero bytes, were it made bytes
+        ["open", b"g", [1 << 63], [], []],
+        ["open", b"g", ["text"], [], []],
+    ],
+)
+def test_an_open_with_numbers_for_bytes_is_refused_before_memory_is_taken(fields: list[object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="not bytes"):
+        OpenBody.decode(msgpack.packb(fields))
+
+
+def test_bodies_nested_too_deeply_are_refused() -> None:
+    deep = b"\xa5model" + b"\x91" * 1000 + b"\x90"
+    for encoded, decode in (
+        (encode_probe(_layout()), decode_probe),
+        (OpenBody(b"g", (b"f",), (_layout(),), GROUPS).encode(), OpenBody.decode),
+    ):
+        body = encoded.replace(b"\xa5model\xa1m", deep)
+        assert body != encoded
+        with pytest.raises(LayoutError, match="model: list is the wrong type"):
+            decode(body)

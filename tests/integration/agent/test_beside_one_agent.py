@@ -1,0 +1,154 @@
+"""Several engines beside one agent, and engines that misbehave: each has what is its own, and nobody else suffers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.agent.client import AgentClient
+from prfaas.agent.engines import MAX_QUEUED_MESSAGES, EngineCallbacks, EngineConnection, EngineListener
+from prfaas.agent.protocol import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Cancel,
+    LookedUp,
+    Lookup,
+    Receive,
+    Release,
+    Send,
+    SendOpened,
+    TransferDone,
+    TransferFailed,
+    encode,
+)
+from prfaas.cachepool.layout import Layout
+from prfaas.errors import LayoutError
+from prfaas.types import AgentName, TransferId
+from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
+from tests.waiting import until, wait_until
+from tools.demo.client import get_json
+
+
+@pytest.fixture
+def node(agents: Agents) -> RunningAgent:
+    return agents.start("node")
+
+
+def _begin(agents: Agents, node: RunningAgent) -> tuple[TransferId, Engine, Engine, SendOpened]:
+    """A transfer from one engine of the node to another."""
+    prefill, decode, chain = agents.engine(node, "p"), agents.engine(node, "d"), chain_of()
+    transfer_id, grant = agents.grant("node", node, chain)
+    decode.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
+    prefill.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
+    opened = prefill.wait(SendOpened)
+    assert isinstance(opened, SendOpened)
+    return transfer_id, prefill, decode, opened
+
+
+def _count(node: RunningAgent, what: str) -> int:
+    return int(get_json(f"http://{node.status}/status")[what])
+
+
+def test_a_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node: RunningAgent) -> None:
+    transfer_id, prefill, decode, _ = _begin(agents, node)
+    wait_until(lambda: _count(node, "receiving") == 1)
+    decode.scheduler.post(Cancel(transfer_id))
+    failed = prefill.wait(TransferFailed)
+    assert isinstance(failed, TransferFailed) and failed.reason == "cancelled"
+    wait_until(lambda: _count(node, "receiving") == 0)
+    assert _count(node, "sending") == 1, "its worker may still write"
+    prefill.scheduler.post(Cancel(transfer_id))
+    wait_until(lambda: _count(node, "sending") == 0 == node.pool()["transfer"])
+
+
+def test_a_writer_that_gives_up_is_told_to_the_reader(agents: Agents, node: RunningAgent) -> None:
+    transfer_id, prefill, decode, _ = _begin(agents, node)
+    prefill.scheduler.post(Cancel(transfer_id))
+    failed = decode.wait(TransferFailed)
+    assert isinstance(failed, TransferFailed) and failed.reason == "incomplete"
+    wait_until(lambda: node.pool()["transfer"] == 0)
+
+
+def test_a_release_ends_no_transfer_that_leaves(agents: Agents, node: RunningAgent) -> None:
+    transfer_id, prefill, _, opened = _begin(agents, node)
+    prefill.scheduler.post(Release(transfer_id))
+    prefill.write_all(opened)
+    prefill.wait(TransferDone)
+
+
+def test_two_workers_of_one_rank_that_attach_at_once_are_not_both_let_in(agents: Agents) -> None:
+    node = agents.start("node", **{"peers": "gone=127.0.0.1:1", "reconnect-seconds": "0.2s"})
+    attached: list[AgentClient] = []
+    refused: list[str] = []
+
+    def attach() -> None:
+        try:
+            attached.append(AgentClient(str(node.socket), instance="e", role="worker", layout=layout()))
+        except LayoutError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=attach) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for client in attached:
+        client.close()
+    assert len(attached) == len(refused) == 1 and "attached already" in refused[0]
+
+
+async def test_an_engine_that_takes_no_messages_is_lost(tmp_path: Path) -> None:
+    async def let_in(attach: Attach, its: Layout | None) -> tuple[Attached, None]:
+        return Attached(AgentName("node"), 0, 0, 0, 1), None
+
+    lost: list[EngineConnection] = []
+    callbacks = EngineCallbacks(let_in, lambda engine, message: None, lambda engine: None, lost.append)
+    listener = EngineListener(tmp_path / "node.sock", callbacks)
+    await listener.start()
+    stuck = await asyncio.to_thread(AgentClient, str(tmp_path / "node.sock"), instance="stuck", role="scheduler")
+    await until(lambda: listener.connections)
+    engine = listener.connections[0]
+    for _ in range(MAX_QUEUED_MESSAGES + 1):
+        engine.post(TransferDone(TransferId(bytes(16))))
+    await until(lambda: lost == [engine])
+    assert listener.connections == []
+    stuck.close()
+    await listener.close()
+
+
+@pytest.fixture
+def descriptor_limit() -> Iterator[tuple[int, int]]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_an_agent_that_had_no_descriptor_for_an_engine_takes_it_when_it_has(
+    agents: Agents, node: RunningAgent, descriptor_limit: tuple[int, int]
+) -> None:
+    witness = agents.engine(node, "witness")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late:
+        late.settimeout(10)
+        held = [os.dup(0)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, descriptor_limit[1]))
+        with contextlib.suppress(OSError):  # none is left
+            while True:
+                held.append(os.dup(0))
+        late.connect(str(node.socket))
+        for _ in range(3):  # by then it has tried to let the other one in
+            witness.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
+            witness.wait(LookedUp)
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptor_limit)
+        for descriptor in held:
+            os.close(descriptor)
+        late.sendall(encode(Attach(PROTOCOL_VERSION, "late", "scheduler", 0, None)))
+        assert late.recv(1 << 10)

@@ -1,0 +1,67 @@
+"""An agent that cannot have what it is told to listen at says so, harms nobody, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.agent.client import AgentClient
+from prfaas.agent.config import AgentConfig
+from prfaas.agent.daemon import Agent
+from prfaas.agent.status import StatusServer
+from prfaas.errors import ConfigError
+from tests.integration.agent.running import Agents
+from tools.demo.client import get_json
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address that somebody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _refuses_to_start(directory: Path, message: str, **settings: str | Path) -> None:
+    values: dict[str, str | Path] = {"listen": "127.0.0.1:0", "status_listen": "127.0.0.1:0"}
+    values |= {"socket": directory / "own.sock", "ssd_directory": directory / "ssd"} | settings
+    config = AgentConfig(name="n", secret_file=Path("s"), **values)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        asyncio.run(Agent(config, os.urandom(32)).run())
+
+
+def test_a_wire_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:
+    _refuses_to_start(tmp_path, f"listen: {taken} cannot be bound", listen=taken)
+    _refuses_to_start(tmp_path, "listen: 8.8.8.8 is not a private", listen="8.8.8.8:1")  # the SSD is free again
+
+
+def test_a_status_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:
+    _refuses_to_start(tmp_path, f"status_listen: {taken} cannot be bound", status_listen=taken)
+
+
+def test_a_socket_of_a_living_agent_is_named_and_stays_its_own(agents: Agents, tmp_path: Path) -> None:
+    living = agents.start("living")
+    _refuses_to_start(tmp_path, "another agent listens", socket=living.socket)
+    AgentClient(str(living.socket), instance="e", role="scheduler").close()
+
+
+def test_the_pages_are_served_over_ipv6_too() -> None:
+    try:
+        server = StatusServer("[::1]:0", {"/healthz": lambda: {"status": "ok"}})
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    server.start()
+    assert get_json(f"http://{server.address}/healthz") == {"status": "ok"}
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("peers", ("west",)), ("peers", ("west=10.0.0.5",)), ("fetch_from", ("west=h:x",))]
+)
+def test_an_agent_without_an_address_is_named_before_anything_starts(setting: str, value: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=f"{setting}: .*write name=host:port"):
+        AgentConfig(name="n", secret_file=Path("s"), **{setting: value})  # type: ignore[arg-type]
