@@ -67,8 +67,12 @@ class FileArena:
         path = directory / layout.fingerprint.hex()
         _write_whole(path.with_suffix(".layout"), msgpack.packb(layout.to_dict()))
         self._blocks_fd, self.is_direct = _open(path.with_suffix(".blocks"))
-        os.ftruncate(self._blocks_fd, num_slots * self.stride_bytes)
-        self._records = _map_file(path.with_suffix(".records"), num_slots * RECORD_BYTES)
+        try:
+            os.ftruncate(self._blocks_fd, num_slots * self.stride_bytes)
+            self._records = _map_file(path.with_suffix(".records"), num_slots * RECORD_BYTES)
+        except OSError:
+            os.close(self._blocks_fd)
+            raise
 
     def bump(self, slots: Iterable[int]) -> None:
         """These slots hold nothing from here on."""
@@ -209,6 +213,7 @@ def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, num_bytes)
+        os.posix_fallocate(fd, 0, num_bytes)  # a full disk refuses now; to a hole of a mapped file nobody could say no
         return mmap.mmap(fd, num_bytes)
     finally:
         os.close(fd)
@@ -216,6 +221,11 @@ def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
 
 def _write_whole(path: Path, content: bytes) -> None:
     """Write a file so that nobody ever sees a part of it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise

@@ -62,9 +62,14 @@ class Slots:
         self.free += sorted(set(range(self.never_used)).difference(taken), reverse=True)
 
     def give_back(self, num_slots: int) -> None:
-        """Return the pages of that many free slots to the system."""
-        returned = _pop(self.free, num_slots)
+        """Return the pages of that many free slots, at least one, to the system.
+
+        Raises:
+            OSError: the system refuses; the slots are free as before.
+        """
+        returned = self.free[-num_slots:]
         self.arena.give_back(returned)
+        del self.free[-num_slots:]
         self.given_back += returned
 
     def stretches(self, used: Sequence[int]) -> Iterator[tuple[Run | None, int, int, int]]:

@@ -92,6 +92,7 @@ class Ssd:
         self._read_budget = Bandwidth(settings.read_bytes_per_second)
         self._to_write: deque[Key] = deque(maxlen=MAX_WAITING)
         self._to_read: deque[_Reading] = deque()
+        self._too_wide: set[bytes] = set()  # layouts whose blocks the budget does not hold
         self._num_writing = 0
         self._num_reading = 0
         self._is_closed = False
@@ -99,8 +100,12 @@ class Ssd:
     def restore(self, on_layout: Callable[[Layout], None]) -> None:
         """Take up what an earlier life left, and announce it; `on_layout` hears of each layout first."""
         for layout in saved_layouts(self._settings.directory):
+            try:
+                arena = self._pool.arena(layout)
+            except OSError as error:
+                _log.warning("ssd.not_restored", model=layout.model, error=str(error))
+                continue
             on_layout(layout)
-            arena = self._pool.arena(layout)
             self._pool.restore(arena, arena.blocks())
         _log.info("ssd.restored", **self._pool.stats().slots_by_kind)
 
@@ -179,12 +184,38 @@ class Ssd:
         found = self._source(key)
         if found is None:
             return True
-        arena = self._pool.arena(found[0].layout)
-        return self._pool.find(arena, key[1], key[2]) is not None or self._write_from(*found, arena)
+        try:
+            arena = self._arena_for(found[0].layout)
+            if arena is None or self._pool.find(arena, key[1], key[2]) is not None:
+                return True
+            return self._write_from(*found, arena)
+        except OSError as error:  # a disk that refuses costs blocks, not the agent
+            self._write_failed(str(error))
+            return True
+
+    def _arena_for(self, layout: Layout) -> FileArena | None:
+        """Where blocks of this layout are written; None when not even one at a time has room in the budget."""
+        arena = self._pool.arena(layout)
+        in_flight_bytes = int(self._settings.budget_bytes * _IN_FLIGHT_RATIO)
+        if arena.stride_bytes <= in_flight_bytes:
+            return arena
+        if layout.fingerprint not in self._too_wide:
+            self._too_wide.add(layout.fingerprint)
+            sizes = {"block_bytes": arena.stride_bytes, "in_flight_bytes": in_flight_bytes}
+            _log.warning("ssd.too_small", model=layout.model, **sizes)
+        return None
+
+    def _write_failed(self, error: str) -> None:
+        metrics.SSD_FAILURES.labels(reason="write").inc()
+        _log.warning("ssd.write_failed", error=error)
 
     def _write_from(self, source: Arena, source_slot: int, arena: FileArena) -> bool:
         lease = self._pool.open_lease("writer")
-        taken = self._pool.allocate(arena, 1, lease)
+        try:
+            taken = self._pool.allocate(arena, 1, lease)
+        except OSError:
+            self._pool.end_lease(lease)
+            raise
         if taken is None:
             self._pool.end_lease(lease)
             return False
@@ -211,8 +242,7 @@ class Ssd:
             return
         self._num_writing -= 1
         if error:
-            metrics.SSD_FAILURES.labels(reason="write").inc()
-            _log.warning("ssd.write_failed", error=error)
+            self._write_failed(error)
         else:
             self._pool.publish(its.arena, its.slot, **asdict(its.block))
         self._pool.end_lease(its.target)

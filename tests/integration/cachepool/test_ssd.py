@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.errors import ConfigError
 from prfaas.events import BlockRemoved, BlockStored
@@ -160,4 +161,48 @@ def test_a_spent_budget_holds_the_next_block_back_until_there_is_room_again(tmp_
     tier.ssd.pump()
     assert [tier.has(its) for its in _names(0, 4)] == [True, False, False, False]
     assert not tier.ssd.is_idle()
+    tier.close()
+
+
+def test_a_disk_that_refuses_costs_blocks_and_nothing_else(tmp_path: Path) -> None:
+    tier = Tier(tmp_path)
+    in_the_way = tmp_path / f"{LAYOUT.fingerprint.hex()}.blocks"
+    in_the_way.mkdir()
+    before = _num_failures()
+    tier.keep(_names(0, 4))
+    tier.settle()
+    assert _num_failures() == before + 4
+    assert not list(tmp_path.glob(".new-*"))
+    in_the_way.rmdir()
+    tier.keep(_names(10, 14))
+    tier.settle()
+    assert [tier.has(its) for its in (name(0), name(10))] == [False, True]
+    tier.close()
+
+
+def _num_failures() -> float:
+    return REGISTRY.get_sample_value("prfaas_agent_ssd_failures_total", {"reason": "write"}) or 0.0
+
+
+def test_files_that_cannot_be_opened_do_not_stop_the_others(tmp_path: Path) -> None:
+    first = Tier(tmp_path)
+    first.keep(_names(0, 4))
+    first.settle()
+    first.close()
+    records = tmp_path / f"{LAYOUT.fingerprint.hex()}.records"
+    records.unlink()
+    records.mkdir()
+    again = Tier(tmp_path)
+    assert not again.has(name(0))
+    again.close()
+
+
+def test_an_ssd_that_has_no_room_for_one_block_in_flight_says_so_and_keeps_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = Tier(tmp_path, ssd_slots=19)
+    tier.keep(_names(0, 4))
+    tier.settle()
+    assert not tier.has(name(0))
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["ssd.too_small"]
     tier.close()

@@ -128,3 +128,10 @@ def test_free_slots_give_their_disk_space_back(arena: FileArena, tmp_path: Path)
     arena.give_back([1, 2])
     assert _blocks_file(arena, tmp_path).stat().st_blocks < before
     assert _read(arena, 3) == bytes(_content(3))
+
+
+def test_records_have_their_disk_space_before_anything_is_written_to_them(layout: Layout, tmp_path: Path) -> None:
+    arena = FileArena(layout, 1000, directory=tmp_path)
+    (records,) = tmp_path.glob("*.records")
+    assert records.stat().st_blocks * 512 >= 1000 * RECORD_BYTES
+    arena.close()

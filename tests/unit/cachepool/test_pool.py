@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
 from prfaas.cachepool.eviction import EvictionPolicy
-from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
@@ -261,6 +261,27 @@ def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
         pool.check_integrity()
         used = sum(_used_bytes(each) for each in (first, second))
         assert used <= 8 * slot_bytes + 4 * PAGE_BYTES
+    pool.close()
+
+
+class _Stubborn(Arena):
+    """Whose memory the system does not take back."""
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        raise OSError("not supported")
+
+
+def test_memory_that_is_not_taken_back_stays_with_the_free_slots_that_have_it() -> None:
+    pool: SlotPool[Arena] = SlotPool(8 * SLOT_BYTES, transfer_ratio=1.0, make_arena=_Stubborn)
+    first, second = pool.arena(hybrid("a")), pool.arena(hybrid("b"))
+    lease = pool.open_lease("test")
+    assert pool.allocate(first, 8, lease) is not None
+    pool.end_lease(lease)
+    lease = pool.open_lease("test")
+    with pytest.raises(OSError, match="not supported"):
+        pool.allocate(second, 1, lease)
+    pool.check_integrity()
+    assert pool.allocate(first, 8, lease) is not None
     pool.close()
 
 
