@@ -50,9 +50,9 @@ class Pins:
         self._report(CopyEnd(command.command_id, outcome, "", removed_bytes, held_bytes))
 
     def status(self) -> list[dict[str, Any]]:
-        """What is pinned, for the status page."""
-        pins = [(end_hash, "pin", num_bytes) for end_hash, (_, num_bytes) in self._pinned.items()]
-        pins += [(end_hash, "soft_pin", num_bytes) for end_hash, num_bytes in self._soft.items()]
+        """What is pinned, for the status page; from any thread."""
+        pins = [(end_hash, "pin", num_bytes) for end_hash, (_, num_bytes) in list(self._pinned.items())]
+        pins += [(end_hash, "soft_pin", num_bytes) for end_hash, num_bytes in list(self._soft.items())]
         return [{"end_hash": its.hex(), "order": order, "num_bytes": num_bytes} for its, order, num_bytes in pins]
 
     def _chains(self, end_hash: BlockHash) -> list[tuple[Arena, list[int]]]:

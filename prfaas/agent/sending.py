@@ -195,7 +195,7 @@ class Sending:
             outbound.record.first_layer_ns = outbound.record.first_layer_ns or entry.time_ns
             outbound.filling.layer_ready(worker.attach.rank, entry, outbound.ready)
         elif entry.kind is EntryKind.FORWARD_ENDED:
-            outbound.record.forward_ended_ns = entry.time_ns
+            outbound.record.end_forward(entry.time_ns)
             outbound.record.span.event("forward_ended")
         elif outbound.filling.rank_done(worker.attach.rank):
             self.engine_done(outbound.transfer_id, worker.attach.instance)

@@ -14,7 +14,10 @@ from prfaas.tracing import NO_SPAN, Span
 from prfaas.transport.outbound import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
 from prfaas.types import TransferId, TransferPhase, TransferTiming
 
-MAX_REMEMBERED = 1024  # about 1 KiB each
+MAX_REMEMBERED = 1024  # about 1 KiB each, and what follows
+MAX_LATER = (
+    64  # acknowledgements, about 130 bytes each, of which it is not known yet whether a forward pass came after them
+)
 _NS = 1e-9
 _log = logs.get("agent.transfer")
 
@@ -38,23 +41,24 @@ class TransferRecord:
     first_layer_ns: int | None = None  # the first layer that the prefill brought
     forward_ended_ns: int | None = None  # the last forward pass of the prefill
     ended_ns: int | None = None
-    acknowledged: list[tuple[int, int]] = field(default_factory=list)  # (time, bytes acknowledged until then)
+    acknowledged_bytes: int = 0
+    acknowledged_before_prefill_ended_bytes: int = 0  # before the last forward pass ended, of measured events only
     wire_bytes: int = 0  # payload and framing that crossed the wire
     checksum_failures: int = 0
     outcome: str = "running"
     span: Span = NO_SPAN  # ends with the record
+    _later: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_LATER))
 
     def acknowledge(self, time_ns: int, num_bytes: int) -> None:
         self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
-        self.acknowledged.append((time_ns, num_bytes))
+        self.acknowledged_bytes = num_bytes
+        self._later.append((time_ns, num_bytes))
 
-    def acknowledged_before_prefill_ended(self) -> int:
-        """Bytes acknowledged before the last forward pass ended, of measured events only."""
-        if self.forward_ended_ns is None:
-            return 0
-        return max(
-            (num_bytes for time_ns, num_bytes in self.acknowledged if time_ns <= self.forward_ended_ns), default=0
-        )
+    def end_forward(self, time_ns: int) -> None:
+        """A forward pass has ended, perhaps the last one; acknowledgements of before and after may be noted already."""
+        self.forward_ended_ns = time_ns
+        while self._later and self._later[0][0] <= time_ns:
+            self.acknowledged_before_prefill_ended_bytes = self._later.popleft()[1]
 
     def phases(self) -> dict[TransferPhase, float]:
         """Seconds of a whole transfer that left; empty for a copy, which nobody computes."""
@@ -77,8 +81,8 @@ class TransferRecord:
             "attention_bytes": self.attention_bytes,
             "held_bytes": self.held_bytes,
             "wire_bytes": self.wire_bytes,
-            "acknowledged_bytes": self.acknowledged[-1][1] if self.acknowledged else 0,
-            "acknowledged_before_prefill_ended_bytes": self.acknowledged_before_prefill_ended(),
+            "acknowledged_bytes": self.acknowledged_bytes,
+            "acknowledged_before_prefill_ended_bytes": self.acknowledged_before_prefill_ended_bytes,
             "checksum_failures": self.checksum_failures,
             "accepted_seconds": self._since_open(self.accepted_ns),
             "first_acknowledged_seconds": self._since_open(self.first_acknowledged_ns),
@@ -130,8 +134,8 @@ class TransferLog:
         metrics.WIRE_BYTES.labels(direction=record.direction).inc(record.wire_bytes)
         if record.direction == "in":
             metrics.CHECKSUM_FAILURES.inc(record.checksum_failures)
-        elif record.acknowledged:
-            metrics.ACKNOWLEDGED_BYTES.inc(record.acknowledged[-1][1])
+        else:
+            metrics.ACKNOWLEDGED_BYTES.inc(record.acknowledged_bytes)
         _log.info(
             "transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict()
         )
@@ -148,4 +152,5 @@ class TransferLog:
             self._report(TransferTiming(record.transfer_id, seconds))
 
     def to_list(self) -> list[dict[str, Any]]:
-        return [record.to_dict() for record in self._records]
+        """From any thread."""
+        return [record.to_dict() for record in list(self._records)]

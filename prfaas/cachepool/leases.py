@@ -1,4 +1,4 @@
-"""Leases: who uses which slots. A lease ends by its owner's answer or death, never by time."""
+"""Leases: who uses which slots. Its owner ends a lease, by an answer or when it is found dead; never time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ LeaseId = NewType("LeaseId", int)
 
 @dataclass(eq=False)
 class Lease:
-    """Uses of slots by one owner. Of a quarantined one a thread may still write to the slots."""
+    """Uses of slots by one owner, whose name is for people."""
 
     owner: str
     written: list[tuple[Slots, list[int]]] = field(default_factory=list)  # slots that the lease was given
     read: list[tuple[Run, int]] = field(default_factory=list)  # runs, and the end of what is read of them
-    quarantined: bool = False
 
 
 class Leases:
@@ -27,9 +26,8 @@ class Leases:
 
     def __init__(self) -> None:
         self._by_id: dict[LeaseId, Lease] = {}
-        self._by_owner: dict[str, set[LeaseId]] = {}
         self._ids = itertools.count(1)
-        self.quarantined: set[LeaseId] = set()
+        self._quarantined: dict[LeaseId, Lease] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -37,7 +35,6 @@ class Leases:
     def open(self, owner: str) -> LeaseId:
         lease = LeaseId(next(self._ids))
         self._by_id[lease] = Lease(owner)
-        self._by_owner.setdefault(owner, set()).add(lease)
         return lease
 
     def __getitem__(self, lease: LeaseId) -> Lease:
@@ -52,21 +49,16 @@ class Leases:
         ended = self._by_id.pop(lease, None)
         if ended is None:
             return Lease("")
-        self.quarantined.discard(lease)
-        owned = self._by_owner[ended.owner]
-        owned.discard(lease)
-        if not owned:
-            del self._by_owner[ended.owner]
+        self._quarantined.pop(lease, None)
         return ended
 
     def quarantine(self, lease: LeaseId) -> None:
-        """The lease ends by `end` alone. Raises KeyError when it has ended."""
-        self._by_id[lease].quarantined = True
-        self.quarantined.add(lease)
+        """Somebody may still write to its slots. Raises KeyError when it has ended."""
+        self._quarantined[lease] = self._by_id[lease]
 
-    def of_owner(self, owner: str) -> list[LeaseId]:
-        """What ends when the owner dies: all its leases but the quarantined ones."""
-        return sorted(self._by_owner.get(owner, set()) - self.quarantined)
+    def quarantined(self) -> list[Lease]:
+        """From any thread."""
+        return list(self._quarantined.values())
 
     def all(self) -> list[Lease]:
         return list(self._by_id.values())

@@ -105,13 +105,8 @@ class SlotPool(Generic[Memory]):
                 slots.free += used[start:end]
                 self._transfer_bytes -= (end - start) * slots.arena.stride_bytes
 
-    def end_owner(self, owner: str) -> None:
-        """The owner is dead: all its leases end, but for quarantined ones."""
-        for lease in self._leases.of_owner(owner):
-            self.end_lease(lease)
-
     def quarantine(self, lease: LeaseId) -> None:
-        """Somebody may still write to these slots: they stay taken until `end_lease`, whatever happens to the owner."""
+        """Somebody may still write to these slots, which nobody reads any more: until `end_lease` they count apart."""
         self._leases.quarantine(lease)
 
     # Transfer blocks
@@ -365,7 +360,7 @@ class SlotPool(Generic[Memory]):
         )
 
     def _num_quarantined(self) -> int:
-        written = [its for lease in self._leases.quarantined for its in self._leases[lease].written]
+        written = [its for lease in self._leases.quarantined() for its in lease.written]
         return sum(slots.run_of[slot] is None for slots, used in written for slot in used)
 
     def check_integrity(self) -> None:

@@ -96,8 +96,8 @@ class Room:
             self.candidates.drop_view(self._by_name.pop(name).view)
 
     def tenant_bytes(self) -> dict[str, int]:
-        """What each tenant with a limit holds."""
-        return {its.name: its.used_bytes for its in self._by_name.values() if its.limit_bytes is not None}
+        """What each tenant with a limit holds; from any thread."""
+        return {its.name: its.used_bytes for its in list(self._by_name.values()) if its.limit_bytes is not None}
 
     def shortage(self, account: Account, num_bytes: int) -> Shortage | None:
         """What must leave first before so many bytes more of a tenant, which nobody has asked for yet, fit."""

@@ -64,7 +64,7 @@ def _changes(layout: Layout) -> list[tuple[str, Layout]]:
         ("model", replace(layout, model=layout.model + "x")),
         ("packing", replace(layout, packing=layout.packing + "x")),
         ("shard", replace(layout, shard=Shard(layout.shard.rank + 1, layout.shard.size))),
-        ("shard", replace(layout, shard=Shard(layout.shard.rank, layout.shard.size + 1))),
+        ("tensor-parallel size", replace(layout, shard=Shard(layout.shard.rank, layout.shard.size + 1))),
         ("number of KV groups", replace(layout, groups=(*layout.groups, layout.groups[0]))),
     ]
     for index, group in enumerate(layout.groups):

@@ -165,8 +165,9 @@ class History:
 
     def kill_owner(self) -> None:
         owner = self.rng.choice("abc")
-        self.pool.end_owner(owner)
-        self.leases = [lease for lease in self.leases if lease.owner != owner or lease.quarantined]
+        for lease in [its for its in self.leases if its.owner == owner and not its.quarantined]:
+            self.pool.end_lease(lease.id)
+            self.leases.remove(lease)
 
     def quarantine(self) -> None:
         if self.leases:

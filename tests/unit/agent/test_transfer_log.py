@@ -1,0 +1,44 @@
+"""What is remembered of transfers: how much was acknowledged when, in bounded memory, for readers on other threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prfaas.agent.transfer_log import MAX_LATER, TransferLog, TransferRecord
+from prfaas.types import TransferId
+
+
+def _record(kind: type[TransferRecord] = TransferRecord) -> TransferRecord:
+    return kind(TransferId(bytes(16)), "out", "west", num_tokens=16, payload_bytes=1 << 30, attention_bytes=1 << 30)
+
+
+def test_what_was_acknowledged_before_the_last_forward_pass_ended_counts_in_whatever_order_both_are_heard_of() -> None:
+    record = _record()
+    for time_ns in range(100, 1100):
+        record.acknowledge(time_ns, 10 * time_ns)
+    record.end_forward(1050)
+    assert record.acknowledged_before_prefill_ended_bytes == 10_500
+    record.acknowledge(1200, 12_000)
+    record.end_forward(1300)
+    record.acknowledge(1400, 14_000)
+    assert (record.acknowledged_before_prefill_ended_bytes, record.acknowledged_bytes) == (12_000, 14_000)
+
+
+def test_a_record_keeps_few_of_many_acknowledgements() -> None:
+    record = _record()
+    for time_ns in range(10_000):
+        record.acknowledge(time_ns, time_ns)
+    assert len(record._later) == MAX_LATER
+
+
+def test_transfers_may_begin_while_another_thread_lists_them() -> None:
+    log = TransferLog()
+
+    class Meanwhile(TransferRecord):
+        def to_dict(self) -> dict[str, Any]:
+            log.begin(_record())
+            return super().to_dict()
+
+    log.begin(_record(Meanwhile))
+    assert len(log.to_list()) == 1
+    assert len(log.to_list()) == 2
