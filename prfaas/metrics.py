@@ -302,6 +302,12 @@ MANAGER_PREDICTED_TOKENS = _counter(
     "Cached tokens that decisions promised, by what the engine then found of them; kind is found or missing.",
     ("cluster", "kind"),
 )
+MANAGER_MISSING_TOKENS = _counter(
+    "prfaas_manager_missing_tokens",
+    "Cached tokens that decisions promised and that KV groups of one kind lacked by themselves; several kinds may lack the "
+    "same token.",
+    ("cluster", "group"),
+)
 MANAGER_PROMISES = _counter(
     "prfaas_manager_promises",
     "Decisions that promised cached tokens, by what the engine then found; a broken one costs a recompute.",

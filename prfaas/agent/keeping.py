@@ -23,7 +23,7 @@ from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.usable import GroupShape, Held, Rules, usable_prefix
-from prfaas.types import BlockHash, TransferId
+from prfaas.types import BlockHash, GroupKind, TransferId
 
 MAX_CANDIDATES = 8
 _log = logs.get("agent.keeping")
@@ -115,13 +115,17 @@ class Keeping:
     def lookup(self, engine: EngineConnection, workers: list[EngineConnection], request: Lookup) -> None:
         """Say which lengths of a prompt this pool can serve; the engine hears LookedUp, at once."""
         lengths: list[list[object]] = []
+        held_tokens = None
         if workers and len(request.units) % HASH_BYTES == 0:
             path = [request.root, *_split(request.units)]
             nodes = [Holdings(self._pool, self._ssd, arena) for arena in _arenas(workers)]
             per_rank = [dict(_lengths(held, path, request.limit_tokens)) for held in nodes]
             common = set.intersection(*(set(found.items()) for found in per_rank))
             lengths = [[length, block_hash] for length, block_hash in sorted(common, reverse=True)][:MAX_CANDIDATES]
-        engine.post(LookedUp(request.transfer_id, lengths))
+            if max([length for length, _ in common], default=0) < request.promised_tokens:
+                by_rank = [tokens_by_kind(held, path, request.promised_tokens) for held in nodes]
+                held_tokens = [[kind, min(its[kind] for its in by_rank)] for kind in by_rank[0]]
+        engine.post(LookedUp(request.transfer_id, lengths, held_tokens))
 
     def hold(self, engine: EngineConnection, workers: list[EngineConnection], request: Hold) -> None:
         """Pin the blocks of one length; the engine hears ReceiveReady or TransferFailed."""
@@ -237,6 +241,24 @@ def _lengths(node: Holdings, path: list[BlockHash], limit_tokens: int) -> Iterat
         exact = tuple(int(i in rules.states or node.has(i, block_hash)) for i in range(len(rules.shapes)))
         if usable_prefix(rules, Held(blocks, exact, [length]), length).usable_tokens == length:
             yield length, block_hash
+
+
+def tokens_by_kind(node: Holdings, path: list[BlockHash], limit_tokens: int) -> dict[GroupKind, int]:
+    """By kind of KV group, how much of a prompt one rank's groups of that kind could serve if they were the only ones."""
+    groups = node.arena.layout.groups
+    found: dict[GroupKind, int] = {}
+    for kind in dict.fromkeys(group.kind for group in groups):
+        places = tuple(index for index, group in enumerate(groups) if group.kind == kind)
+        if kind == "linear_state":
+            found[kind] = next((length for length, _ in _states(node, places, path, limit_tokens)), 0)
+            continue
+        rules = Rules(
+            [GroupShape(kind, groups[index].block_tokens, groups[index].window_tokens or 0) for index in places]
+        )
+        blocks = tuple(_bitmap(node, index, path) for index in places)
+        usable = usable_prefix(rules, Held(blocks, (0,) * len(places)), limit_tokens)
+        found[kind] = limit_tokens if usable.reason == "complete" else usable.usable_tokens
+    return found
 
 
 def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:

@@ -44,9 +44,12 @@ HELD = -1  # in a slot list: the agent holds this block already, do not copy it
 AttachRole = Literal["scheduler", "worker"]
 
 
+_OPTIONAL = {"optional": True}
+
+
 def _optional(value: Any) -> Any:
     """The default of a last field that is left out of the message while it has this value: older peers do not know it."""
-    return field(default=value, metadata={"optional": True})
+    return field(default=value, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Lookup:
     root: BlockHash
     units: bytes
     limit_tokens: int
+    promised_tokens: int = _optional(0)  # what a decision counted on
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ class LookedUp:
 
     transfer_id: TransferId
     lengths: list[list[Any]]  # [num_tokens, hash]
+    # where they fall short of what was promised: [kind of KV group, what groups of that kind could serve by themselves]
+    held_tokens: list[list[Any]] | None = field(default=None, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,9 @@ class Promised:
 
     predicted_tokens: int
     found_tokens: int
+    held_tokens: list[list[Any]] | None = field(
+        default=None, metadata=_OPTIONAL
+    )  # as in LookedUp, of a promise that was broken
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from prfaas.types import (
     ClusterName,
     CopyCommand,
     CopyEnd,
+    GroupKind,
     InstanceId,
     InstanceRole,
     PoolCommand,
@@ -101,7 +103,10 @@ class Reporting:
 
     def on_promise(self, promise: Promised) -> None:
         """An engine says how a decision turned out."""
-        self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
+        held = {its[0]: its[1] for its in promise.held_tokens or () if _is_of_a_group(its)}
+        self.reporter.note_promise(
+            predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens, held_tokens=held
+        )
 
     def on_timing(self, timing: TransferTiming) -> None:
         """A transfer has ended here."""
@@ -164,3 +169,10 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
 
 def _role(text: str) -> InstanceRole:
     return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
+
+
+def _is_of_a_group(its: object) -> bool:
+    """Whether that is [kind of KV group, tokens]."""
+    if not isinstance(its, list) or len(its) != 2:
+        return False
+    return its[0] in typing.get_args(GroupKind) and isinstance(its[1], int) and 0 <= its[1] < 1 << 32

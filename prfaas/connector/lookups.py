@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from prfaas.agent.protocol import LookedUp, Lookup, Message, Promised
 from prfaas.connector.incoming import IncomingRequests
@@ -28,6 +29,7 @@ class Asked:
     ask_until: float  # monotonic seconds
     promised_tokens: int
     lengths: list[int] | None = None  # what the pool can serve of this very prompt, longest first
+    held_tokens: list[list[Any]] | None = None  # by kind of KV group, where that is less than was promised
 
 
 class Lookups:
@@ -51,13 +53,15 @@ class Lookups:
         asked = Asked(request_id, TransferId(os.urandom(16)), chain, now + self._wait_seconds, promised_tokens)
         self._by_request[request_id] = asked
         self._by_transfer[asked.transfer_id] = asked
-        self._post(Lookup(asked.transfer_id, chain.root, b"".join(chain.units), chain.num_tokens - 1))
+        units = b"".join(chain.units)
+        self._post(Lookup(asked.transfer_id, chain.root, units, chain.num_tokens - 1, promised_tokens))
 
     def on_message(self, message: LookedUp) -> None:
         """Keep the lengths whose hash is that of our tokens."""
         asked = self._by_transfer.get(message.transfer_id)
         if asked is not None:
             asked.lengths = [length for length, its in message.lengths if _confirms(asked.chain, length, its)]
+            asked.held_tokens = message.held_tokens
 
     def is_undecided(self, request_id: str, local_tokens: int, *, now: float) -> bool:
         """Whether the request should wait for the answer; once it is there the best prefix is held, if it is of use."""
@@ -68,7 +72,9 @@ class Lookups:
             return True
         best = max(asked.lengths or [0])
         if asked.promised_tokens:
-            self._post(Promised(asked.promised_tokens, max(best, local_tokens)))
+            found = max(best, local_tokens)
+            held_tokens = asked.held_tokens if found < asked.promised_tokens else None
+            self._post(Promised(asked.promised_tokens, found, held_tokens))
         if best > local_tokens:
             self._forget(asked)
             self._incoming.hold(request_id, asked.transfer_id, asked.chain, num_tokens=best, now=now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 
 from prfaas import metrics
@@ -11,7 +12,9 @@ from prfaas.manager.routing import Routing
 from prfaas.manager.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import answer_message, query_from, tiers_from
-from prfaas.types import AgentName
+from prfaas.types import AgentName, GroupKind
+
+_GROUP_KINDS = frozenset(typing.get_args(GroupKind))
 
 
 class Service:
@@ -78,6 +81,9 @@ class Service:
             missing = promise.predicted_tokens - found
             metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="missing").inc(missing)
             metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
+            for kind in _GROUP_KINDS & promise.held_tokens.keys():
+                lacking = max(0, promise.predicted_tokens - promise.held_tokens[kind])
+                metrics.MANAGER_MISSING_TOKENS.labels(cluster=cluster, group=kind).inc(lacking)
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
         """What routers decide short prompts from."""

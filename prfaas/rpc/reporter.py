@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prfaas import logs
@@ -130,10 +130,15 @@ class Reporter:
         if self._log.publish(events):
             self._fresh.set()
 
-    def note_promise(self, *, predicted_tokens: int, found_tokens: int) -> None:
-        """Tell the manager, within the next second, how one of its decisions turned out here."""
+    def note_promise(
+        self, *, predicted_tokens: int, found_tokens: int, held_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """Tell the manager, within the next second, how one of its decisions turned out here; where it was broken, what
+        each kind of KV group could have served by itself."""
         self._promises.append(
-            pb.ReportTransferRequest.Promise(predicted_tokens=predicted_tokens, found_tokens=found_tokens)
+            pb.ReportTransferRequest.Promise(
+                predicted_tokens=predicted_tokens, found_tokens=found_tokens, held_tokens=dict(held_tokens or {})
+            )
         )
 
     def note_timing(self, timing: TransferTiming) -> None:

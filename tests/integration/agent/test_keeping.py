@@ -51,11 +51,16 @@ def store(engine: Engine, chain: HashChain, *, seed: int = 0) -> None:
     engine.worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
 
 
-def lookup(engine: Engine, chain: HashChain) -> list[list[object]]:
-    engine.scheduler.post(Lookup(TransferId(os.urandom(16)), chain.root, b"".join(chain.units), chain.num_tokens - 1))
+def ask(engine: Engine, chain: HashChain, *, promised_tokens: int = 0) -> LookedUp:
+    units = b"".join(chain.units)
+    engine.scheduler.post(Lookup(TransferId(os.urandom(16)), chain.root, units, chain.num_tokens - 1, promised_tokens))
     found = engine.wait(LookedUp)
     assert isinstance(found, LookedUp)
-    return found.lengths
+    return found
+
+
+def lookup(engine: Engine, chain: HashChain) -> list[list[object]]:
+    return ask(engine, chain).lengths
 
 
 def hold(engine: Engine, chain: HashChain) -> ReceiveReady | TransferFailed:
@@ -76,6 +81,20 @@ def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agent
     assert isinstance(ready, ReceiveReady)
     engine.assert_content(ready)
     engine.scheduler.post(Release(ready.transfer_id))
+
+
+def test_what_falls_short_of_a_promise_is_told_by_kind_of_group(agents: Agents) -> None:
+    west = agents.start("west")
+    engine = agents.engine(west, "w")
+    store(engine, chain_of())
+    wait_until(lambda: west.pool()["transfer"] == 0)
+    full = NUM_TOKENS // 32 * 32
+    assert ask(engine, chain_of(length=NUM_TOKENS + 100), promised_tokens=NUM_TOKENS).held_tokens is None
+    longer = ask(engine, chain_of(length=NUM_TOKENS + 100), promised_tokens=NUM_TOKENS + 50)
+    assert longer.held_tokens == [["full_attention", full], ["linear_state", NUM_TOKENS]]
+    before_the_state = ask(engine, chain_of(length=full + 1), promised_tokens=full)
+    assert before_the_state.lengths == []
+    assert before_the_state.held_tokens == [["full_attention", full], ["linear_state", 0]]
 
 
 def test_another_prompt_of_the_same_beginning_does_not_match_at_the_odd_length(agents: Agents) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -141,3 +143,21 @@ async def test_watchers_see_nodes_come_and_go(deployment: Deployment) -> None:
             if not snapshot.nodes:
                 break
     await watching.aclose()
+
+
+async def test_what_a_broken_promise_lacked_is_counted_by_cluster_and_kind_of_group(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager, cluster="honest")
+    deployment.run(reporter)
+    reporter.note_promise(predicted_tokens=320, found_tokens=320)
+    lies: dict[Any, int] = {"full_attention": 320, "linear_state": 160, "made_up": 0}
+    reporter.note_promise(predicted_tokens=320, found_tokens=160, held_tokens=lies)
+    await until(lambda: _counted("prfaas_manager_promises_total", outcome="broken") == 1)
+    assert _counted("prfaas_manager_promises_total", outcome="kept") == 1
+    assert _counted("prfaas_manager_predicted_tokens_total", kind="found") == 480
+    lacking = {kind: _counted("prfaas_manager_missing_tokens_total", group=kind) for kind in lies}
+    assert lacking == {"full_attention": 0, "linear_state": 160, "made_up": None}
+
+
+def _counted(metric: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(metric, {"cluster": "honest", **labels})

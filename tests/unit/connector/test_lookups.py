@@ -1,0 +1,41 @@
+"""What an engine says of a decision's promise: kept with its own blocks or the pool's, or broken and by which KV groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.agent.protocol import Hold, LookedUp, Lookup, Message, Promised
+from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.incoming import IncomingRequests
+from prfaas.connector.lookups import Lookups
+from prfaas.connector.outcomes import Tally
+from prfaas.hashing import HashChain, root_hash
+
+CHAIN = HashChain(root_hash("m"), range(500))
+GROUPS = BlockMap((EngineGroup("full_attention", 16), EngineGroup("linear_state", 1 << 20)))
+HELD = [["full_attention", 480], ["linear_state", 160]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "local_tokens", "says"),
+    [
+        ([480], 0, Promised(480, 480)),
+        ([160], 0, Promised(480, 160, HELD)),
+        ([160], 480, Promised(480, 480)),
+        ([], 16, Promised(480, 16, HELD)),
+    ],
+)
+def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], local_tokens: int, says: Promised) -> None:
+    posted: list[Message] = []
+    incoming = IncomingRequests(
+        GROUPS, receive_timeout_seconds=1.0, may_preallocate=lambda: False, post=posted.append, tally=Tally()
+    )
+    lookups = Lookups(incoming, wait_seconds=1.0, post=posted.append, tally=Tally())
+    lookups.begin("r", CHAIN, promised_tokens=480, now=0.0)
+    (asked,) = posted
+    assert isinstance(asked, Lookup) and asked.promised_tokens == 480
+    found = [[length, CHAIN.at(length)] for length in lengths]
+    lookups.on_message(LookedUp(asked.transfer_id, found, None if 480 in lengths else HELD))
+    assert not lookups.is_undecided("r", local_tokens, now=0.1)
+    assert posted[1] == says
+    assert any(isinstance(message, Hold) for message in posted) == (max(lengths, default=0) > local_tokens)
