@@ -25,7 +25,7 @@ demo-wan: .venv/installed ## the same over an emulated long link, live in the da
 	@RTT="$(RTT)" LOSS="$(LOSS)" RATE="$(RATE)" PAGE="$(PAGE)" $(BIN)/python -m tools.demo_wan
 
 test: .venv/installed ## all tests but the long ones; ARGS="-k wire" narrows
-	@$(BIN)/python -m pytest --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
 
 lint: .venv/installed ## ruff (rules, format) and the import contracts
 	@$(BIN)/ruff check .

@@ -7,9 +7,11 @@ import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 # gRPC looks at this when it is imported. Its handlers of forks run in children that are about to become other programs,
 # and end them now and then ("epoll_wait error: Bad file descriptor"); no child of ours uses gRPC before its exec.
@@ -23,7 +25,8 @@ hypothesis.settings.load_profile("seeded")
 
 # Seconds for all tests of a folder of tests/ on 2 cores that other work keeps busy too; make check as a whole has 1800.
 # The 1,600 of unit take 80 s alone and have been seen to take 290 beside other work.
-BUDGET_SECONDS = {"unit": 480, "property": 120, "integration": 660, "e2e": 1080, "conformance": 150}
+BUDGET_SECONDS = {"unit": 480, "property": 120, "integration": 900, "e2e": 1080, "conformance": 150}
+WITH_ENGINES = frozenset(("conformance", "e2e"))
 
 _spent_seconds: dict[str, float] = defaultdict(float)
 
@@ -40,9 +43,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Of two workers one runs all tests with real engines, which need the processor; the other one file after another."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return "engines" if _folder(nodeid) in WITH_ENGINES else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Scheduling(config, log)
+
+
+def _folder(nodeid: str) -> str:
+    return Path(nodeid.split("::")[0]).parts[1]
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    folders = Path(report.nodeid.split("::")[0]).parts
-    _spent_seconds[folders[1]] += report.duration
+    _spent_seconds[_folder(report.nodeid)] += report.duration
 
 
 def _over_budget() -> list[str]:
@@ -61,5 +79,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _is_budgeted(config: pytest.Config) -> bool:
-    """Soak tests may take long."""
-    return "not soak" in config.getoption("markexpr")
+    """Soak tests may take long; a worker sees but a part."""
+    return "not soak" in config.getoption("markexpr") and not hasattr(config, "workerinput")

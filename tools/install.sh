@@ -33,7 +33,8 @@ has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep
 install_all() {
     local engine=$1
     shift
-    .venv/bin/pip install --disable-pip-version-check --progress-bar off -e ".[manager,router,gateway,console,solve,plot,tracing,dev,$engine]" "$@" |
+    # Of what is installed a tenth is ever imported: compiling all of it would take a minute.
+    .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[manager,router,gateway,console,solve,plot,tracing,dev,$engine]" "$@" |
         awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking them"; fflush()}'
 }
 
