@@ -111,7 +111,7 @@ class Index:
         return node.epoch if node else None
 
     def models(self) -> frozenset[str]:
-        """Every model that some node has registered a layout of."""
+        """Every model that some node has registered a layout of, or had until lately."""
         return frozenset(self._exact)
 
     # -- what they hold
@@ -287,6 +287,15 @@ class Index:
                 yield table.sweep(head, self._is_alive)
         for exact in list(self._exact.values()):
             yield from exact.sweep(self._is_alive)
+        self._forget_unused()
+
+    def _forget_unused(self) -> None:
+        """What was there for nodes that are gone, and has no other."""
+        nodes = self._nodes.values()
+        models = {layout.model for node in nodes for layout in node.layouts.values()}
+        self._exact = {model: table for model, table in self._exact.items() if model in models}
+        self._runs = {key: table for key, table in self._runs.items() if key[0] in models}
+        self._kinds.keep({family.kind for node in nodes for family in node.families.values()})
 
     def _is_alive(self, number: int) -> bool:
         return self._parts[number] is not None

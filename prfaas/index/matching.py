@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from operator import and_, itemgetter, or_
 from typing import NamedTuple, TypeVar
@@ -59,6 +59,11 @@ class Kinds:
         key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, shapes)
         rules = self._rules.setdefault(shapes, Rules(shapes))
         return self._known.setdefault(key, Kind(cluster, layout.shard.size, rules))
+
+    def keep(self, used: Set[Kind]) -> None:
+        """Forget every other kind."""
+        self._known = {key: kind for key, kind in self._known.items() if kind in used}
+        self._rules = {key.shapes: kind.rules for key, kind in self._known.items()}
 
 
 class Evidence:

@@ -64,7 +64,9 @@ class ManagerConfig:
     lease_seconds: float = setting(
         "seconds", default=5.0, minimum=0.2, doc="How long a manager may write a cluster's record without renewing."
     )
-    session_seconds: float = setting("seconds", default=3600.0, doc="How long an idle conversation is remembered.")
+    session_seconds: float = setting(
+        "seconds", default=3600.0, minimum=1.0, doc="How long an idle conversation is remembered."
+    )
     threshold_tokens: int = setting(
         "tokens",
         default=16_000,

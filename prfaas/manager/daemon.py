@@ -284,6 +284,7 @@ class Manager:
             self.service.answered.expire()
             self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
+            self._engine_indexer.sweep(_SWEPT_CELLS_PER_TICK)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _state(self) -> pb.StateSnapshot:

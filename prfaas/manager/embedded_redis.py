@@ -26,7 +26,7 @@ if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
 _MAX_DIRECTORY_CHARACTERS = 96  # a Unix socket's path has at most 107
-_START_SECONDS = 10.0
+_START_SECONDS = 10.0  # without a word; while it loads its file it says so
 _STOP_SECONDS = 5.0
 _RESTART_SECONDS = 0.2
 
@@ -72,7 +72,7 @@ class EmbeddedRedis:
         Raises:
             MissingExtraError: there is no redis-server.
             ConfigError: it ends at once.
-            TimeoutError: it does not come up.
+            TimeoutError: it does not answer.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         if len(str(self.directory)) > _MAX_DIRECTORY_CHARACTERS:
@@ -100,9 +100,7 @@ class EmbeddedRedis:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments
         )
-        async with asyncio.timeout(_START_SECONDS):
-            while self._process.returncode is None and not await _answers(socket):  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.02)
+        await _until_ready(self._process, socket)
 
     async def _supervise(self) -> None:
         while True:
@@ -112,8 +110,8 @@ class EmbeddedRedis:
             await asyncio.sleep(_RESTART_SECONDS)
             try:
                 await self._launch()
-            except TimeoutError:
-                log.error("redis.not_started", directory=str(self.directory))
+            except (OSError, MissingExtraError) as error:  # TimeoutError is one
+                log.error("redis.not_started", directory=str(self.directory), error=repr(error))
 
     async def close(self) -> None:
         """Stop the server; remove its directory when it was a temporary one."""
@@ -131,16 +129,25 @@ class EmbeddedRedis:
             self._temporary.cleanup()
 
 
-async def _answers(socket: Path) -> bool:
-    """Whether the server takes commands; while it loads its file it answers LOADING."""
+async def _until_ready(process: asyncio.subprocess.Process, socket: Path) -> None:
+    """Wait until the server takes commands or has ended, as long as it takes to load its file. Raises TimeoutError."""
+    answer = b""
+    async with asyncio.timeout(_START_SECONDS) as limit:
+        while process.returncode is None and not answer.startswith(b"+PONG"):
+            await asyncio.sleep(0.02)
+            answer = await _answer(socket)
+            if answer.startswith(b"-LOADING"):
+                limit.reschedule(asyncio.get_running_loop().time() + _START_SECONDS)
+
+
+async def _answer(socket: Path) -> bytes:
+    """What the server says to a ping; b"" when it does not listen, or ends."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(socket))
+        try:
+            writer.write(b"PING\r\n")
+            return await reader.readline()
+        finally:
+            writer.close()
     except OSError:
-        return False
-    try:
-        writer.write(b"PING\r\n")
-        return (await reader.readline()).startswith(b"+PONG")
-    except OSError:
-        return False
-    finally:
-        writer.close()
+        return b""

@@ -71,6 +71,10 @@ class EngineIndexer:
             return Answer((), ())
         return self._index.match(query, tiers=frozenset({"gpu"}))
 
+    def sweep(self, num_cells: int) -> None:
+        """Reclaim memory of what is gone, as `Index.sweep`."""
+        self._index.sweep(num_cells)
+
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         self._tasks.clear()

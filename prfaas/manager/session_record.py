@@ -16,7 +16,8 @@ from prfaas.manager.sessions import Session
 from prfaas.types import AgentName
 
 READ_SECONDS = 0.02
-_MAX_WAITING = 10_000  # sessions not yet written; the oldest is given up first
+MAX_WAITING = 10_000  # sessions not yet written; the oldest is given up first
+PER_WRITE = 1000  # sessions: what Redis takes within the time that a call has
 _RETRY_SECONDS = 1.0
 
 
@@ -33,9 +34,12 @@ class SessionRecord:
         """Write it soon; the latest of one session wins."""
         self._waiting.pop((tenant, name), None)
         self._waiting[tenant, name] = session
-        if len(self._waiting) > _MAX_WAITING:
-            self._waiting.popitem(last=False)
+        self._trim()
         self._wake.set()
+
+    def _trim(self) -> None:
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
 
     async def read(self, tenant: str, name: str) -> Session | None:
         """What was written, or None: also when Redis does not answer within `READ_SECONDS`."""
@@ -52,14 +56,15 @@ class SessionRecord:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                batch, self._waiting = self._waiting, OrderedDict()
+                batch = dict(self._waiting.popitem(last=False) for _ in range(min(PER_WRITE, len(self._waiting))))
                 data = {
                     key: msgpack.packb([session.agent, session.num_prompt_tokens]) for key, session in batch.items()
                 }
                 try:
                     await self._store.put_sessions(data, seconds=self._expiry_seconds)
                 except RecordUnreachable:
-                    self._waiting = OrderedDict({**batch, **self._waiting})
+                    self._waiting = OrderedDict(batch | self._waiting)
+                    self._trim()
                     await asyncio.sleep(_RETRY_SECONDS)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import grpc
 from prfaas import tracing
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.methods import client_calls
+from prfaas.rpc.tasks import end
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, credentials
 
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of a million tokens has 1 MiB of unit hashes
@@ -46,24 +49,41 @@ class Tls:
         return cls(authority, certificate, key) if authority and certificate and key else None
 
 
+@dataclass(eq=False)
+class _Opened:
+    """One connection, with the certificates of one moment."""
+
+    channel: Any
+    calls: Any
+    num_running: int = 0
+
+
 class Channel:
     """One manager's calls: `await channel.call("Match", request, timeout_seconds=...)`."""
 
     def __init__(self, address: str, *, name: str, secret: bytes, tls: Tls | None = None) -> None:
+        """Raises:
+        ManagerUnreachable: a certificate's file cannot be read.
+        """
         self.address = address
         self.metadata = credentials(name, secret)
         self._tls = tls
         self._changed_at = self._changes()
-        self._channel = self._open(address, tls)
-        self._calls = client_calls(self._channel)
-        self._former: list[Any] = []  # with older certificates; what was asked there ends there
+        try:
+            self._opened = self._open(address, tls)
+        except OSError as error:
+            raise ManagerUnreachable(f"manager {address}: {error}") from error
+        self._former: set[_Opened] = set()  # with older certificates; what was asked there ends there
+        self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
-    def _open(address: str, tls: Tls | None) -> Any:
+    def _open(address: str, tls: Tls | None) -> _Opened:
         if tls is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        chain = (tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
-        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*chain), options=_OPTIONS)
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            chain = (tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
+            channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*chain), options=_OPTIONS)
+        return _Opened(channel, client_calls(channel))
 
     async def call(self, method: str, request: Any, *, timeout_seconds: float) -> Any:
         """The response.
@@ -73,15 +93,35 @@ class Channel:
             Fenced: another manager writes this cluster; ask there.
             IndexRefusal: the manager refuses the request; `reason` says why.
         """
-        self._renew()
         with translated_errors(self.address):
             metadata = (*self.metadata, *tracing.headers().items())
-            return await self._calls[method](request, timeout=timeout_seconds, metadata=metadata)
+            return await self._begin(method, request, timeout=timeout_seconds, metadata=metadata)
 
     def stream(self, method: str, *arguments: Any) -> Any:
         """The call object of a streaming method; use it within `translated_errors`."""
+        return self._begin(method, *arguments, metadata=self.metadata)
+
+    def _begin(self, method: str, *arguments: Any, **options: Any) -> Any:
         self._renew()
-        return self._calls[method](*arguments, metadata=self.metadata)
+        opened = self._opened
+        call = opened.calls[method](*arguments, **options)
+        opened.num_running += 1
+        call.add_done_callback(functools.partial(self._note_end, opened))
+        return call
+
+    def _note_end(self, opened: _Opened, _call: Any) -> None:
+        opened.num_running -= 1
+        with contextlib.suppress(RuntimeError):  # a call that was forgotten and outlived its event loop
+            self._close_if_done(opened)
+
+    def _close_if_done(self, opened: _Opened) -> None:
+        """A former connection goes with its last call: kept alive, it would show its certificate for ever."""
+        if opened.num_running or opened not in self._former:
+            return
+        self._former.discard(opened)
+        task = asyncio.get_running_loop().create_task(opened.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _renew(self) -> None:
         """Show new certificates once the files have changed; files in the middle of a change leave things as they are."""
@@ -90,8 +130,9 @@ class Channel:
             return
         with contextlib.suppress(OSError):
             renewed = self._open(self.address, self._tls)
-            self._former.append(self._channel)
-            self._channel, self._calls, self._changed_at = renewed, client_calls(renewed), changed_at
+            former, self._opened, self._changed_at = self._opened, renewed, changed_at
+            self._former.add(former)
+            self._close_if_done(former)
 
     def _changes(self) -> tuple[int, ...]:
         if self._tls is None:
@@ -101,8 +142,9 @@ class Channel:
         return ()
 
     async def close(self) -> None:
-        for channel in (*self._former, self._channel):
-            await channel.close()
+        for opened in (*self._former, self._opened):
+            await opened.channel.close()
+        await end(self._closing)
 
 
 @contextmanager

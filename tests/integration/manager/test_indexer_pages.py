@@ -63,6 +63,7 @@ async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistere
             await asyncio.sleep(0.02)
     assert await post(manager, "unregister", {"instance_id": 7}) == (200, {"status": "ok"})
     assert await instances(manager) == {}
+    await until(lambda: not manager._engine_indexer._index.models(), what="the memory back")
     assert await post(manager, "unregister", {"instance_id": 7}) == (200, {"status": "unknown"})
     await asyncio.to_thread(publisher.shutdown)
 

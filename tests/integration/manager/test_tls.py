@@ -14,10 +14,13 @@ from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.reporting import Reporting
 from prfaas.console.authority import Authority
 from prfaas.errors import IndexRefusal, ManagerUnreachable
+from prfaas.index.membership import Node
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_door
 from prfaas.rpc.channel import Channel, Tls
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.reporter import Reporter
+from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.waiting import until
 
@@ -125,3 +128,50 @@ async def _instances(session: aiohttp.ClientSession, address: str) -> dict[str, 
 def test_half_of_the_certificate_settings_is_refused_by_what_is_missing(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="go together"):
         AgentConfig(name="n1", secret_file=Path("s"), **given)
+
+
+async def test_connections_with_former_certificates_end_with_their_last_call(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    served, ours = authority.issue("manager"), _tls(authority, "n1")
+    manager = await deployment.start_manager(
+        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
+    )
+    channel = Channel(manager.address, name="n1", secret=SECRET, tls=ours)
+    watching = channel.stream("WatchState", pb.WatchStateRequest())
+    await anext(aiter(watching))
+    for _ in range(3):
+        authority.issue("n1")
+        with pytest.raises(IndexRefusal, match="unheard-of"):
+            await channel.call("Match", pb.MatchRequest(model="unheard-of"), timeout_seconds=5)
+    await until(lambda: _num_connections(manager.address) == 2, what="the watch's connection and the present one")
+    watching.cancel()
+    await until(lambda: not channel._former, what="the former's end with the watch")
+    await channel.close()
+
+
+def _num_connections(address: str) -> int:
+    """Established connections to a port of this machine, by the kernel's tables."""
+    port = int(address.rpartition(":")[2])
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return sum(int(fields[2].rpartition(":")[2], 16) == port and fields[3] == "01" for fields in lines)
+
+
+async def test_a_certificate_that_is_missing_for_a_moment_is_a_manager_out_of_reach(
+    deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    served, ours = _tls(authority, "manager"), _tls(authority, "n1")
+    manager = await deployment.start_manager(
+        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
+    )
+    aside = ours.certificate.rename(tmp_path / "aside")
+    node = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1, ())
+    reporter = Reporter([manager.address], node=node, secret=SECRET, tls=ours)
+    running = deployment.run(reporter)
+    await until(lambda: running.done() or "manager.lost" in caplog.text, what="the missing file's being noticed")
+    aside.rename(ours.certificate)
+    await until(lambda: reporter.status.manager == manager.address, what="the agent at the manager")
+    await deployment.end(running)

@@ -239,3 +239,15 @@ def test_what_it_exports_makes_an_equal_index() -> None:
         copy.apply(name, [announcement])
     assert copy.digests(NODE) == index.digests(NODE)
     assert copy.match(query(stated=(807,))) == index.match(query(stated=(807,)))
+
+
+def test_what_was_there_for_nodes_that_are_gone_goes_with_a_pass_of_the_sweep() -> None:
+    index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
+    other = layouts("n", group("full_attention", 16))[0]
+    index.register(AgentName("n2"), cluster=EAST, epoch=1, layouts=[other])
+    index.forget(NODE)
+    index.sweep(1000)
+    assert index.models() == {"n"}
+    tell(index, HYBRID, *blocks(HYBRID, range(320)), *state(HYBRID, 160))
+    index.sweep(1000)
+    assert usable(index, query()) == [(160, 320, "state")]

@@ -1,0 +1,57 @@
+"""The supervised redis-server: whatever it does when it is started again, it is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import RecordUnreachable
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.embedded_redis import EmbeddedRedis, find_server
+from tests.integration.manager.deployment import kill
+from tests.waiting import POLL_SECONDS, until
+
+RUDE = """#!{python}
+import pathlib, socket, sys
+words = [word.removeprefix("--") for word in sys.argv[1:]]
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(dict(zip(words[::2], words[1::2]))["unixsocket"])
+listener.listen()
+peer, _ = listener.accept()
+peer.recv(1, socket.MSG_PEEK)  # ends with the question unread
+pathlib.Path({met!r}).touch()
+"""
+
+
+async def test_a_server_that_ends_between_question_and_answer_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    server, real, met = tmp_path / "bin" / "redis-server", find_server(), tmp_path / "met"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    server.symlink_to(real)
+    redis = EmbeddedRedis(tmp_path / "data")
+    await redis.start()
+    server.unlink()
+    server.write_text(RUDE.format(python=sys.executable, met=str(met)))
+    server.chmod(0o700)
+    kill(redis.pid)
+    await until(met.exists, what="the server that hangs up")
+    server.unlink()
+    server.symlink_to(real)
+    store = RedisStore(redis.url)
+    await _until_it_answers(store)
+    await store.close()
+    await redis.close()
+
+
+async def _until_it_answers(store: RedisStore) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                return await store.check()
+            except RecordUnreachable:
+                await asyncio.sleep(POLL_SECONDS)

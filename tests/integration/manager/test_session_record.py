@@ -1,0 +1,34 @@
+"""Sessions on their way to a Redis that does not answer: a bounded number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.session_record import MAX_WAITING, PER_WRITE, SessionRecord
+from prfaas.manager.sessions import Session
+from prfaas.rpc.tasks import end
+from prfaas.types import AgentName
+
+
+async def test_no_more_sessions_wait_for_redis_than_allowed_and_they_go_in_parts(tmp_path: Path) -> None:
+    asked: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    path = str(tmp_path / "redis.sock")
+    server = await asyncio.start_unix_server(lambda _, writer: asked.put_nowait(writer), path)
+    store = RedisStore(f"unix://{path}", timeout_seconds=60.0)
+    record = SessionRecord(store, expiry_seconds=60.0)
+    for number in range(MAX_WAITING):
+        record.save("", f"before-{number}", Session(AgentName("n1"), 16))
+    writing = asyncio.create_task(record.run())
+    first = await asyncio.wait_for(asked.get(), 10)
+    for number in range(MAX_WAITING):
+        record.save("", f"after-{number}", Session(AgentName("n1"), 16))
+    first.close()
+    second = await asyncio.wait_for(asked.get(), 10)
+    assert len(record._waiting) == MAX_WAITING - PER_WRITE
+    assert all(name.startswith("after-") for _, name in record._waiting)
+    second.close()
+    await end((writing,))
+    await store.close()
+    server.close()
