@@ -19,6 +19,7 @@ from prfaas.agent.holdings import Holdings
 from prfaas.agent.placement import Placement, place_held
 from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.promoting import promote
+from prfaas.agent.refusal import Refusal
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
@@ -28,18 +29,10 @@ from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
 from prfaas.transport.sender import Link, Outgoing, SendCompleted, SendEvent, SendFailed, SendMemoryFree
-from prfaas.types import AgentName, CopyCommand, CopyEnd, FailureReason, GroupBlocks, Prefix, TransferId
+from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId
 
 MAX_REMEMBERED = 4096  # ended copies, about 200 bytes each
 MIN_DEADLINE_SECONDS = 0.1
-
-
-class _Refusal(Exception):
-    """Why a command is not carried out; never leaves this module."""
-
-    def __init__(self, reason: FailureReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(eq=False)
@@ -98,7 +91,7 @@ class Copying:
             self._end(CopyEnd(command.transfer_id, "grant_refused", str(error)))
         except RemoteProtocolError as error:
             self._end(CopyEnd(command.transfer_id, "protocol", str(error)))
-        except _Refusal as refusal:
+        except Refusal as refusal:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: CopyCommand) -> Grant:
@@ -117,11 +110,11 @@ class Copying:
 
         Raises:
             GrantError: they are more bytes than the grant allows.
-            _Refusal: no engine has brought this model's layouts, or a block is gone.
+            Refusal: no engine has brought this model's layouts, or a block is gone.
         """
         families = list(_families(self._pool.arenas, command.prefix.model))
         if not families:
-            raise _Refusal("no_layout", f"no engine beside {self._name} has a layout of {command.prefix.model!r}")
+            raise Refusal("no_layout", f"no engine beside {self._name} has a layout of {command.prefix.model!r}")
         plans = [self._plan(arenas, command.prefix, grant) for arenas in families]
         for arenas, plan in zip(families, plans, strict=True):
             placement = place_held(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}")
@@ -129,7 +122,7 @@ class Copying:
                 self._send(command, grant, placement)
                 return
         if not any(self._promote(command, grant, its) for its in zip(plans, families, strict=True)):
-            raise _Refusal("evicted", "a block of this prefix is not here")
+            raise Refusal("evicted", "a block of this prefix is not here")
 
     def _plan(self, arenas: tuple[Arena, ...], prefix: Prefix, grant: Grant) -> TransferPlan:
         plan = make_plan(tuple(arena.layout for arena in arenas), self._groups(arenas[0], prefix), grant.num_tokens)

@@ -228,6 +228,8 @@ class Agent:
             now = time.monotonic()
             self._receiving.expire(now)
             self._keeping.expire(now)
+            for link in self._links.take_idle(now):
+                asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
                 self._ssd.pump()
             self._measure()

@@ -74,6 +74,13 @@ class Links:
         """Each link's figures."""
         return [link.snapshot() for link in list(self._links.values())]
 
+    def take_idle(self, now: float) -> list[Link]:
+        """Links that nobody has used for long, for the caller to close: peers may have left, or have other addresses."""
+        idle = {name: link for name, link in self._links.items() if link.is_idle(now)}
+        for name in idle:
+            del self._links[name]
+        return list(idle.values())
+
     def close(self) -> None:
         """End every transfer of every link."""
         for link in self._links.values():

@@ -20,6 +20,7 @@ from prfaas.agent.engines import EngineConnection
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, make_plan
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
+from prfaas.agent.refusal import Refusal
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference
@@ -70,14 +71,6 @@ class Inbound:
         return f"<Inbound {self.grant.transfer_id.hex()[:8]} complete={self.complete} reading={self.reading}>"
 
 
-class _Refusal(Exception):
-    """Why an open is rejected; never leaves this module."""
-
-    def __init__(self, reason: FailureReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 class Receiving:
     """Every transfer that arrives at this node. Runs on the agent's loop; receiver events are handed over to it."""
 
@@ -112,11 +105,11 @@ class Receiving:
         """Grant memory for a transfer, or say why not."""
         try:
             reply(self._accept(request) if request.object_bytes else self._answer_probe(request))
-        except (_Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
+        except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
             reason = _reason_of(error)
             if isinstance(error, GrantError):
                 metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
-            if isinstance(error, _Refusal):  # the grant was good: whoever waits for this transfer waits in vain
+            if isinstance(error, Refusal):  # the grant was good: whoever waits for this transfer waits in vain
                 self._fail(TransferId(request.transfer_id), reason, str(error))
             metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
             _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=str(error))
@@ -149,12 +142,12 @@ class Receiving:
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
         if grant.transfer_id in self._ended:
-            raise _Refusal("cancelled", "this transfer has ended here")
+            raise Refusal("cancelled", "this transfer has ended here")
         arenas = self._arenas(opened)
         plan = _plan(request, opened, arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
         if not inbound.expects(plan.groups):
-            raise _Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
+            raise Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
         if inbound.placement is None:
             inbound.is_copy = opened.is_copy
             self._begin(inbound, plan, arenas, request.peer_name, opened.trace)
@@ -172,12 +165,12 @@ class Receiving:
         """One for each rank of one model."""
         first = self._arena(opened, opened.fingerprints[0])
         if len(opened.fingerprints) != first.layout.shard.size:
-            raise _Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
+            raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
         arenas = tuple(self._arena(opened, its) for its in opened.fingerprints)
         for rank, layout in enumerate(arena.layout for arena in arenas):
             its = replace(first.layout.shard, rank=rank)
             if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, its):
-                raise _Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
+                raise Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
         return arenas
 
     def _arena(self, opened: OpenBody, fingerprint: bytes) -> Arena:
@@ -187,8 +180,8 @@ class Receiving:
         conflicts = (self.layout_conflict(layout) for layout in opened.layouts)
         found = next((text for text in conflicts if text), None)
         if found:
-            raise _Refusal("layout_mismatch", found)
-        raise _Refusal("no_layout", f"no engine beside {self._name} has this layout")
+            raise Refusal("layout_mismatch", found)
+        raise Refusal("no_layout", f"no engine beside {self._name} has this layout")
 
     def _create(self, grant: Grant) -> Inbound:
         now = time.monotonic()
@@ -200,7 +193,7 @@ class Receiving:
         transfer_id = inbound.grant.transfer_id
         placement = place(self._pool, plan, arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
-            raise _Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
+            raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
         inbound.placement = placement
         inbound.memory_free = False
         held_bytes = sum(plan.object_bytes[index] for index in placement.held)
@@ -374,14 +367,14 @@ def _plan(request: OpenRequest, opened: OpenBody, arenas: tuple[Arena, ...], gra
     try:
         plan = make_plan(tuple(arena.layout for arena in arenas), opened.groups, grant.num_tokens)
     except RemoteProtocolError as error:
-        raise _Refusal("protocol", str(error)) from error
+        raise Refusal("protocol", str(error)) from error
     if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
-        raise _Refusal("protocol", "the objects are not those of the grant and the layout")
+        raise Refusal("protocol", "the objects are not those of the grant and the layout")
     return plan
 
 
 def _reason_of(error: Exception) -> FailureReason:
-    if isinstance(error, _Refusal):
+    if isinstance(error, Refusal):
         return error.reason
     if isinstance(error, GrantError):
         return "grant_refused"

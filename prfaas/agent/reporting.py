@@ -130,7 +130,11 @@ class Reporting:
         return asdict(self.reporter.status)
 
     def _figures(self) -> Figures:
-        return Figures(links=tuple(map(self._link, self._links())), engines=self._loads.current())
+        states = self._links()
+        figures = Figures(links=tuple(map(self._link, states)), engines=self._loads.current())
+        present = {(state.peer, state.address) for state in states}
+        self._last = {name: last for name, last in self._last.items() if name in present}
+        return figures
 
     def _link(self, state: LinkState) -> LinkFigures:
         now = time.monotonic()

@@ -78,6 +78,10 @@ class Dialler:
         """Whether somebody sends, or has sent not long ago: then connections are kept, and made again."""
         return self._is_busy() or (self.keeps_warm and time.monotonic() - self._last_used_at < KEEP_WARM_SECONDS)
 
+    def is_idle(self, now: float) -> bool:
+        """Whether nobody has sent for so long that no connection is kept; `now` is monotonic seconds."""
+        return not self._is_busy() and now - self._last_used_at >= KEEP_WARM_SECONDS
+
     def lost_by(self, error: Exception) -> None:
         """Remember why there is no connection; one that nobody wants any more says nothing. Takes no lock."""
         if self.is_wanted():

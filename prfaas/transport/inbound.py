@@ -28,7 +28,6 @@ class OpenRequest:
     open_body: bytes
     object_bytes: Sequence[int]
     deadline_seconds: float
-    priority: int = 0
 
 
 @dataclass(frozen=True)

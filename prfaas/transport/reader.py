@@ -113,7 +113,6 @@ class Reader:
             open_body=opened.body,
             object_bytes=opened.sizes,
             deadline_seconds=opened.deadline_seconds,
-            priority=opened.priority,
         )
         self._arrivals.open(self._connection, request, opened.sizes)
 

@@ -155,6 +155,11 @@ class Link:
         for budget in self._config.budgets:  # not before: the watcher asks for shares
             budget.forget(self)
 
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing is lost with this link: nobody has used it for long; `now` is monotonic seconds."""
+        with self._changed:
+            return self._dialler.is_idle(now)
+
     def snapshot(self) -> LinkState:
         """The link's figures; costs a few microseconds a connection."""
         with self._changed:

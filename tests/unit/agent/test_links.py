@@ -1,0 +1,41 @@
+"""An agent's links: one for each peer and address, for as long as somebody uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prfaas.agent.config import AgentConfig
+from prfaas.agent.links import Links
+from prfaas.transport.dialler import KEEP_WARM_SECONDS
+from prfaas.transport.sender import Outgoing
+from prfaas.types import AgentName
+
+EAST, WEST = AgentName("east"), AgentName("west")
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    config = AgentConfig(name="n", secret_file=Path("s"), dialled_by=("west",), reconnect_seconds=3600.0)
+    made = Links(config, key=b"k" * 32, certificates=None, on_event=lambda event: None)
+    yield made
+    made.close()
+
+
+def test_a_link_that_nobody_has_used_for_long_is_forgotten_and_made_anew(links: Links) -> None:
+    link = links.to("127.0.0.1:1", EAST)
+    assert links.take_idle(time.monotonic() + KEEP_WARM_SECONDS - 60) == []
+    assert links.to("127.0.0.1:1", EAST) is link
+    assert links.take_idle(time.monotonic() + KEEP_WARM_SECONDS) == [link]
+    assert links.to("127.0.0.1:1", EAST) is not link
+    link.close()
+
+
+def test_a_link_with_a_transfer_or_to_a_peer_that_dials_is_kept(links: Links) -> None:
+    links.to("anywhere", WEST)
+    link = links.to("127.0.0.1:1", EAST)
+    link.open(Outgoing(bytes(16), b"", [10], lambda index: memoryview(bytes(10)), 0, deadline_seconds=3600.0))
+    assert links.take_idle(time.monotonic() + 2 * KEEP_WARM_SECONDS) == []
