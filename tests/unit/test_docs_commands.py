@@ -113,6 +113,9 @@ def _applies(words: Sequence[str]) -> None:
         name, key = words[words.index("generic") + 1], words[-1].removeprefix("--from-file=").partition("=")[0]
         assert f"secretName: {name}" in manifests
         assert f"/{key}" in manifests
+    elif "label" in words:
+        name, value = words[-1].split("=")
+        assert f'nodeSelector: {{{name}: "{value}"}}' in manifests
     else:
         assert words[1:3] == ["create", "namespace"]
         assert f"namespace: {words[3]}\n" in manifests

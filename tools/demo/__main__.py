@@ -94,7 +94,9 @@ def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]
             )
             for agent in (east, west):
                 stack.await_agent(agent)
-            say("vLLM east (prefill) and west (decode, and prefill of short prompts)")
+            say(
+                "vLLM east (prefill) and west (decode, and prefill of short prompts); minutes where the machine is busy"
+            )
             flags = engine_flags(chunk_tokens=CHUNK_TOKENS, cuda=has_cuda())
             engines = [
                 stack.start_engine(

@@ -77,7 +77,11 @@ async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str)
     server = await asyncio.start_server(lambda its, theirs: pass_to_unix(socket, its, theirs), *split_address(page))
     async with server:
         print(f"dashboard: http://{page}/ (starting)\nknobs: {KNOBS}", flush=True)
+        is_live = False
         while inner.poll() is None and not stopped.is_set():
+            if not is_live and socket.exists():  # noqa: ASYNC240 - on this machine; made once everything runs
+                is_live = True
+                print("dashboard: live", flush=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), 0.2)
     loop.remove_reader(sys.stdin)

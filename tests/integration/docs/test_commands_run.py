@@ -37,6 +37,7 @@ NOT_RUN = {
 PARSED = {
     "CONTRIBUTING": "make check is what runs this",
     "colocate": "serves until it is stopped; tests/integration/colocate starts it",
+    "kubernetes": "needs a cluster; tests/integration/deploy checks what it applies",
     "dashboard": "root and a tunnel; tests/unit/tools/test_demo_wan.py",
     "deploy": "makes users, containers and a cluster; tests/integration/deploy checks what it installs",
     "manager": "an engine's command",
