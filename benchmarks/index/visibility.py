@@ -11,6 +11,7 @@ import asyncio
 import multiprocessing
 import random
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +34,7 @@ PUBLISHES_PER_SECOND = 100  # 50,000 blocks a second
 SECONDS = 30
 SAMPLED = 5  # one prompt in so many is waited for, at the writing and at the following manager in turn
 LOOKUPS_PER_SECOND = 200
-WARM_UP_SECONDS = 2.0
+WARM_UP_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
 BAR_MICROSECONDS = 20_000
 
@@ -57,10 +58,13 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
     first = managers[0].channel("n0")
     await register(first, layout(hybrid=False))  # that manager writes the agent's cluster from here on
     await first.close()
-    begin = time.perf_counter() + WARM_UP_SECONDS
     spawn = multiprocessing.get_context("spawn")
-    agent = spawn.Process(target=publish, args=(managers[0].address, managers[0].secret, begin))
+    ours, theirs = spawn.Pipe()
+    agent = spawn.Process(target=publish, args=(managers[0].address, managers[0].secret, theirs))
     agent.start()
+    await asyncio.to_thread(ours.recv)  # it is connected
+    begin = time.perf_counter() + WARM_UP_SECONDS
+    ours.send(begin)
     lookups = asyncio.create_task(_look_up(follower, begin))
     try:
         waits = [
@@ -86,16 +90,20 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
     }
 
 
-def publish(address: str, secret: bytes, begin: float) -> None:
+def publish(address: str, secret: bytes, told: Connection) -> None:
     """The agent's process: every prompt at its time."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_publish(address, secret, begin))
+        runner.run(_publish(address, secret, told))
 
 
-async def _publish(address: str, secret: bytes, begin: float) -> None:
+async def _publish(address: str, secret: bytes, told: Connection) -> None:
     its = layout(hybrid=False)
     reporter = Reporter([address], node=node(0, its), secret=secret)
     reporting = asyncio.create_task(reporter.run())
+    while reporter.status.manager is None:  # noqa: ASYNC110 - the reporter tells nobody
+        await asyncio.sleep(0.01)
+    told.send("connected")
+    begin: float = await asyncio.to_thread(told.recv)
     for number in range(SECONDS * PUBLISHES_PER_SECOND):
         hashes = _hashes(number)
         blocks = tuple(BlockHash(hashes[at : at + HASH]) for at in range(0, len(hashes), HASH))

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
+from prfaas.events import BlockRemoved, BlockStored, PoolEvent, Tier
 from prfaas.index.segments import (
     CELL_BLOCKS,
     TAIL_BYTES,
@@ -24,6 +24,7 @@ from prfaas.index.segments import (
     Holding,
     Segment,
     digest_of_hash,
+    digest_of_hashes,
 )
 from prfaas.types import BlockHash
 
@@ -42,6 +43,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._layouts: dict[bytes, Layout] = {}
+        self._places: dict[tuple[bytes, int, Tier], tuple[Holding, int]] = {}
         self._links: dict[int, dict[BlockHash, _Link]] = {}  # by block size
         self._held: dict[Holding, set[BlockHash]] = {}
         self._exact: dict[Holding, dict[BlockHash, Checkpoint]] = {}
@@ -69,7 +71,7 @@ class Inventory:
         """Raises:
         IndexRefusal: the event's layout or group is unknown.
         """
-        self._block_tokens(Holding(event.layout, event.group, event.tier))
+        self._place(event)
 
     def apply(self, events: Iterable[PoolEvent]) -> list[Announcement]:
         """Take changes of the pool in order; returns what to announce of them.
@@ -86,6 +88,8 @@ class Inventory:
                 )
             for holding, hashes in fresh.items():
                 announcements += self._segments(holding, hashes, stored=stored)
+                before, changed = self._digests.get(holding, Digest()), digest_of_hashes(hashes)
+                self._digests[holding] = before.plus(changed) if stored else before.minus(changed)
                 if not stored:
                     self._drop(holding, hashes)
         return announcements
@@ -96,6 +100,15 @@ class Inventory:
             segment for holding, held in self._held.items() for segment in self._segments(holding, held, stored=True)
         ]
         return [*blocks, *(its for exact in self._exact.values() for its in exact.values())]
+
+    def _place(self, event: PoolEvent) -> tuple[Holding, int]:
+        """The event's holding and the tokens of one of its blocks. Raises as `_block_tokens`."""
+        key = (event.layout, event.group, event.tier)
+        known = self._places.get(key)
+        if known is None:
+            holding = Holding(*key)
+            known = self._places[key] = (holding, self._block_tokens(holding))
+        return known
 
     def _block_tokens(self, holding: Holding) -> int:
         """Tokens of one block, 0 for a linear state.
@@ -110,16 +123,14 @@ class Inventory:
         return 0 if group.kind == "linear_state" else group.block_tokens
 
     def _store(self, event: BlockStored, fresh: dict[Holding, set[BlockHash]]) -> list[Announcement]:
-        holding = Holding(event.layout, event.group, event.tier)
-        block_tokens = self._block_tokens(holding)
+        holding, block_tokens = self._place(event)
         if not block_tokens or event.num_tokens % block_tokens:
             return self._store_exact(holding, event)
         waiting = [event]
         while waiting:  # a block may be the missing parent of others, and those of others again
             block = waiting.pop()
-            where = Holding(block.layout, block.group, block.tier)
             if self._link(block, block_tokens):
-                self._hold(where, block.block_hash, block_tokens, fresh)
+                self._hold(self._place(block)[0], block.block_hash, block_tokens, fresh)
                 waiting += self._orphans.pop((block_tokens, block.block_hash), [])
         return []
 
@@ -129,7 +140,7 @@ class Inventory:
         if event.block_hash in exact:
             return []
         exact[event.block_hash] = its
-        self._add_digest(holding, event.block_hash)
+        self._digests[holding] = self._digests.get(holding, Digest()).plus(digest_of_hash(event.block_hash))
         return [its]
 
     def _link(self, event: BlockStored, block_tokens: int) -> bool:
@@ -158,15 +169,10 @@ class Inventory:
             return
         held.add(block_hash)
         self._links[block_tokens][block_hash].num_users += 1
-        self._add_digest(holding, block_hash)
         fresh.setdefault(holding, set()).add(block_hash)
 
-    def _add_digest(self, holding: Holding, block_hash: BlockHash) -> None:
-        self._digests[holding] = self._digests.get(holding, Digest()).plus(digest_of_hash(block_hash))
-
     def _remove(self, event: BlockRemoved, fresh: dict[Holding, set[BlockHash]]) -> list[Announcement]:
-        holding = Holding(event.layout, event.group, event.tier)
-        block_tokens = self._block_tokens(holding)
+        holding, block_tokens = self._place(event)
         its = self._exact.get(holding, {}).pop(event.block_hash, None)
         if its is not None:
             self._digests[holding] = self._digests[holding].minus(digest_of_hash(event.block_hash))
@@ -194,7 +200,6 @@ class Inventory:
         held = self._held[holding]
         for block_hash in hashes:
             held.discard(block_hash)
-            self._digests[holding] = self._digests[holding].minus(digest_of_hash(block_hash))
             _release(links, block_hash)
 
     def _segments(self, holding: Holding, hashes: Iterable[BlockHash], *, stored: bool) -> Iterator[Segment]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from prfaas.events import Tier
@@ -101,3 +101,7 @@ def short_hash(block_hash: bytes) -> int:
 
 def digest_of_hash(block_hash: bytes) -> Digest:
     return Digest(1, short_hash(block_hash))
+
+
+def digest_of_hashes(hashes: Collection[bytes]) -> Digest:
+    return Digest(len(hashes), sum(map(short_hash, hashes)) % DIGEST_MODULUS)
