@@ -39,11 +39,13 @@ def _distance() -> dict[str, Any]:
         Wan(WanShape(1e9, distance.ROUND_TRIPS[0])) as wan,
         running_sites(Path(directory), wan) as sites,
     ):
-        return {
-            "ttft_over_distance": distance.measure(sites),
-            "hooks": cost.hooks(sites),
-            "framing": cost.framing(sites),
-        }
+        return {"ttft_over_distance": distance.measure(sites)}
+
+
+def _cost() -> dict[str, Any]:
+    if reason := obstacle():
+        return _skipped("cost", reason)
+    return cost.measure()
 
 
 def _nixl() -> dict[str, Any]:
@@ -70,6 +72,7 @@ def _skipped(name: str, reason: str) -> dict[str, Any]:
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "distance": _distance,
     "nixl": _nixl,
+    "cost": _cost,
     "decode_steps": lambda: {"decode_steps": decode_steps.measure()},
     "slow_link": _slow_link,
     "copying": lambda: {"copying": copying.measure()},

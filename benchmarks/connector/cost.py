@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, Sites, logged
+from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, Sites, logged, running_sites
+from tools.wan import Wan, WanShape
 
+NUM_PROMPTS = 12
 BAR_HOOK_RATIO = 0.05  # of a prefill step's CPU time
 BAR_FRAMING_RATIO = 0.005  # of the payload
+
+
+def measure() -> dict[str, Any]:
+    """Both, from prompts through both engines over a link that is no limit."""
+    with (
+        tempfile.TemporaryDirectory(prefix="prfaas-cost-") as directory,
+        Wan(WanShape(1e9, 0.002)) as wan,
+        running_sites(Path(directory), wan, compares=False) as sites,
+    ):
+        for _ in range(NUM_PROMPTS):
+            sites.pushed_seconds(sites.prefill)
+        return {"hooks": hooks(sites), "framing": framing(sites)}
 
 
 def hooks(sites: Sites) -> dict[str, Any]:

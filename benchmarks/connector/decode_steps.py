@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.connector.sites import grant_key, grant_of, parameters
 from tools.demo.client import prompt_tokens
@@ -29,11 +29,18 @@ FAMILY = "llama"
 BLOCK_TOKENS = 32
 HIT_TOKENS = 8192
 NUM_PARKED = 64
-NUM_SEQUENCES, OUTPUT_TOKENS = 4, 200
-REPEATS, WARM_UP = 9, 2
+NUM_SEQUENCES, OUTPUT_TOKENS = 4, 400
+REPEATS, WARM_UP = 7, 1
 SPIN_SECONDS = 4.0
 BAR_PARKED_RATIO = 0.10
 PATIENT_SECONDS = 900.0
+
+
+class StepCost(NamedTuple):
+    """Seconds of one step; CPU time is of all threads of the engine and its server, and says little of other programs."""
+
+    wall: float
+    cpu: float
 
 
 @dataclass
@@ -46,13 +53,15 @@ class Engines:
     key: bytes
     held: list[int]  # the tokens that both engines' prefix caches hold
 
-    def step_seconds(self, engine: EngineProcess) -> float:
-        """Of a decode step of the batch, the engine's server included."""
+    def step(self, engine: EngineProcess) -> StepCost:
+        """A decode step of the batch, the engine's server included."""
         prompts = [[*self.held, token] for token in range(NUM_SEQUENCES)]
         body = {"model": FAMILY, "prompt": prompts, "temperature": 0, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
-        start = time.perf_counter()
+        pid = engine.child.process.pid
+        start, cpu = time.perf_counter(), _cpu_seconds(pid)
         self._read(engine, body)
-        return (time.perf_counter() - start) / OUTPUT_TOKENS
+        wall, cpu = time.perf_counter() - start, _cpu_seconds(pid) - cpu
+        return StepCost(wall / OUTPUT_TOKENS, cpu / OUTPUT_TOKENS)
 
     def _read(self, engine: EngineProcess, body: dict[str, Any]) -> None:
         connection = _post(engine, body)
@@ -100,39 +109,47 @@ class Engines:
 def measure() -> dict[str, Any]:
     """Step times turn by turn, and the share of a core that waiting takes."""
     with tempfile.TemporaryDirectory(prefix="prfaas-steps-") as directory, _running(Path(directory)) as engines:
-        ways: dict[str, Callable[[], float]] = {
-            "without connector": lambda: engines.step_seconds(engines.bare),
-            "without connector, again": lambda: engines.step_seconds(engines.bare),
-            "with connector": lambda: engines.step_seconds(engines.connected),
+        ways: dict[str, Callable[[], StepCost]] = {
+            "without connector": lambda: engines.step(engines.bare),
+            "without connector, again": lambda: engines.step(engines.bare),
+            "with connector": lambda: engines.step(engines.connected),
             "with connector, 64 parked": lambda: _beside_parked(engines),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        costs: dict[str, list[StepCost]] = {name: [] for name in ways}
         for turn in range(WARM_UP + REPEATS):
             for name, way in ways.items():
                 value = way()
                 if turn >= WARM_UP:
-                    seconds[name].append(value)
+                    costs[name].append(value)
         spinning = {"nothing": engines.cpu_ratio()}
         for count in (1, NUM_PARKED):
             with engines.parked(count):
                 spinning[f"{count} parked"] = engines.cpu_ratio()
-    bare, again, connected, parked = seconds.values()
     return {
         "family": FAMILY,
         "batch": NUM_SEQUENCES,
         "context_tokens": HIT_TOKENS,
         "block_tokens": BLOCK_TOKENS,
-        "step_milliseconds": {name: _spread([1e3 * its for its in values]) for name, values in seconds.items()},
-        "noise": _growth(again, bare),
-        "added_without_transfers": _growth(connected, bare),
-        "added_by_64_parked": {**_growth(parked, connected), "bar": BAR_PARKED_RATIO},
+        "wall": _table({name: [its.wall for its in values] for name, values in costs.items()}),
+        "cpu": _table({name: [its.cpu for its in values] for name, values in costs.items()}),
+        "bar_parked": BAR_PARKED_RATIO,
         "cores_used_while_waiting": {name: round(value, 3) for name, value in spinning.items()},
     }
 
 
-def _beside_parked(engines: Engines) -> float:
+def _table(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    bare, again, connected, parked = seconds.values()
+    return {
+        "step_milliseconds": {name: _spread([1e3 * its for its in values]) for name, values in seconds.items()},
+        "noise": _growth(again, bare),
+        "added_without_transfers": _growth(connected, bare),
+        "added_by_64_parked": _growth(parked, connected),
+    }
+
+
+def _beside_parked(engines: Engines) -> StepCost:
     with engines.parked(NUM_PARKED):
-        return engines.step_seconds(engines.connected)
+        return engines.step(engines.connected)
 
 
 def _growth(values: Sequence[float], base: Sequence[float]) -> dict[str, float]:
@@ -151,7 +168,7 @@ def _running(directory: Path) -> Iterator[Engines]:
         stack = Stack(children, directory)
         agent = stack.start_agent("agent", open_timeout_seconds=f"{PATIENT_SECONDS:.0f}s")
         stack.await_agent(agent)
-        chosen = engine_flags(chunk_tokens=256, max_model_len=HIT_TOKENS + 512)
+        chosen = engine_flags(chunk_tokens=256, max_model_len=HIT_TOKENS + 2 * OUTPUT_TOKENS)
         flags = tuple("--enable-prefix-caching" if its == "--no-enable-prefix-caching" else its for its in chosen)
         flags += ("--block-size", str(BLOCK_TOKENS))
         settings = {"reuse": False, "receive_timeout_seconds": f"{PATIENT_SECONDS:.0f}s"}

@@ -27,6 +27,7 @@ PROMPT_TOKENS = 4097
 CHUNK_TOKENS = 256
 STORED_SECONDS = 0.3  # until a finished request's blocks are in the pool; not counted
 WIRE_PORT = 7400
+WHOLE = ("benchmarks.connector.store_and_forward", "StoreAndForwardConnector")
 TIMED = ("benchmarks.connector.timed", "TimedConnector")
 
 
@@ -113,19 +114,22 @@ def parameters(direction: str, grant: str) -> dict[str, Any]:
 
 
 @contextmanager
-def running_sites(directory: Path, wan: Wan) -> Iterator[Sites]:
-    """Start agents and engines; they end with the context."""
+def running_sites(directory: Path, wan: Wan, *, compares: bool = True) -> Iterator[Sites]:
+    """Start agents and engines; they end with the context. What `compares` not has no engine that stores and forwards."""
     model = make_model(FAMILY, directory / FAMILY)
     with Children(directory) as children:
         stack = Stack(children, directory)
         near, far = start_agents(children, stack, wan)
         flags = engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=PROMPT_TOKENS + 256)
-        whole = ("benchmarks.connector.store_and_forward", "StoreAndForwardConnector")
         decode = stack.start_engine("decode", model, agent=near, role="kv_both", extra=flags)
         prefill = stack.start_engine(
             "prefill", model, agent=far, role="kv_producer", extra=flags, connector_class=TIMED
         )
-        stored = stack.start_engine("stored", model, agent=far, role="kv_producer", extra=flags, connector_class=whole)
+        stored = prefill
+        if compares:
+            stored = stack.start_engine(
+                "stored", model, agent=far, role="kv_producer", extra=flags, connector_class=WHOLE
+            )
         for engine in (decode, prefill, stored):
             stack.await_server(engine.child, engine.url)
         yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack))
