@@ -21,7 +21,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "connector.json"
 
 def main() -> None:
     for name in os.environ.get("PARTS", " ".join(PARTS)).split():
+        began = os.getloadavg()[0]
         found = PARTS[name]()
+        found |= {f"machine of {name}": {"cores": os.cpu_count(), "load_average": [began, os.getloadavg()[0]]}}
         print(json.dumps(found, indent=1))
         RESULTS.write_text(json.dumps(dict(sorted((_read() | found).items())), indent=1) + "\n")
 
