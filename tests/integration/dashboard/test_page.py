@@ -60,7 +60,12 @@ class Stage:
 
     async def start_manager(self) -> None:
         self.manager = await self._deployment.start_manager(
-            name="west-manager", http_listen=self.address, listen=self.grpc, threshold_tokens=500, expiry_seconds=60.0
+            name="west-manager",
+            http_listen=self.address,
+            listen=self.grpc,
+            threshold_tokens=500,
+            expiry_seconds=60.0,
+            lease_seconds=5.0,
         )
 
     async def restart_manager(self) -> None:

@@ -1,0 +1,1 @@
+"""How soon the dashboard shows what has changed."""
