@@ -61,8 +61,12 @@ class RedisStore:
 
     def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
         self.keys = keys or Keys()
-        self._client = _connect(url, timeout_seconds)
-        self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
+        """Raises ConfigError when no Redis can be at `url`."""
+        try:
+            self._client = _connect(url, timeout_seconds)
+            self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
+        except ValueError as error:
+            raise ConfigError(f"redis_url: {error}") from error
         self._spread = SpreadTail(self._tail) if isinstance(self._tail, RedisCluster) else None
         self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
 

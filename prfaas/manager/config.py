@@ -11,7 +11,7 @@ from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import CertificateFiles, Certificates
-from prfaas.units import choice
+from prfaas.units import choice, split_address
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
 RoleChanging = Literal["recommend", "apply"]
@@ -70,6 +70,7 @@ class ManagerConfig:
     threshold_tokens: int = setting(
         "tokens",
         default=16_000,
+        maximum=(1 << 32) - 1,
         doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. With `deployment`, until there is a plan.",
     )
     deployment: Path | None = setting(
@@ -191,6 +192,8 @@ class ManagerConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.advertise:
+            _check_is_address("advertise", self.advertise)
         if self.local_policy == "ppd" and self.ppd_table is None:
             raise ValueError("ppd_table: missing; local_policy: ppd decides by it")
         if self.local_policy == "endpoint_picker" and self.endpoint_picker is None:
@@ -205,3 +208,10 @@ class ManagerConfig:
             return None
         files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
         return Certificates(files, speaks=speaks)
+
+
+def _check_is_address(name: str, address: str) -> None:
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise ValueError(f"{name}: {address!r} is {error}") from error

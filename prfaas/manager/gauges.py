@@ -54,13 +54,14 @@ class Gauges:
             metrics.MANAGER_INSTANCES.labels(cluster=name, role=role).set(count)
 
     def _links(self) -> None:
-        for gauge in (metrics.PATH_GOODPUT, metrics.PATH_CAPACITY, metrics.PATH_UP):
+        for gauge in (metrics.PATH_GOODPUT, metrics.PATH_CAPACITY, metrics.PATH_UP, metrics.PATH_MULTIPLIER):
             gauge.clear()
         for its in self._paths.views():
             labels = {"source": its.source, "destination": its.destination}
             metrics.PATH_GOODPUT.labels(**labels).set(its.bytes_per_second)
             metrics.PATH_CAPACITY.labels(**labels).set(its.capacity_bytes_per_second)
             metrics.PATH_UP.labels(**labels).set(not its.is_down)
+            metrics.PATH_MULTIPLIER.labels(**labels).set(its.congestion.multiplier)
 
     def _holdings(self) -> None:
         metrics.MANAGER_HELD_BLOCKS.clear()

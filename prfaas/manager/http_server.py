@@ -10,10 +10,13 @@ from aiohttp import web
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.pages import DashboardPages
 from prfaas.manager.decided import Decisions
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.units import split_address
+
+_SHUTDOWN_SECONDS = 5.0  # for those that stopped reading: what comes after has its part of a container's 30 s
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class HttpServer:
         """Listen; port 0 takes a free one.
 
         Raises:
-            OSError: the address is taken.
+            ConfigError: the address is taken, or none of this machine.
         """
         app = web.Application()
         app.add_routes(
@@ -68,10 +71,13 @@ class HttpServer:
             ]
         )
         app.on_shutdown.append(self._dashboard.close)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await self._runner.setup()
         host, port = split_address(self._listen)
-        await web.TCPSite(self._runner, host, port).start()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"http_listen: {error}") from error
         self.address = f"{host}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:

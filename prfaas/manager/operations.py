@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
@@ -45,6 +46,7 @@ class Operations:
 
     async def copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
         check_is_no_node(self._world, who)
+        check_is_time(request.timeout_seconds)
         source, destination = (self._world.live_node(AgentName(its)) for its in (request.source, request.destination))
         await self._replication.writer_for(source.cluster)
         ended = self._copies.order(
@@ -64,6 +66,7 @@ class Operations:
         )
 
     async def drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
+        check_is_time(request.timeout_seconds)
         if who == request.node:
             return await self._drained(request)
         with self._operators.act(who, "drain", target=request.node):
@@ -90,6 +93,7 @@ class Operations:
         return pb.UndrainResponse()
 
     async def order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
+        check_is_time(request.timeout_seconds)
         order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
         with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()):
             if len(end_hash) != HASH_BYTES:
@@ -100,6 +104,7 @@ class Operations:
         return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
 
     async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
+        check_is_time(request.timeout_seconds)
         with self._operators.act(who, "set_role", target=request.node, role=request.role):
             role = ordered_role_from(request.role)
             seconds = request.timeout_seconds
@@ -113,6 +118,14 @@ def check_is_no_node(world: World, who: str) -> None:
     """
     if AgentName(who) in world.membership:
         raise IndexRefusal("unauthenticated", f"{who} is a node: nodes command nobody")
+
+
+def check_is_time(seconds: float) -> None:
+    """Raises:
+    IndexRefusal: it is no number of seconds that end.
+    """
+    if not math.isfinite(seconds) or seconds < 0:
+        raise IndexRefusal("malformed", f"timeout_seconds: {seconds} is no time")
 
 
 def _now() -> float:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prfaas import logs, metrics
+from prfaas import logs
 from prfaas.index.membership import LinkFigures, Member
 from prfaas.manager.world import World
 from prfaas.scheduler.congestion import (
@@ -94,7 +94,6 @@ class Paths:
         )
         its.congestion = step(before, sample, now=now, limits=LIMITS)
         its.pressures = pressures(sample, LIMITS)
-        metrics.PATH_MULTIPLIER.labels(source=pair[0], destination=pair[1]).set(its.congestion.multiplier)
         if its.congestion.multiplier != before.multiplier:
             self._tell(pair, its.congestion)
 

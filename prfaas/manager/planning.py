@@ -7,6 +7,7 @@ Solving runs in a thread of its own: it takes milliseconds to seconds, and quest
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -212,9 +213,7 @@ class Planning:
         file = self._deployment
         prfaas = [replace(its, num_instances=roles[its.name].total()) for its in file.prfaas if its.name in roles]
         pd = [_with_roles(its, roles[its.name]) for its in file.pd if its.name in roles]
-        links = {(link.source, link.target): link.bytes_per_second for link in file.links}
-        links.update({(source, target): rate for source, target, rate in inputs.rates})
-        kept = [Link(*pair, rate) for pair, rate in links.items() if pair[0] in roles and pair[1] in roles]
+        kept = [its for its in links_with(inputs.rates, file) if its.source in roles and its.target in roles]
         return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), links=tuple(kept))
 
     def _traffic_now(self) -> tuple[Workload, str]:
@@ -305,6 +304,16 @@ def _is_near(before: int, now: int, dead_band: float) -> bool:
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
     return {its.cluster: (its.num_prefill, its.num_decode) for its in plan.splits}
+
+
+def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[Link]:
+    """The file's links with the rates that were measured. Where it lists none, every pair that was not measured is
+    limited by its cluster's egress alone."""
+    links = {(its.source, its.target): its.bytes_per_second for its in file.links}
+    measured = {(source, target): rate for source, target, rate in rates}
+    if measured and not file.links:
+        links = {(prfaas.name, pd.name): math.inf for prfaas in file.prfaas for pd in file.pd}
+    return [Link(*pair, rate) for pair, rate in (links | measured).items()]
 
 
 def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:

@@ -193,7 +193,7 @@ class _Marked:
 
     remote: list[int]
     egress: list[int | None]
-    links: list[int]
+    links: list[int | None]
     local: list[int]
     intra: list[int | None]
     decode: list[int]
@@ -212,9 +212,7 @@ def _limits(demand: Demand, loads: LoadModel, routes: Sequence[Route], columns: 
         )
     for index, link in enumerate(deployment.links):
         mine = [r for r, route in enumerate(routes) if route.link == index]
-        row = _add_bytes(rows, link.bytes_per_second, columns.remote[:, mine], demand.kv_bytes)
-        assert row is not None
-        marked.links.append(row)
+        marked.links.append(_add_bytes(rows, link.bytes_per_second, columns.remote[:, mine], demand.kv_bytes))
     for d, pd in enumerate(deployment.pd):
         _limit_pd(d, pd, rows, marked, demand=demand, loads=loads, routes=routes, columns=columns)
     return rows, marked

@@ -13,7 +13,7 @@ from prfaas.model.lengths import Empirical, Lengths, LogNormal, Mixture
 from prfaas.model.loads import Method
 from prfaas.model.plan import Plan
 from prfaas.model.planning import relaxed_plan
-from prfaas.model.workload import Workload
+from prfaas.model.workload import OutputTokens, Workload, half_output_tokens
 
 C = TypeVar("C", PrfaasCluster, PdCluster)
 Input = tuple[Deployment, Workload]
@@ -62,9 +62,27 @@ def _changes(deployment: Deployment) -> dict[str, Change]:
     changes["decode step"] = _of_pd(_slower_decode)
     changes["decode objective"] = lambda d, w, f: (replace(d, objectives=_faster(d.objectives, f)), w)
     changes["KV bytes"] = lambda d, w, f: (replace(d, model=_larger(d.model, f)), w)
-    changes["input lengths"] = lambda d, w, f: (d, replace(w, lengths=longer(w.lengths, f)))
-    changes["output tokens"] = lambda d, w, f: (d, replace(w, output=replace(w.output, mean=w.output.mean * f)))
+    changes["input lengths"] = lambda d, w, f: (d, _longer_prompts(w, f))
+    changes["output tokens"] = lambda d, w, f: (d, replace(w, output=_longer_output(w.output, f)))
     return changes
+
+
+def _longer_prompts(workload: Workload, factor: float) -> Workload:
+    """Of all turns, with what decoding requests hold of them."""
+    later = workload.later and replace(workload.later, lengths=longer(workload.later.lengths, factor))
+    its = workload.output
+    context = its.mean_context_tokens
+    if context:
+        context = factor * (context - half_output_tokens(its)) + half_output_tokens(its)
+    output = replace(its, mean_context_tokens=context)
+    return replace(workload, lengths=longer(workload.lengths, factor), later=later, output=output)
+
+
+def _longer_output(output: OutputTokens, factor: float) -> OutputTokens:
+    context = output.mean_context_tokens
+    if context:
+        context += (factor - 1.0) * half_output_tokens(output)
+    return replace(output, mean=output.mean * factor, mean_context_tokens=context)
 
 
 def _of_prfaas(change: Callable[[PrfaasCluster, float], PrfaasCluster]) -> Change:

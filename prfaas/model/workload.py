@@ -71,5 +71,9 @@ class Workload:
 def with_context(output: OutputTokens, lengths: Lengths) -> OutputTokens:
     """`output` with the context of requests whose output does not depend on their prompt."""
     prompt = mean_tokens(lengths) + expectation(lengths, CachedTokens()) / expectation(lengths, ONE)
-    half = 0.5 * output.mean * (1.0 + output.squared_cv)  # E[out²] / (2 E[out])
-    return OutputTokens(output.mean, output.squared_cv, prompt + half)
+    return OutputTokens(output.mean, output.squared_cv, prompt + half_output_tokens(output))
+
+
+def half_output_tokens(output: OutputTokens) -> float:
+    """What a decoding request holds of its own output on average over its time: E[out²] / (2 E[out])."""
+    return 0.5 * output.mean * (1.0 + output.squared_cv)

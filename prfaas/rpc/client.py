@@ -11,6 +11,8 @@ from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.generated import manager_pb2 as pb
 
 _RETRY_SECONDS = 0.2
+_LEAST_SECONDS = 0.05  # with less left a call has no chance
+_SILENCE_SECONDS = 3.0  # between snapshots, of which one comes each second: a manager that hangs still answers pings
 
 
 class ManagerClient:
@@ -71,14 +73,30 @@ class ManagerClient:
         return response
 
     async def _ask_writer(self, method: str, request: Any, timeout_seconds: float) -> Any:
-        """Ask the preferred manager, and where it sends us."""
+        """Ask one manager after the other, and where it sends us. What one may have begun is asked again: doing it
+        twice is doing it once. Where the time has run out nobody else is asked."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + timeout_seconds
+        failure = ManagerUnreachable("no manager is configured")
+        for channel in (*self._channels[self._preferred :], *self._channels[: self._preferred]):
+            left = ends - clock()
+            if left < _LEAST_SECONDS:
+                break
+            try:
+                return await self._follow(channel, method, request, timeout_seconds=left)
+            except ManagerUnreachable as error:
+                failure = error
+        raise failure
+
+    async def _follow(self, channel: Channel, method: str, request: Any, *, timeout_seconds: float) -> Any:
+        """Ask a manager, and the one that it names as the cluster's writer."""
         try:
-            return await self._channels[self._preferred].call(method, request, timeout_seconds=timeout_seconds)
-        except Fenced as error:
-            channel = next((its for its in self._channels if its.address == error.writer), None)
-            if channel is None:
-                raise ManagerUnreachable(f"the cluster's writer, {error.writer}, is none of ours") from error
             return await channel.call(method, request, timeout_seconds=timeout_seconds)
+        except Fenced as error:
+            writer = next((its for its in self._channels if its.address == error.writer), None)
+            if writer is None:
+                raise ManagerUnreachable(f"the cluster's writer, {error.writer}, is none of ours") from error
+            return await writer.call(method, request, timeout_seconds=timeout_seconds)
 
     async def _call(self, method: str, request: Any) -> Any:
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
@@ -108,10 +126,9 @@ class ManagerClient:
         while True:
             channel = self._channels[attempt % len(self._channels)]
             try:
-                with translated_errors(channel.address):
-                    async for snapshot in channel.stream("WatchState", pb.WatchStateRequest(cluster=cluster)):
-                        yield snapshot
-            except ManagerUnreachable:
+                async for snapshot in _snapshots(channel, pb.WatchStateRequest(cluster=cluster)):
+                    yield snapshot
+            except (ManagerUnreachable, TimeoutError):
                 pass
             attempt += 1
             await asyncio.sleep(_RETRY_SECONDS)
@@ -119,3 +136,19 @@ class ManagerClient:
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
+
+
+async def _snapshots(channel: Channel, request: pb.WatchStateRequest) -> AsyncGenerator[pb.StateSnapshot, None]:
+    """Raises ManagerUnreachable when they end with an error, TimeoutError when none comes."""
+    call = channel.stream("WatchState", request)
+    try:
+        snapshots = aiter(call)
+        while True:
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                with translated_errors(channel.address):
+                    snapshot = await anext(snapshots, None)
+            if snapshot is None:
+                return
+            yield snapshot
+    finally:
+        call.cancel()

@@ -24,6 +24,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+_WRITE_SECONDS = 5.0  # for one event to a browser that has stopped reading
+
 
 @dataclass(frozen=True)
 class Solver:
@@ -99,7 +101,11 @@ class DashboardPages:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"} | HEADERS)
         await response.prepare(request)
         async for event in self._feed.events():
-            await response.write(event)
+            try:
+                async with asyncio.timeout(_WRITE_SECONDS):
+                    await response.write(event)
+            except TimeoutError:  # nobody reads there any more
+                break
         return response
 
 

@@ -143,3 +143,12 @@ def test_the_control_path_needs_neither_torch_nor_vllm() -> None:
     code = "import prfaas.cli.manager, prfaas.rpc.reporter, prfaas.rpc.client, sys; print({'torch', 'vllm'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert found.stdout == "set()\n"
+
+
+async def test_a_taken_address_of_the_pages_stops_the_start_by_name(deployment: Deployment) -> None:
+    await deployment.start_redis()
+    first = await deployment.start_manager()
+    second = Manager(deployment.config(http_listen=first.http_address), SECRET)
+    with pytest.raises(ConfigError, match="http_listen"):
+        await second.start()
+    await second.close()

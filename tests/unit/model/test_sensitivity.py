@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prfaas.model.lengths import Empirical, Mixture, mean_tokens
 from prfaas.model.planning import best_plan
-from prfaas.model.sensitivity import longer, sensitivity
+from prfaas.model.sensitivity import _changes, longer, sensitivity
+from prfaas.model.workload import LaterTurns, with_context
 from tests.planner_inputs import PAPER_LENGTHS, case_study, with_links_as_wide
 
 
@@ -36,3 +39,18 @@ def test_the_link_matters_where_it_limits_and_only_there() -> None:
 def test_every_kind_of_distribution_can_be_stretched() -> None:
     for lengths in (PAPER_LENGTHS, Empirical([100, 300]), Mixture(((0.5, PAPER_LENGTHS), (0.5, Empirical([10, 20]))))):
         assert mean_tokens(longer(lengths, 1.2)) == pytest.approx(1.2 * mean_tokens(lengths))
+
+
+def test_longer_prompts_and_longer_answers_are_held_by_decoding_requests() -> None:
+    deployment, traffic = case_study()
+    traffic = replace(traffic, output=with_context(traffic.output, traffic.lengths))
+    later = LaterTurns(0.5, traffic.lengths)
+    for name in ("input lengths", "output tokens"):
+        change = _changes(deployment)[name]
+        _, longer_traffic = change(deployment, replace(traffic, later=later), 1.2)
+        expected = with_context(longer_traffic.output, longer_traffic.lengths).mean_context_tokens
+        assert longer_traffic.output.mean_context_tokens == pytest.approx(expected), name
+        assert longer_traffic.output.mean_context_tokens > traffic.output.mean_context_tokens
+        assert longer_traffic.later is not None
+        stretched = 1.2 if name == "input lengths" else 1.0
+        assert mean_tokens(longer_traffic.later.lengths) == pytest.approx(stretched * mean_tokens(later.lengths))

@@ -1,0 +1,55 @@
+"""The client of several managers: one that is gone or hangs is passed over; times that are none are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from prfaas.errors import IndexRefusal
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.methods import SERVICE_NAME
+from tests.free_ports import free_address
+from tests.integration.manager.deployment import SECRET, Deployment
+
+
+async def test_an_operator_s_call_goes_to_the_manager_that_lives(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    client = ManagerClient([free_address(), manager.address], name="operator", secret=SECRET, deadline_seconds=10.0)
+    with pytest.raises(IndexRefusal, match="nobody is unknown or silent"):
+        await client.undrain(pb.UndrainRequest(node="nobody"))
+    await client.close()
+
+
+async def _say_nothing(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_a_manager_that_takes_the_question_and_says_nothing_is_left(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(name="talks")
+    silent = grpc.aio.server()
+    calls = {"WatchState": grpc.unary_stream_rpc_method_handler(_say_nothing)}
+    silent.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, calls),))
+    address = f"127.0.0.1:{silent.add_insecure_port('127.0.0.1:0')}"
+    await silent.start()
+    client = ManagerClient([address, manager.address], name="router", secret=SECRET)
+    snapshots = client.watch_state()
+    async with asyncio.timeout(20):
+        assert await anext(snapshots)
+    await snapshots.aclose()
+    await client.close()
+    await silent.stop(None)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+async def test_a_time_that_is_none_is_refused(deployment: Deployment, seconds: float) -> None:
+    manager = await deployment.start_manager()
+    client = deployment.client(manager, name="operator")
+    with pytest.raises(IndexRefusal, match="is no time"):
+        await client.copy(pb.CopyRequest(timeout_seconds=seconds), timeout_seconds=10.0)

@@ -1,0 +1,29 @@
+"""A manager's settings that cannot work stop its start by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.config import load_mapping
+from prfaas.errors import ConfigError
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.config import ManagerConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("advertise", "10.0.0.1", "advertise: '10.0.0.1' is not host:port"),
+        ("threshold_tokens", "4294967296", "threshold_tokens"),
+        ("session_seconds", "0s", "session_seconds"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_mapping(ManagerConfig, {"secret_file": "secret", name: value}, where="test")
+
+
+@pytest.mark.parametrize("url", ["foo", "redis+sentinel://h1,h2/x"])
+def test_a_url_at_which_no_redis_can_be_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="redis_url"):
+        RedisStore(url)

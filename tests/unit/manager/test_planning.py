@@ -1,0 +1,43 @@
+"""The links that a plan is made for: the file's, and the measured rates in their place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from prfaas.manager.planning import links_with
+from prfaas.model.deployment import Link
+from prfaas.model.planning import best_plan
+from tests.planner_inputs import case_study
+
+
+def test_what_was_not_measured_is_as_wide_as_its_cluster_s_egress_where_no_links_are_listed() -> None:
+    file, traffic = case_study()
+    (first,), (pd,) = file.prfaas, file.pd
+    file = replace(file, prfaas=(first, replace(first, name="second")), links=())
+    assert links_with([], file) == []
+    found = links_with([(first.name, pd.name, 1e9)], file)
+    assert found == [Link(first.name, pd.name, 1e9), Link("second", pd.name, math.inf)]
+    measured = replace(file, links=tuple(found))
+    assert measured.egress(measured.prfaas[1]) == first.egress_bytes_per_second
+    plan = best_plan(measured, traffic, method="exact")
+    alone = best_plan(
+        replace(file, prfaas=file.prfaas[:1], links=(Link(first.name, pd.name, 1e9),)), traffic, method="exact"
+    )
+    assert plan.system_throughput > alone.system_throughput
+
+
+def test_a_link_without_a_limit_is_no_limit() -> None:
+    file, traffic = case_study()
+    unlimited = replace(file, links=(Link(file.prfaas[0].name, file.pd[0].name, math.inf),))
+    plans = [best_plan(its, traffic, method="exact") for its in (unlimited, replace(file, links=()))]
+    assert plans[0].system_throughput == pytest.approx(plans[1].system_throughput)
+
+
+def test_listed_links_stay_and_measured_ones_take_their_place() -> None:
+    file, _ = case_study()
+    source, target = file.prfaas[0].name, file.pd[0].name
+    listed = replace(file, links=(Link(source, target, 5e9), Link(source, "other", 2e9)))
+    assert links_with([(source, target, 1e9)], listed) == [Link(source, target, 1e9), Link(source, "other", 2e9)]
