@@ -111,11 +111,6 @@ WIRE_REFUSALS = _counter(
     ("reason",),
 )
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
-RING_OVERFLOWS = _counter(
-    "prfaas_agent_ring_overflows",
-    "Times an engine found its ring of finished layers full and the transfer was given up.",
-)
-
 CONNECTOR_TRANSFERS = _counter(
     "prfaas_connector_transfers",
     "Requests of this engine that asked for a transfer; direction is send or receive, outcome is completed or the reason "
@@ -130,6 +125,10 @@ CONNECTOR_COPIED_BYTES = _counter(
 CONNECTOR_STATE_TAIL_BYTES = _counter(
     "prfaas_connector_state_tail_bytes",
     "Bytes of recurrent states that left in one burst after the forward pass instead of as their layers ended.",
+)
+CONNECTOR_RING_OVERFLOWS = _counter(
+    "prfaas_connector_ring_overflows",
+    "Steps that began with finished layers which the agent had no room to be told of: it hangs, or does not keep up.",
 )
 
 REQUESTS = _counter(

@@ -6,10 +6,14 @@ import mmap
 import os
 import select
 import socket
+import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from prfaas import logs
 from prfaas.agent.protocol import (
+    MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Attach,
     Attached,
@@ -21,12 +25,28 @@ from prfaas.agent.protocol import (
 )
 from prfaas.agent.ring import RingWriter
 from prfaas.cachepool.layout import Layout
-from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError
+from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError, RemoteProtocolError
 
 ATTACH_TIMEOUT_SECONDS = 10.0
 REATTACH_TIMEOUT_SECONDS = 1.0  # a living agent answers within a millisecond; the engine waits for no other
+REATTACH_SECONDS = 1.0  # between two looks for an agent that is gone
+REATTACH_PAUSES = 5  # at least so many times as long as the last look took: one that hangs takes the whole time-out
+MAX_OUTBOX_BYTES = 4 * MAX_MESSAGE_BYTES  # an agent that has left so much unread hangs
 _RECEIVE_BYTES = 1 << 18
 _NUM_WORKER_FDS = 3
+_log = logs.get("agent.client")
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """What attaching gives; `messages` came with the answer. Ring and arena are a worker's."""
+
+    socket: socket.socket
+    attached: Attached
+    buffer: MessageBuffer
+    messages: list[Message]
+    ring: RingWriter | None = None
+    arena: mmap.mmap | None = None
 
 
 class AgentClient:
@@ -49,72 +69,100 @@ class AgentClient:
             LayoutError: the agent refuses this engine; the message says what differs.
         """
         self.path = path
-        self.ring: RingWriter | None = None
         self._is_worker = role == "worker"
         self._attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None, pins_arena)
-        self._arena_map: mmap.mmap | None = None
-        self.connected = False
-        self._open(ATTACH_TIMEOUT_SECONDS)
+        self._reattach_at = 0.0  # monotonic seconds
+        self._last_report = ""  # why there was no agent when it was last tried
+        self._take(self._open(ATTACH_TIMEOUT_SECONDS))
 
-    def _open(self, timeout_seconds: float) -> None:
-        self._buffer = MessageBuffer()
-        self._inbox: deque[Message] = deque()
-        self._outbox = bytearray()
-        self._socket = _connect(self.path, timeout_seconds)
+    def _open(self, timeout_seconds: float) -> _Connection:
+        connection = _connect(self.path, timeout_seconds)
         try:
-            self._socket.sendall(encode(self._attach))
-            self.attached = self._receive_answer(expects_fds=self._is_worker)
+            connection.sendall(encode(self._attach))
+            opened = self._receive_answer(connection)
         except OSError as error:
-            self._socket.close()
+            connection.close()
             raise AgentUnreachable(f"the agent at {self.path} does not answer: {error}") from error
         except PrfaasError:
-            self._socket.close()
+            connection.close()
             raise
-        self._socket.setblocking(False)
+        connection.setblocking(False)
+        return opened
+
+    def _take(self, opened: _Connection) -> None:
+        self._opened = opened
+        self._inbox: deque[Message] = deque(opened.messages)
+        self._outbox = bytearray()
         self.connected = True
 
-    def reattach(self) -> bool:
+    def reattach(self, leave: Callable[[], None] = lambda: None) -> bool:
         """Attach to the agent that listens at the same path after the connection was lost; whether that worked.
 
-        A new agent has another epoch, another arena and another ring: views of the old ones must be gone before.
+        It is not tried at every call, so that an agent that hangs costs the engine little. A new agent has another
+        epoch, another arena and another ring: once it has answered, `leave` is called, which lets go of views of the old.
         """
-        self._socket.close()
-        if self.ring is not None:
-            self.ring.close()
-            self.ring = None
-        try:
-            self._open(REATTACH_TIMEOUT_SECONDS)
-        except PrfaasError:
+        start = time.monotonic()
+        if start < self._reattach_at:
             return False
+        self._opened.socket.close()
+        try:
+            opened = self._open(REATTACH_TIMEOUT_SECONDS)
+        except PrfaasError as error:
+            self._report(str(error))
+            now = time.monotonic()
+            self._reattach_at = now + max(REATTACH_SECONDS, REATTACH_PAUSES * (now - start))
+            return False
+        leave()
+        self._close_ring()
+        self._take(opened)
+        self._last_report = ""
+        _log.info("agent.back", agent=self.attached.agent, role=self._attach.role)
         return True
 
-    def _receive_answer(self, *, expects_fds: bool) -> Attached:
+    def _report(self, message: str) -> None:
+        """Say once why there is no agent."""
+        if message != self._last_report:
+            self._last_report = message
+            _log.warning("agent.not_back", role=self._attach.role, message=message)
+
+    def _receive_answer(self, connection: socket.socket) -> _Connection:
+        buffer = MessageBuffer()
         descriptors: list[int] = []
         messages: list[Message] = []
         while not messages:
-            data, received, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _NUM_WORKER_FDS)
+            data, received, _, _ = socket.recv_fds(connection, _RECEIVE_BYTES, _NUM_WORKER_FDS)
             descriptors += received
             if not data:
                 raise AgentUnreachable(f"the agent at {self.path} closed the connection")
-            messages = self._buffer.feed(data)
-        answer = messages[0]
-        self._inbox.extend(messages[1:])
+            messages = buffer.feed(data)
+        answer = messages.pop(0)
         if isinstance(answer, Refused):
             raise LayoutError(f"the agent at {self.path} refuses this engine: {answer.message}")
-        if not isinstance(answer, Attached) or len(descriptors) != (_NUM_WORKER_FDS if expects_fds else 0):
+        if not isinstance(answer, Attached) or len(descriptors) != (_NUM_WORKER_FDS if self._is_worker else 0):
             raise AgentUnreachable(f"{self.path} does not speak protocol version {PROTOCOL_VERSION}")
-        if expects_fds:
-            arena_fd, ring_fd, event_fd = descriptors
-            self.ring = RingWriter(ring_fd, event_fd)
-            self._arena_map = mmap.mmap(arena_fd, os.fstat(arena_fd).st_size)
-            os.close(arena_fd)
-        return answer
+        opened = _Connection(connection, answer, buffer, messages)
+        if not self._is_worker:
+            return opened
+        arena_fd, ring_fd, event_fd = descriptors
+        arena = mmap.mmap(arena_fd, os.fstat(arena_fd).st_size)
+        os.close(arena_fd)
+        return replace(opened, ring=RingWriter(ring_fd, event_fd), arena=arena)
+
+    @property
+    def attached(self) -> Attached:
+        """What the agent answered; of the last agent once it is gone."""
+        return self._opened.attached
+
+    @property
+    def ring(self) -> RingWriter | None:
+        """A worker's, until `close`."""
+        return self._opened.ring
 
     @property
     def arena(self) -> memoryview:
         """The whole arena, generation table first; valid until `close`."""
-        assert self._arena_map is not None, "only a worker maps the arena"
-        return memoryview(self._arena_map)
+        assert self._opened.arena is not None, "only a worker maps the arena"
+        return memoryview(self._opened.arena)
 
     def slot_generations(self) -> memoryview:
         """One u64 per slot: odd or even says nothing, a change says that the slot was given to another block."""
@@ -125,15 +173,17 @@ class AgentClient:
         if self.connected:
             self._outbox += encode(message)
             self._flush()
+            if len(self._outbox) > MAX_OUTBOX_BYTES:
+                self._lose("it takes no messages")
 
     def _flush(self) -> None:
         while self._outbox:
             try:
-                sent = self._socket.send(self._outbox)
+                sent = self._opened.socket.send(self._outbox)
             except BlockingIOError:
                 return
-            except OSError:
-                self._lose()
+            except OSError as error:
+                self._lose(str(error))
                 return
             del self._outbox[:sent]
 
@@ -147,38 +197,45 @@ class AgentClient:
         return messages
 
     def _read(self, timeout_seconds: float) -> None:
+        connection = self._opened.socket
         if timeout_seconds > 0 and not self._inbox:
-            select.select([self._socket], [self._socket] if self._outbox else [], [], timeout_seconds)
+            poller = select.poll()  # select takes no descriptor above 1,023
+            poller.register(connection, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+            poller.poll(timeout_seconds * 1000)
         while self.connected:
             try:
-                data = self._socket.recv(_RECEIVE_BYTES)
+                data = connection.recv(_RECEIVE_BYTES)
+                self._inbox.extend(self._opened.buffer.feed(data))
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
-            if not data:
-                self._lose()
+            except (OSError, RemoteProtocolError) as error:
+                self._lose(str(error))
                 return
-            self._inbox.extend(self._buffer.feed(data))
+            if not data:
+                self._lose("it closed the connection")
 
-    def _lose(self) -> None:
+    def _lose(self, message: str) -> None:
         self.connected = False
         self._outbox.clear()
+        _log.warning("agent.lost", role=self._attach.role, message=message)
 
     def close(self) -> None:
         """Close the connection; the agent takes back every lease. Views of the arena must be gone."""
         self.connected = False
-        self._socket.close()
-        if self.ring is not None:
-            self.ring.close()
-            self.ring = None
+        self._opened.socket.close()
+        self._close_ring()
+
+    def _close_ring(self) -> None:
+        if self._opened.ring is not None:
+            self._opened.ring.close()
+            self._opened = replace(self._opened, ring=None)
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else "lost"
         return f"<AgentClient {self.path} {state} inbox={len(self._inbox)} outbox_bytes={len(self._outbox)}>"
 
 
-def _connect(path: str, timeout_seconds: float) -> Any:
+def _connect(path: str, timeout_seconds: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_seconds)
     try:

@@ -27,7 +27,6 @@ from prfaas.colocate.sides import Side
 log = logs.get("colocate.nursery")
 
 MAX_PACKET_BYTES = 1 << 16
-STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,8 @@ class Nursery:
     def close(self) -> None:
         """End the nursery, not its sides."""
         self._leave()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()  # it has nothing to finish, and may still be loading torch
+        self._process.wait()
 
 
 def main() -> int:

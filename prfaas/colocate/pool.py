@@ -289,3 +289,4 @@ class Pool:
             metrics.CONNECTOR_TRANSFERS.labels(direction=direction, outcome=outcome).inc(number)
         for way, copied in taken.copied_bytes.items():
             metrics.CONNECTOR_COPIED_BYTES.labels(direction=way).inc(copied)
+        metrics.CONNECTOR_RING_OVERFLOWS.inc(taken.ring_overflows)

@@ -10,12 +10,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from prfaas import metrics
 from prfaas.connector.outcomes import Tally
 
-_STATE_TAIL = "state_tail_bytes"
+_STATE_TAIL, _RING_OVERFLOWS = "state_tail_bytes", "ring_overflows"
 
 
 @dataclass
 class PrfaasStats(KVConnectorStats):
-    """Counts by a flat key: "transfers send completed", "bytes receive", "state_tail_bytes"."""
+    """Counts by a flat key: "transfers send completed", "bytes receive", "state_tail_bytes", "ring_overflows"."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -43,6 +43,8 @@ def from_tally(tally: Tally) -> PrfaasStats | None:
     data |= {f"bytes {direction}": count for direction, count in taken.copied_bytes.items()}
     if taken.state_tail_bytes:
         data[_STATE_TAIL] = taken.state_tail_bytes
+    if taken.ring_overflows:
+        data[_RING_OVERFLOWS] = taken.ring_overflows
     return PrfaasStats(data)
 
 
@@ -58,3 +60,5 @@ class PrfaasPromMetrics(KVConnectorPromMetrics):
                 metrics.CONNECTOR_COPIED_BYTES.labels(direction=labels[0]).inc(count)
             elif kind == _STATE_TAIL:
                 metrics.CONNECTOR_STATE_TAIL_BYTES.inc(count)
+            elif kind == _RING_OVERFLOWS:
+                metrics.CONNECTOR_RING_OVERFLOWS.inc(count)

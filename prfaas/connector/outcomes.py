@@ -39,14 +39,15 @@ class Tally:
     transfers: Counter[tuple[Counted, str]] = field(default_factory=Counter)
     copied_bytes: Counter[Direction] = field(default_factory=Counter)
     state_tail_bytes: int = 0  # states that left after the forward pass, for want of a hook at their layer's end
+    ring_overflows: int = 0  # steps that found entries that the agent's ring had had no room for
 
     def take(self) -> Tally:
         """These counts; the tally starts at zero again."""
-        taken = Tally(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes)
+        taken = Tally(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes, self.ring_overflows)
         self.transfers.clear()
         self.copied_bytes.clear()
-        self.state_tail_bytes = 0
+        self.state_tail_bytes = self.ring_overflows = 0
         return taken
 
     def __bool__(self) -> bool:
-        return bool(self.transfers or self.copied_bytes or self.state_tail_bytes)
+        return bool(self.transfers or self.copied_bytes or self.state_tail_bytes or self.ring_overflows)

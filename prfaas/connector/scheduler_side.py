@@ -22,7 +22,6 @@ from prfaas.connector.transfer_request import EngineRequest, direction_of, promi
 from prfaas.hashing import HashChain
 
 _log = logs.get("connector.scheduler")
-REATTACH_SECONDS = 1.0  # between two looks for an agent that is gone
 Tables = Callable[[], Sequence[Sequence[int]]]
 
 
@@ -80,7 +79,6 @@ class SchedulerSide:
         self._leftovers = Leftovers(
             block_map, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
         )
-        self._reattach_at = 0.0  # monotonic seconds
         self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
@@ -161,15 +159,8 @@ class SchedulerSide:
             for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
                 requests.fail_all("agent_lost")
             self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
-            self._reattach()
-
-    def _reattach(self) -> None:
-        """Look, once in a while, whether an agent is back; transfers begin anew with it."""
-        now = time.monotonic()
-        if now >= self._reattach_at:
-            self._reattach_at = now + REATTACH_SECONDS
-            if self._client.reattach():
-                _log.info("agent.back", agent=self._client.attached.agent)
+            self._outgoing.take_ends()  # handles of the agent that is gone; the next one gives the same to others
+            self._client.reattach()
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, SendOpened | TransferFailed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,6 @@ from prfaas.connector.blocks import Copier, LayerBlocks
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.steps import Copy, Save, Step
 
-REATTACH_SECONDS = 1.0  # between two looks for an agent that is gone
 _log = logs.get("connector.worker")
 
 
@@ -49,11 +48,11 @@ class WorkerSide:
         self._rank = layout.shard.rank
         self._step = Step()
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save
+        self._unpushed: deque[RingEntry] = deque()  # what the ring had no room for, in order; the copier's to change
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._stored: set[str] = set()
-        self._reattach_at = 0.0  # monotonic seconds
         self.tally = Tally()
         self._take_arena()
 
@@ -69,29 +68,24 @@ class WorkerSide:
 
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
-        if step.epoch != self._epoch:  # the scheduler has met another agent since
-            self._reattach()
+        if step.epoch != self._epoch and self._client.reattach(self._leave_arena):
+            self._take_arena()  # of the agent that the scheduler has met since
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
             self._fail(request_id)
         self._pending = {}
+        if self._unpushed:
+            self.tally.ring_overflows += 1
         copies = ((save, its) for save in step.saves for span in save.spans for its in span.copies(self._rank))
         for save, its in copies:
             for name in self._by_group[its.span.group]:
                 self._pending.setdefault(name, []).append((save, its))
 
-    def _reattach(self) -> None:
-        """Leave the agent that is gone and attach to the one that listens in its place, if there is one."""
-        now = time.monotonic()
-        if now < self._reattach_at:
-            return
-        self._reattach_at = now + REATTACH_SECONDS
+    def _leave_arena(self) -> None:
+        """End the copies of the agent that is gone; what they had to say is of no use to the next one."""
         self._copier.close()
         self._generations.release()
-        is_back = self._client.reattach()
-        self._take_arena()  # of the old agent once more, when there is no new one: nothing is copied, but all stays whole
-        if is_back:
-            _log.info("agent.back", agent=self._client.attached.agent)
+        self._unpushed.clear()
 
     def _fail(self, request_id: str) -> None:
         with self._lock:
@@ -133,7 +127,7 @@ class WorkerSide:
         entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in self._step.saves]
         over = [*(its.handle for its in self._step.saves if its.last), *self._step.ends]
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
-        if entries:
+        if entries or self._unpushed:
             self._copier.then_saved(partial(self._push, entries))
         released = [its.release for its in self._step.saves if its.release is not None]
         if released:
@@ -144,10 +138,14 @@ class WorkerSide:
             self._stored.update(request_ids)
 
     def _push(self, entries: Iterable[RingEntry]) -> None:
+        """Tell the agent; what the ring has no room for goes first next time, at the latest with the next step."""
         ring = self._client.ring
-        for entry in entries:
-            if ring is None or not ring.push(entry):
-                _log.warning("ring.full", handle=entry.handle)
+        was_full = bool(self._unpushed)
+        self._unpushed.extend(entries)
+        while self._unpushed and ring is not None and ring.push(self._unpushed[0]):
+            self._unpushed.popleft()
+        if self._unpushed and not was_full:
+            _log.warning("ring.full", num_entries=len(self._unpushed))
 
     def start_loads(self) -> None:
         """Copy received slots into the engine's blocks."""

@@ -1,0 +1,114 @@
+"""The engine's end of the agent's socket, when what listens there refuses, hangs, or speaks nonsense."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from prfaas.agent.client import AgentClient
+from prfaas.agent.protocol import Attached, Lookup, Message, MessageBuffer, Refused, encode
+from prfaas.types import BlockHash, TransferId
+from tests.waiting import wait_until
+
+ATTACHED = Attached("west", num_slots=0, slot_bytes=0, header_bytes=0)
+
+
+class Listener:
+    """What listens at the agent's socket: answers one engine at a time as it is told, and reads nothing more."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory / "agent.sock")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.path)
+        self._socket.settimeout(20)  # nobody may come
+        self._socket.listen()
+        self._thread = ThreadPoolExecutor(1)
+
+    def answer(self, message: Message) -> Future[socket.socket]:
+        """Answer the engine that connects next; its connection."""
+        return self._thread.submit(self._answer, message)
+
+    def _answer(self, message: Message) -> socket.socket:
+        connection, _ = self._socket.accept()
+        buffer = MessageBuffer()
+        while not buffer.feed(connection.recv(1 << 16)):
+            pass
+        connection.sendall(encode(message))
+        return connection
+
+    def attached(self) -> tuple[AgentClient, socket.socket]:
+        """A scheduler that has attached, and the other end of its connection."""
+        answered = self.answer(ATTACHED)
+        return AgentClient(self.path, instance="engine", role="scheduler"), answered.result(10)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._thread.shutdown()
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    made = Listener(tmp_path)
+    yield made
+    made.close()
+
+
+def test_why_an_agent_refuses_is_said_once_and_the_old_arena_stays_until_there_is_another(
+    listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, connection = listener.attached()
+    connection.close()
+    left: list[str] = []
+    for _ in range(2):
+        answered = listener.answer(Refused("block 3 differs"))
+        wait_until(lambda: client.reattach(lambda: left.append("old")) or answered.done(), seconds=60)  # noqa: B023
+        answered.result(10).close()
+    assert caplog.text.count("block 3 differs") == 1 and left == []
+    answered = listener.answer(ATTACHED)
+    assert not client.reattach() and not answered.done(), "a step later is too early"
+    wait_until(lambda: client.reattach(lambda: left.append("old")), seconds=60)
+    assert client.connected and left == ["old"]
+    client.close()
+    answered.result(10).close()
+
+
+def test_an_agent_that_takes_no_messages_is_given_up_and_not_kept_for(listener: Listener) -> None:
+    client, connection = listener.attached()
+    message = Lookup(TransferId(bytes(16)), BlockHash(bytes(16)), bytes(1 << 20), 16)
+    for _ in range(100):
+        client.post(message)
+    assert not client.connected
+    assert "outbox_bytes=0" in repr(client)
+    client.close()
+    connection.close()
+
+
+def test_an_agent_that_speaks_nonsense_is_given_up(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
+    client, connection = listener.attached()
+    connection.sendall(b"\xff" * 64)
+    wait_until(lambda: client.poll(0.01) or not client.connected, what="the loss")
+    assert "agent.lost" in caplog.text
+    client.close()
+    connection.close()
+
+
+def test_a_process_with_many_open_files_may_wait_for_the_agent(listener: Listener) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1100:
+        pytest.skip("needs a limit of 1,100 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    others = [socket.socket() for _ in range(1030)]
+    try:
+        client, connection = listener.attached()
+        assert client.poll(0.001) == [] and client.connected
+        client.close()
+        connection.close()
+    finally:
+        for its in others:
+            its.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

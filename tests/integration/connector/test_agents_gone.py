@@ -1,0 +1,87 @@
+"""Engines whose agent stands still, has gone, or is another one: nothing that was said to the old one reaches the new one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+
+from prfaas.agent.client import AgentClient
+from prfaas.agent.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
+from prfaas.connector.blocks import Copier
+from prfaas.connector.cuda_blocks import copier_for
+from prfaas.connector.steps import Step
+from prfaas.connector.worker_side import WorkerSide
+from tests.integration.connector.fake_engine import SHAPES, memory_of
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.waiting import wait_until
+from tools.demo.client import answers
+
+
+def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(1)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
+    try:
+        _fill(prefiller.worker._client.ring)
+        prefiller.prefill(prefilling, chunk_tokens=100)
+        prefiller.finish(prefilling)
+    finally:
+        os.kill(nodes.east.child.process.pid, signal.SIGCONT)
+    wait_until(lambda: prefiller.step([]) and decoder.scheduler.num_external_tokens(parked.request_id, 0) == NUM_TOKENS)
+    assert decoder.load(parked, NUM_TOKENS)
+    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
+    assert prefiller.worker.tally.ring_overflows > 0
+    decoder.finish(parked)
+    nodes.assert_nothing_is_left()
+
+
+def _fill(ring: RingWriter | None) -> None:
+    """With entries of no kind, which the agent leaves out."""
+    assert ring is not None
+    ring._counters[0] += RING_ENTRIES
+    os.eventfd_write(ring.event_fd, 1)
+    assert not ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle=1))
+
+
+def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(nodes: Nodes) -> None:
+    """On a GPU making a copier pins the whole arena, on the model's thread."""
+    made: list[Copier] = []
+
+    def make(client: AgentClient) -> Copier:
+        made.append(copier_for(client, device=torch.device("cpu")))
+        return made[-1]
+
+    memory = memory_of(SHAPES["dense"])
+    client = AgentClient(str(nodes.west.socket), instance="counted", role="worker", layout=memory.layout)
+    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
+    os.kill(nodes.west.child.process.pid, signal.SIGKILL)
+    nodes.west.child.process.wait()
+    worker.begin_step(Step(epoch=0))
+    assert len(made) == 1
+    nodes.kill_agent("west")
+
+    def has_taken_the_new_one() -> bool:
+        worker.begin_step(Step(epoch=0))
+        return len(made) == 2
+
+    wait_until(has_taken_the_new_one, seconds=60, what="the new agent")
+    worker.close()
+
+
+def test_a_new_agent_hears_of_no_transfer_of_the_old_one(nodes: Nodes) -> None:
+    """Agents count their handles from 1: the old one's first is another transfer's at the new one."""
+    prefiller = nodes.start(nodes.east, SHAPES["dense"])
+    prompt = prompt_of(2)
+    prefilling = sending(prefiller, prompt, nodes.grant(prompt))
+    prefiller.await_answer(prefilling)
+    prefiller.step([(prefilling, 100)])
+    nodes.kill_agent("east")
+    wait_until(lambda: answers(f"{nodes.east.status_url}/healthz"), seconds=60, what="the new agent")
+    step = prefiller.scheduler.plan_step([], preempted=())
+    assert prefiller.client.connected and prefiller.outcomes() == {"send agent_lost": 1}
+    assert step.ends == ()
