@@ -48,7 +48,7 @@ def _fill(ring: RingWriter | None) -> None:
     assert not ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle=1))
 
 
-def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(nodes: Nodes) -> None:
+def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(mortal_nodes: Nodes) -> None:
     """On a GPU making a copier pins the whole arena, on the model's thread."""
     made: list[Copier] = []
 
@@ -57,13 +57,13 @@ def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(nodes: Nodes)
         return made[-1]
 
     memory = memory_of(SHAPES["dense"])
-    client = AgentClient(str(nodes.west.socket), instance="counted", role="worker", layout=memory.layout)
+    client = AgentClient(str(mortal_nodes.west.socket), instance="counted", role="worker", layout=memory.layout)
     worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
-    os.kill(nodes.west.child.process.pid, signal.SIGKILL)
-    nodes.west.child.process.wait()
+    os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
+    mortal_nodes.west.child.process.wait()
     worker.begin_step(Step(epoch=0))
     assert len(made) == 1
-    nodes.kill_agent("west")
+    mortal_nodes.kill_agent("west")
 
     def has_taken_the_new_one() -> bool:
         worker.begin_step(Step(epoch=0))
@@ -73,15 +73,15 @@ def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(nodes: Nodes)
     worker.close()
 
 
-def test_a_new_agent_hears_of_no_transfer_of_the_old_one(nodes: Nodes) -> None:
+def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) -> None:
     """Agents count their handles from 1: the old one's first is another transfer's at the new one."""
-    prefiller = nodes.start(nodes.east, SHAPES["dense"])
+    prefiller = mortal_nodes.start(mortal_nodes.east, SHAPES["dense"])
     prompt = prompt_of(2)
-    prefilling = sending(prefiller, prompt, nodes.grant(prompt))
+    prefilling = sending(prefiller, prompt, mortal_nodes.grant(prompt))
     prefiller.await_answer(prefilling)
     prefiller.step([(prefilling, 100)])
-    nodes.kill_agent("east")
-    wait_until(lambda: answers(f"{nodes.east.status_url}/healthz"), seconds=60, what="the new agent")
+    mortal_nodes.kill_agent("east")
+    wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), seconds=60, what="the new agent")
     step = prefiller.scheduler.plan_step([], preempted=())
     assert prefiller.client.connected and prefiller.outcomes() == {"send agent_lost": 1}
     assert step.ends == ()
