@@ -128,6 +128,7 @@ class Site:
             self._stack.await_server(self.engines[instance], url)
         for cluster in (name for name, kind in self._clusters.items() if kind == "pd"):
             settings = {"managers": [self.manager_grpc], "cluster": cluster, "probe_interval": "200ms"}
+            settings["manager_timeout"] = "10s"  # on a busy machine too managers decide, not routers
             router, self.router_urls[cluster] = self._stack.start_router(settings, name=f"router-{cluster}")
             self._stack.await_server(router, self.router_urls[cluster])
             self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=30.0)
