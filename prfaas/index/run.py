@@ -14,7 +14,6 @@ from prfaas.index.segments import TAIL_BYTES
 
 _COUNT = Struct("<H")
 _ENTRY = Struct("<IQ")
-MAX_HOLDERS = 0xFFFF
 
 
 def pack(holders: bytes, tails: bytes) -> bytes:

@@ -66,6 +66,8 @@ def load(text: str, *, name: str) -> EndpointPicker:
         return _picker(fields)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
+    except (TypeError, AttributeError) as error:  # a list where a record should be, a number where a list should be
+        raise ConfigError(f"{name}: a field has another shape than in an EndpointPickerConfig: {error}") from error
 
 
 def _picker(fields: Any) -> EndpointPicker:
@@ -137,8 +139,10 @@ def _profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, Profile]:
     profiles: dict[str, Profile] = {}
     for item in given:
         name = item.get("name")
-        if not name or name in profiles:
-            raise ValueError(f"schedulingProfiles: {name or 'one without a name'} is there twice" if name else "a name")
+        if not name:
+            raise ValueError("schedulingProfiles: each has a name")
+        if name in profiles:
+            raise ValueError(f"schedulingProfiles: {name} is there twice")
         profiles[name] = _profile(name, [_referenced(one, plugins, name) for one in item.get("plugins") or []])
     return profiles
 

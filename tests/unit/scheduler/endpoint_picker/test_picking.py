@@ -259,3 +259,22 @@ def test_what_is_no_such_file_is_refused_by_name(text: str, message: str) -> Non
 
 def test_the_kinds_of_plugins_do_not_overlap() -> None:
     assert not set(FILTERS) & set(SCORERS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"plugins": 5}, "another shape"),
+        ({"schedulingProfiles": ["x"]}, "another shape"),
+        ({"schedulingProfiles": [{"name": "one", "plugins": ["queue-scorer"]}]}, "another shape"),
+        (
+            {"schedulingProfiles": [{"name": "one", "plugins": [{"pluginRef": "queue-scorer", "weight": None}]}]},
+            "another shape",
+        ),
+        ({"schedulingProfiles": [{"plugins": []}]}, "schedulingProfiles: each has a name"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused_by_name(fields: dict[str, Any], says: str) -> None:
+    written = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": [QUEUE, SINGLE]} | fields
+    with pytest.raises(ConfigError, match=rf"epp.yaml: .*{says}"):
+        load(yaml.safe_dump(written), name="epp.yaml")
