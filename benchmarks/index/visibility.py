@@ -83,6 +83,7 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
         "published_blocks_per_second": BLOCKS_PER_PUBLISH * PUBLISHES_PER_SECOND,
         "lookups_per_second": LOOKUPS_PER_SECOND,
         "samples": len(seconds),
+        "samples_given_up": sum(its > GIVE_UP_SECONDS for its in seconds),
         "bars": {"p99_microseconds": BAR_MICROSECONDS},
         "visible_at_the_writer": percentiles(seconds[::2]),
         "visible_at_another_manager": percentiles(seconds[1::2]),
@@ -120,7 +121,7 @@ def _hashes(number: int) -> bytes:
 
 
 async def _visible(manager: Channel, number: int, due: float) -> float:
-    """Seconds from when a prompt is due until it is answered in full."""
+    """Seconds from when a prompt is due until it is answered in full, or until that is waited for no longer."""
     await asyncio.sleep(due - time.perf_counter())
     request = _match(number)
     while True:
@@ -129,7 +130,7 @@ async def _visible(manager: Channel, number: int, due: float) -> float:
         if response.nodes and response.nodes[0].attention_tokens >= request.limit_tokens:
             return now - due
         if now > due + GIVE_UP_SECONDS:
-            raise TimeoutError(f"prompt {number} is not visible")
+            return now - due  # at least
         await asyncio.sleep(0.001)
 
 
