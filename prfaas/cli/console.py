@@ -56,6 +56,15 @@ def _links(call: Call) -> Answer:
 
 
 def _top(call: Call) -> Answer:
+    """The deployment, or that no manager answers: the next refresh may meet one."""
+    try:
+        return _whole(call)
+    except PageUnreachable as error:
+        table = tables.Table("Managers", ("error",), ((str(error),),), ("bad",))
+        return Answer({"error": str(error)}, [table])
+
+
+def _whole(call: Call) -> Answer:
     state, plan = call.page("/state"), call.page("/plan")
     return Answer({"state": state, **plan}, [*tables.status_tables(state, plan), tables.link_table(state)])
 
@@ -146,12 +155,11 @@ def _pool_order(call: Call) -> Answer:
 
 def _doctor(call: Call) -> Answer:
     given = {name: getattr(call.arguments, name) for name in COMPONENTS}
-    usual = {name: DIRECTORY / f"{name}.yaml" for name in COMPONENTS}
     named = {name: path for name, path in given.items() if path is not None}
     managers = extras.load("prfaas.console.doctor.managers", extra="manager")
     found = examine(
         Patient(
-            files=named or {name: path for name, path in usual.items() if path.exists()},
+            files=named or _usual_files(),
             proc=call.arguments.proc,
             console=call.settings,
             ask_managers=managers.manager_findings,
@@ -161,11 +169,20 @@ def _doctor(call: Call) -> Answer:
     return Answer([asdict(its) for its in found], [findings_table(found)], status=0 if is_well else 1)
 
 
+def _usual_files() -> dict[str, Path]:
+    """The settings that this machine has: not every component runs on each."""
+    usual = {name: DIRECTORY / f"{name}.yaml" for name in COMPONENTS}
+    return {name: path for name, path in usual.items() if path.exists()}
+
+
 def _config_check(call: Call) -> Answer:
     """Read each file as its component would."""
     rows: list[tuple[str, str, str]] = []
-    for path in call.arguments.files or [DIRECTORY / f"{name}.yaml" for name in COMPONENTS]:
-        rows += [_checked(Path(path), component=call.arguments.component)]
+    files = [Path(path) for path in call.arguments.files] or [*_usual_files().values()]
+    if not files:
+        raise ConfigError(f"{DIRECTORY} has no settings of {', '.join(COMPONENTS)}; name files")
+    for path in files:
+        rows += [_checked(path, component=call.arguments.component)]
     moods = tuple[tables.Mood, ...]("good" if outcome == "good" else "bad" for _, _, outcome in rows)
     table = tables.Table("Configuration", ("file", "component", "outcome"), tuple(rows), moods)
     document = [dict(zip(table.columns, row, strict=True)) for row in rows]
@@ -296,11 +313,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(config.show(settings))
             return 0
         return _run(Call(settings, arguments))
-    except (PrfaasError, ValueError) as error:
-        sys.stderr.write(f"prfaas: {error}\n")
-        return 2
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
+    except (PrfaasError, ValueError, OSError) as error:
+        sys.stderr.write(f"prfaas: {error}\n")
+        return 2
 
 
 def _file(arguments: argparse.Namespace) -> Path | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-ppd", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     commands = parser.add_subparsers(dest="what", required=True)
+    rates = _list_of(_above_zero(float))
     show = commands.add_parser("show", help="draw a table")
     show.add_argument("table", type=Path, metavar="TABLE", help="JSON file, as `build` and PPD's authors write it")
     build = commands.add_parser("build", help="measure a table")
@@ -46,11 +48,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--model", required=True, help="served model name")
     build.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
-    build.add_argument("--qps", default=QPS, type=_list_of(float), metavar="LIST", help="conversations per second")
+    build.add_argument("--qps", default=QPS, type=rates, metavar="LIST", help="conversations per second")
     build.add_argument("--contexts", default=tuple(FIRST_TURNS), type=_words(FIRST_TURNS), metavar="LIST")
     build.add_argument("--workloads", default=tuple(SECOND_TURNS), type=_words(SECOND_TURNS), metavar="LIST")
-    build.add_argument("--seconds", default=10.0, type=float, help="of arrivals for each cell; 10 by default")
-    build.add_argument("--vocabulary", default=1000, type=int, help="prompts are random token ids below it")
+    build.add_argument(
+        "--seconds", default=10.0, type=_above_zero(float), help="of arrivals for each cell; 10 by default"
+    )
+    build.add_argument(
+        "--vocabulary", default=1000, type=_above_zero(int), help="prompts are random token ids below it"
+    )
     build.add_argument("--seed", default=0, type=int)
     simulate = commands.add_parser("simulate", help="make a table in the twin, with the costs of PPD's authors")
     simulate.add_argument(
@@ -58,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     simulate.add_argument("--decode", default=3, type=int, metavar="NODES", help="that decode; 3 by default")
     simulate.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
-    simulate.add_argument("--qps", default=QPS, type=_list_of(float), metavar="LIST", help="conversations per second")
+    simulate.add_argument("--qps", default=QPS, type=rates, metavar="LIST", help="conversations per second")
     for command in (show, build, simulate):
         command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
         command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
@@ -71,6 +77,25 @@ def _list_of(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
     read.__name__ = f"list of {kind.__name__}s"
     return read
+
+
+def _above_zero(kind: Callable[[str], T]) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        value = kind(text)
+        if not 0 < value < math.inf:  # type: ignore[operator]
+            raise argparse.ArgumentTypeError(f"{text}: above 0")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def _check_can_be_written(file: Path) -> None:
+    """Before minutes of measuring. Raises OSError."""
+    is_there = file.exists()
+    file.open("a").close()
+    if not is_there:
+        file.unlink()
 
 
 def _words(known: dict[Any, Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -102,6 +127,7 @@ def _weighted(table: PpdTable, flags: argparse.Namespace) -> PpdTable:
 
 
 def _build(flags: argparse.Namespace) -> int:
+    _check_can_be_written(flags.out)
     measuring = extras.load("prfaas.ppd.measuring", extra="router")
     cells = [Cell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps]
     pd, local = asyncio.run(_measured(measuring, flags, cells))

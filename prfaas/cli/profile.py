@@ -46,6 +46,12 @@ def _list_of(parse: Callable[[str], int], least: int) -> Callable[[str], list[in
     return read
 
 
+def _at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-profile", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
@@ -61,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=counts, default="1,2,4,8,16,32", help="decode batches")
     parser.add_argument("--contexts", type=lengths, default="1K,4K", help="tokens that each decoding request holds")
     parser.add_argument("--decode-tokens", type=int, default=64, help="tokens that each of them decodes")
-    parser.add_argument("--repeats", type=int, default=3, help="prompts of each length; the median counts")
+    parser.add_argument("--repeats", type=_at_least_one, default=3, help="prompts of each length; the median counts")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="token ids are drawn below this")
     parser.add_argument("--fit", choices=("quadratic", "interpolate"), default="quadratic", help="how prefill is read")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write; the screen when not given")

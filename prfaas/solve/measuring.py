@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ class Endpoint:
             raise ConfigError(f"--endpoint {url!r}: write http://host:port")
         self._parts = parts
         self._model = model
+        if vocabulary <= _FIRST_TOKEN_ID:
+            raise ConfigError(f"vocabulary {vocabulary}: token ids are drawn from {_FIRST_TOKEN_ID} on, and below it")
         self._vocabulary = vocabulary
         self._random = random.Random(seed)
 
@@ -102,13 +105,22 @@ class _Answer:
 
     def read(self) -> bytes:
         """The whole body."""
-        return self._response.read()
+        with self._translated():
+            return self._response.read()
 
     def events(self) -> Iterator[bytes]:
         """Each server-sent event but the closing one."""
-        for line in self._response:
-            if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
-                yield line
+        with self._translated():
+            for line in self._response:
+                if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
+                    yield line
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(f"{self._where}: the answer breaks off: {error!r}") from error
 
 
 def measure_prefill(endpoint: Endpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillTime]:

@@ -66,7 +66,7 @@ def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | No
         with urllib.request.urlopen(page.rstrip("/") + "/healthz", timeout=timeout_seconds, context=tls) as response:
             date = response.headers["Date"]
         theirs = email.utils.parsedate_to_datetime(date).timestamp()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         return bad(
             "manager", "", f"{page} does not answer: {error}", remedy="say where its http_listen is: --pages URL"
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
-from tests.integration.console.terminal import Ran, run, run_on_terminal
+from tests.integration.console.terminal import Ran, run, run_here, run_on_terminal
 from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
 from tests.waiting import until
@@ -162,3 +162,21 @@ def test_config_check_names_the_file_the_key_and_the_accepted_form(tmp_path: Pat
     assert outcomes["router.yaml"] == "good"
     assert "pool_byte: unknown key, did you mean pool_bytes?" in outcomes["agent-east.yaml"]
     assert run_on_terminal("config", "check", str(good)).status == 0
+
+
+def test_top_outlives_managers_that_do_not_answer() -> None:
+    ran = run_here("top", "--json", "--refreshes=2", "--every=1ms", "--pages=http://127.0.0.1:9", "--timeout=2")
+    lines = [json.loads(line) for line in ran.output.splitlines()]
+    assert (ran.status, ["http://127.0.0.1:9/state" in its["error"] for its in lines]) == (0, [True, True])
+
+
+def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = run_here("certs", "new", str(tmp_path / "file" / "tls"), "west-0")
+    assert (refused.status, "Not a directory" in refused.error) == (2, True)
+    missing = [f"--tls-{name}={tmp_path / name}" for name in ("authority", "certificate", "key")]
+    assert run_here("status", *missing).status == 2
+
+
+def test_config_check_takes_the_files_that_the_machine_has() -> None:
+    assert "cannot be read" not in run_here("config", "check").output

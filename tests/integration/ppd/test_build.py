@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli.ppd import main
 from prfaas.scheduler.ppd import Turn, prefills_locally, read_measured
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 
@@ -82,3 +83,21 @@ async def test_a_way_that_fails_is_no_measurement(doors: tuple[PacedEngine, Pace
     status, _, said = await _build(doors, tmp_path / "none.json", "--contexts", "small", "--workloads", "tiny")
     assert (status, "nothing to decide by" in said) == (1, True)
     assert not (tmp_path / "none.json").exists()
+
+
+@pytest.mark.parametrize("flags", [["--qps", "-1"], ["--qps", "1,0"], ["--seconds", "0"], ["--vocabulary", "0"]])
+def test_a_load_that_never_ends_or_never_comes_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    ends = ["--pd", "http://127.0.0.1:9", "--local", "http://127.0.0.1:9", "--model", "m", "--out", "table.json"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["build", *ends, *flags])
+    assert stopped.value.code == 2 and flags[0] in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_written_is_noticed_before_the_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "nowhere" / "table.json"
+    ends = ["--pd", "http://127.0.0.1:9", "--local", "http://127.0.0.1:9", "--model", "m", "--out", str(out)]
+    assert main(["build", *ends]) == 2
+    error = capsys.readouterr().err
+    assert "nowhere" in error and "QPS" not in error

@@ -105,6 +105,8 @@ def test_a_measured_profile_is_what_the_engine_does(endpoint: str, tmp_path: Pat
         (["--endpoint", "localhost"], "http://host:port"),
         (["--lengths", "2KB"], "KB"),
         (["--batches", "0"], "none below 1"),
+        (["--repeats", "0"], "at least 1"),
+        (["--vocabulary", "5"], "vocabulary 5"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_2(
@@ -117,3 +119,29 @@ def test_what_cannot_be_measured_is_one_line_and_exit_2(
         status = stopped.code
     error = capsys.readouterr().err
     assert (status, error.count("\n"), named in error) == (2, 1, True), error
+
+
+class _BreaksOff(BaseHTTPRequestHandler):
+    """Begins an answer and closes the connection."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"5\r\ndat")
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_answer_that_breaks_off_is_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        status = main(["--endpoint", url, "--model", "m", "--name", "p", "--hardware", "X"])
+        server.shutdown()
+        thread.join()
+    assert status == 2 and "breaks off" in capsys.readouterr().err
