@@ -157,6 +157,9 @@ CLIENT_TOKENS = _counter(
     "Tokens charged to a client: of prompts as they come, of answers and what was estimated too low when they have ended.",
     ("client",),
 )
+ROUTER_TASKS_ENDED = _counter(
+    "prfaas_router_tasks_ended", "Background work that an error of ours has ended; it rests until a restart.", ("task",)
+)
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
 )
@@ -272,6 +275,11 @@ MANAGER_RECORD_UP = _gauge("prfaas_manager_record_up", "1 while the durable reco
 MANAGER_WRITES = _gauge("prfaas_manager_clusters_written", "Clusters whose record this manager writes.")
 MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Snapshots of a cluster written.", ("outcome",))
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read anew from the record.")
+MANAGER_TASKS_ENDED = _counter(
+    "prfaas_manager_tasks_ended",
+    "Background work that an error of ours has ended; it rests until a restart.",
+    ("task",),
+)
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
 MANAGER_ANSWERED = _counter(
     "prfaas_manager_answered_requests",

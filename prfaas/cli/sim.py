@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import prfaas
@@ -14,6 +14,14 @@ from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 
+# Which of the flags that are no scenario's each kind of run takes; `config` stands for the scenario's own too.
+_TAKES = {
+    "replay": frozenset[str](),
+    "study": frozenset(("json",)),
+    "compare": frozenset(("json", "plot", "config")),
+    "sweep": frozenset(("json", "plot", "config")),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report; 2 when an input cannot be used or an extra is missing."""
@@ -21,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scenario = extras.load("prfaas.sim.scenario", extra="solve").Scenario
         studies = extras.load("prfaas.sim.studies", extra="solve").STUDIES
         return _run(_parser(scenario, studies).parse_args(argv))
-    except (ConfigError, MissingExtraError) as error:
+    except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")
         return 2
 
@@ -47,10 +55,25 @@ def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.Argument
     return parser
 
 
+def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> None:
+    """Raise ConfigError for a flag that the asked kind of run has no use for."""
+    kind = next((name for name in _TAKES if getattr(flags, name)), None)
+    if kind is None:
+        return
+    others = [
+        name for name in ("json", "record", "plot", "config") if getattr(flags, name) and name not in _TAKES[kind]
+    ]
+    if "config" not in _TAKES[kind]:
+        others += given
+    if others:
+        raise ConfigError(f"--{others[0].replace('_', '-')}: has no meaning with --{kind}; leave one of them out")
+
+
 def _run(flags: argparse.Namespace) -> int:
     command = extras.load("prfaas.sim.command", extra="solve")
     report = extras.load("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
+    _refuse_unused(flags, given)
     if flags.check_config:
         print(config.show(command.read(flags.config, given)), end="")
         return 0
@@ -65,14 +88,14 @@ def _run(flags: argparse.Namespace) -> int:
         runs = command.sweep(flags.config, given, flags.sweep, _progress)
     else:
         runs = command.one(flags.config, given, flags.record)
-    if flags.plot:
-        for file in extras.load("prfaas.sim.plots", extra="plot").write_all(runs, flags.plot):
-            sys.stderr.write(f"{file}\n")
+    plots = extras.load("prfaas.sim.plots", extra="plot") if flags.plot else None
     if flags.json:
         listed = [report.to_json(name, run) for name, run in runs]
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(report.render(runs), end="")
+    for file in plots.write_all(runs, flags.plot) if plots else ():
+        sys.stderr.write(f"{file}\n")
     return 0
 
 

@@ -115,6 +115,10 @@ class ClusterWriter:
                 await asyncio.sleep(_RETRY_SECONDS)
             except Fenced as error:
                 self._give_way(error)
+            except Exception as error:  # ours, which must not leave others waiting for their records for ever
+                log.exception("writer.failed", cluster=self.cluster)
+                self._fall_behind(repr(error))
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _step(self) -> None:
         lease = await self._renewed_lease()

@@ -36,7 +36,7 @@ from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import end, lasting
 from prfaas.transport.tls_door import INNER, door_before
 
 if TYPE_CHECKING:
@@ -229,13 +229,13 @@ class Manager:
         await self._grpc.start()
         await self._grpc.set_serving(True)
         self._background = [
-            asyncio.create_task(self._tick(), name="tick"),
-            asyncio.create_task(self._session_record.run(), name="sessions"),
-            asyncio.create_task(self._rebalancing.run(), name="rebalancing"),
-            asyncio.create_task(self._feed.run(), name="dashboard"),
+            lasting(self._tick(), name="tick", ended=metrics.MANAGER_TASKS_ENDED),
+            lasting(self._session_record.run(), name="sessions", ended=metrics.MANAGER_TASKS_ENDED),
+            lasting(self._rebalancing.run(), name="rebalancing", ended=metrics.MANAGER_TASKS_ENDED),
+            lasting(self._feed.run(), name="dashboard", ended=metrics.MANAGER_TASKS_ENDED),
         ]
         if self._planning is not None:
-            self._background.append(asyncio.create_task(self._planning.run(), name="planning"))
+            self._background.append(lasting(self._planning.run(), name="planning", ended=metrics.MANAGER_TASKS_ENDED))
         self.is_ready = True
         log.info(
             "manager.started", address=self.address, http=self.http_address, embedded_redis=self._redis is not None

@@ -10,7 +10,7 @@ from prfaas.errors import IndexRefusal, RecordUnreachable
 from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.world import World
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import end, lasting
 from prfaas.types import ClusterName
 
 _DISCOVER_SECONDS = 1.0
@@ -37,7 +37,7 @@ class Replication:
     def start(self, *, owner: str) -> None:
         """Begin to follow; `owner` is "<address> <random>", the address being where agents are sent to."""
         self._owner = owner
-        self._follower = asyncio.create_task(self._follow(), name="follower")
+        self._follower = lasting(self._follow(), name="follower", ended=metrics.MANAGER_TASKS_ENDED)
 
     async def close(self) -> None:
         """Write what is queued and give every lease back."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 from aiohttp import web
 
-from prfaas import logs
+from prfaas import logs, metrics
 from prfaas.errors import ConfigError
 from prfaas.router.admission import Admission, read_clients, read_key
 from prfaas.router.answering import Answering
@@ -27,6 +27,7 @@ from prfaas.router.passing import Passing
 from prfaas.router.quotas import Quotas
 from prfaas.router.record import Records
 from prfaas.router.tokens import Tokenizer
+from prfaas.rpc.tasks import end, lasting
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
@@ -100,15 +101,15 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     async with engine_session(read_key(config.engine_api_key_file, setting="engine_api_key_file")) as session:
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
-        watches = [asyncio.create_task(fleet.probe_forever())]
+        watches = [lasting(fleet.probe_forever(), name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
         if config.discovery.looks:
             discovery = Discovery(
                 config.discovery, session=session, tls=_dialling(config), found=fleet.update, clock=time.monotonic
             )
-            watches.append(asyncio.create_task(discovery.watch_forever()))
+            watches.append(lasting(discovery.watch_forever(), name="discovery watch", ended=metrics.ROUTER_TASKS_ENDED))
         if manager is not None:
-            watches.append(asyncio.create_task(manager.watch_forever()))
-            watches.append(asyncio.create_task(manager.report_forever()))
+            watches.append(lasting(manager.watch_forever(), name="manager watch", ended=metrics.ROUTER_TASKS_ENDED))
+            watches.append(lasting(manager.report_forever(), name="manager report", ended=metrics.ROUTER_TASKS_ENDED))
         answering = Answering(
             fleet=fleet,
             deciding=Deciding(config, secret, fleet, manager),
@@ -129,9 +130,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             )
             yield router, Choosing(fleet, answering, admission, records)
         finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+            await end(watches)
             if manager is not None:
                 await manager.close()
 

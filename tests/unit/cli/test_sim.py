@@ -82,7 +82,8 @@ def test_recorded_conversations_are_held(capsys: pytest.CaptureFixture[str], tmp
 def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "decisions.jsonl")
     output(capsys, "--fidelity", "instances", "--record", file)
-    assert output(capsys, "--replay", file) == "500 decisions, each made again as recorded\n"
+    assert main(["--replay", file]) == 0
+    assert capsys.readouterr().out == "500 decisions, each made again as recorded\n"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +94,10 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--arrivals", "gamma:cw=3"], "cw"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
         (["--fidelity", "instances", "--turns", "8>8", "--conversations", "a.json"], "one of the two"),
-        (["--study", "nothing"], "queueing, rapid, overlap"),
-        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--compare", "seed=1,2", "--record", "d.jsonl"], "--record: has no meaning with --compare"),
+        (["--study", "queueing"], "--requests: has no meaning with --study"),
+        (["--replay", "nowhere.jsonl", "--json"], "--json: has no meaning with --replay"),
+        (["--record", "/proc/none/d.jsonl"], "/proc/none"),
         (["--shared", "true"], "fidelity: instances"),
     ],
 )
@@ -105,3 +108,20 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     written = capsys.readouterr().err
     assert said in written
     assert written.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(["--study", "nothing"], "queueing, rapid, overlap"), (["--replay", "nowhere.jsonl"], "nowhere.jsonl")],
+)
+def test_a_study_or_a_replay_that_there_is_none_of_is_named(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    assert main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_plots_that_cannot_be_written_cost_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--plot", "/proc/none"]) == 2
+    written = capsys.readouterr()
+    assert "TTFT P99 (s)" in written.out and "/proc/none" in written.err
