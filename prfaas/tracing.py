@@ -109,6 +109,9 @@ def headers() -> dict[str, str]:
 @contextmanager
 def within(span: Span) -> Iterator[Span]:
     """Make `span` the current one; it ends with the block, and an exception is its failure."""
+    if span is NO_SPAN and _current.get() is NO_SPAN:
+        yield span
+        return
     token = _current.set(span)
     try:
         yield span

@@ -52,9 +52,13 @@ class Admission:
         return client
 
     def charge(self, client: str, num_tokens: int) -> None:
-        """Take tokens out of a client's quota, or give them back where the number is negative."""
-        metrics.CLIENT_TOKENS.labels(client=client).inc(max(0, num_tokens))
+        """Take the estimate of a prompt out of a client's quota."""
         self._quotas.charge(client, num_tokens)
+
+    def settle(self, client: str, *, estimated: int, used: int) -> None:
+        """Set the estimate right and count what was used."""
+        metrics.CLIENT_TOKENS.labels(client=client).inc(used)
+        self._quotas.charge(client, used - estimated)
 
     def _client(self, given: str) -> str:
         if not self._clients:

@@ -60,7 +60,8 @@ class Router:
             try:
                 return await self._answer_in_time(request, endpoint, record)
             finally:
-                span.note(**record.attributes())
+                if span.traceparent:
+                    span.note(**record.attributes())
 
     async def _answer_in_time(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
@@ -97,7 +98,8 @@ class Router:
         try:
             yield
         finally:
-            self._admission.charge(client, record.num_tokens(estimated_tokens) - estimated_tokens)
+            used = record.num_tokens(estimated_tokens)
+            self._admission.settle(client, estimated=estimated_tokens, used=used)
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""

@@ -14,6 +14,7 @@ from typing import Literal
 
 MINUTE_SECONDS = 60.0
 Limit = Literal["requests", "tokens"]
+_LEAST: Mapping[Limit, float] = {"requests": 1.0, "tokens": math.ulp(1.0)}  # for one request to be let in
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ class Bucket:
         self._at = now
 
     def wait_seconds(self, least: float, now: float) -> float:
-        """Until `least` is there; 0 when it is, and always without a limit."""
-        if not self._most:
-            return 0.0
+        """Until `least` is there; 0 when it is."""
         self._left = min(self._most, self._left + (now - self._at) * self._most / MINUTE_SECONDS)
         self._at = now
         return max(0.0, (least - self._left) * MINUTE_SECONDS / self._most)
@@ -66,27 +65,30 @@ class Quotas:
 
     def admit(self, client: str) -> Spent | None:
         """Take one request, or say what is used up."""
-        buckets, now = self._of(client), self._clock()
-        waits: dict[Limit, float] = {
-            "requests": buckets["requests"].wait_seconds(1.0, now),
-            "tokens": buckets["tokens"].wait_seconds(math.ulp(1.0), now),
-        }
+        buckets = self._of(client)
+        if not buckets:
+            return None
+        now = self._clock()
+        waits = {limit: bucket.wait_seconds(_LEAST[limit], now) for limit, bucket in buckets.items()}
         limit = max(waits, key=lambda its: waits[its])
         if waits[limit] > 0:
             return Spent(limit, waits[limit])
-        buckets["requests"].take(1.0, now)
+        if "requests" in buckets:
+            buckets["requests"].take(1.0, now)
         return None
 
     def charge(self, client: str, num_tokens: int) -> None:
         """Take tokens; a negative number gives back."""
-        self._of(client)["tokens"].take(num_tokens, self._clock())
+        bucket = self._of(client).get("tokens")
+        if bucket is not None:
+            bucket.take(num_tokens, self._clock())
 
     def _of(self, client: str) -> dict[Limit, Bucket]:
-        """The buckets of a client; clients are named by the router's own files, so there are few."""
-        if client not in self._buckets:
+        """A client's buckets, of what is limited; clients are named by the router's own files, so there are few."""
+        buckets = self._buckets.get(client)
+        if buckets is None:
             its, now = self._by_client.get(client, self._default), self._clock()
-            self._buckets[client] = {
-                "requests": Bucket(its.requests_per_minute, now),
-                "tokens": Bucket(its.tokens_per_minute, now),
-            }
-        return self._buckets[client]
+            limits: dict[Limit, int] = {"requests": its.requests_per_minute, "tokens": its.tokens_per_minute}
+            buckets = {name: Bucket(per_minute, now) for name, per_minute in limits.items() if per_minute}
+            self._buckets[client] = buckets
+        return buckets
