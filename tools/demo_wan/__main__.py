@@ -73,7 +73,8 @@ async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    loop.add_reader(sys.stdin, _turn, wan, stopped)
+    with contextlib.suppress(OSError):  # /dev/null and files cannot be waited for: the knobs stay as they are
+        loop.add_reader(sys.stdin, _turn, wan, stopped)
     server = await asyncio.start_server(lambda its, theirs: pass_to_unix(socket, its, theirs), *split_address(page))
     async with server:
         print(f"dashboard: http://{page}/ (starting)\nknobs: {KNOBS}", flush=True)
