@@ -112,7 +112,7 @@ class Discovery:
                 url = f"{scheme}://{page}/node"
                 async with self._session.get(url, ssl=tls or True, headers={"Authorization": ""}) as response:
                     response.raise_for_status()
-                    return _NODE.decode(await response.content.read(MAX_PAGE_BYTES))
+                    return _NODE.decode(await _whole(response, MAX_PAGE_BYTES))
         except _FAILURES as error:
             _log.warning("agent.not_discovered", page=page, error=repr(error))
             return None
@@ -129,6 +129,16 @@ class Discovery:
                     cluster=ClusterName(node.cluster),
                     cluster_kind=node.cluster_kind,
                 )
+
+
+async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """An answer's body; ValueError when it is longer than `most`."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most:
+            raise ValueError(f"more than {most} bytes")
+    return bytes(body)
 
 
 async def _resolved(name: str) -> list[str]:
@@ -172,7 +182,7 @@ class KubernetesPods:
             async with asyncio.timeout(ANSWER_SECONDS):
                 async with self._session.get(url, ssl=self._tls or True, headers=headers) as response:
                     response.raise_for_status()
-                    pods = _PODS.decode(await response.content.read(MAX_PODS_BYTES)).items
+                    pods = _PODS.decode(await _whole(response, MAX_PODS_BYTES)).items
         except _FAILURES as error:
             _log.warning("kubernetes.not_asked", error=repr(error))
             return []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
+import msgspec
 
 from prfaas import logs, metrics
 from prfaas.router.breaker import Breaker
@@ -19,6 +20,18 @@ from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, Instan
 
 PROBE_SECONDS = 5.0  # an engine in the middle of a long step answers late
 _log = logs.get("router.fleet")
+
+
+class _Model(msgspec.Struct):
+    id: str
+    parent: str | None = None  # of an adapter: the model below it
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_MODELS = msgspec.json.Decoder(_Models)
 
 
 @dataclass(frozen=True)
@@ -175,15 +188,7 @@ class Fleet:
                     healthy = response.status == 200
                 if healthy and not (instance.healthy and instance.models):
                     await self._learn_models(instance)
-        except (
-            aiohttp.ClientError,
-            OSError,
-            TimeoutError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:
+        except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
             instance.failed(repr(error))
             return
         if healthy and not instance.healthy:
@@ -192,9 +197,9 @@ class Fleet:
 
     async def _learn_models(self, instance: Instance) -> None:
         async with self._session.get(f"{instance.url}/v1/models") as response:
-            models = (await response.json())["data"]
-        base = [model["id"] for model in models if not model.get("parent")]
-        instance.models = frozenset(model["id"] for model in models)
+            models = _MODELS.decode(await response.read()).data
+        base = [model.id for model in models if not model.parent]
+        instance.models = frozenset(model.id for model in models)
         instance.base_models, instance.identity = frozenset(base), base[0]
 
 

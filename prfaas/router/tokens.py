@@ -83,7 +83,9 @@ class Tokenizer:
         form.num_asked += 1
         if form.base is None:
             base = await self._whole(instance, request.saying(STAND_IN))
-            form.base = base.token_ids if base is not None else None
+            form.learn_base(base.token_ids if base is not None else None)
+            if not form.additive:
+                return None
         stood_in = await self._whole(instance, request.saying([*STAND_IN, *earlier.new_messages]))
         return added(form, earlier, stood_in.token_ids) if stood_in is not None else None
 

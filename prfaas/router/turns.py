@@ -18,6 +18,7 @@ from typing import Any
 
 MAX_TOKENS = 16 << 20  # of all conversations together, 4 bytes each
 MAX_FORMS = 256
+MAX_BASE_TOKENS = 16_384  # of a form, such as the descriptions of its tools; beyond it a stand-in would save little
 MIN_COMPARED = 3  # later turns before a form's additions are believed
 COMPARED_EACH = 64  # and from then on one of so many
 MAX_NEW_RATIO = 0.5  # of a conversation's bytes; beyond it the whole costs little more
@@ -52,10 +53,17 @@ _WITHOUT = frozenset(
 class Form:
     """All requests that differ in their messages alone."""
 
-    base: list[int] | None = None  # the stand-in's tokens
+    base: array[int] | None = None  # the stand-in's tokens
     num_compared: int = 0  # equal so far
     num_asked: int = 0
     additive: bool = True
+
+    def learn_base(self, token_ids: Sequence[int] | None) -> None:
+        """Take the stand-in's tokens; None when the engine does not say them."""
+        if token_ids is None or len(token_ids) > MAX_BASE_TOKENS:
+            self.additive = False
+        else:
+            self.base = array("I", token_ids)
 
     @property
     def is_due(self) -> bool:
@@ -142,7 +150,7 @@ def _bytes(value: Any) -> bytes:
 def added(form: Form, earlier: Earlier, stood_in: Sequence[int]) -> list[int] | None:
     """The whole conversation's tokens from the stand-in's with all that is new; None when the template does not just add."""
     base = form.base
-    if base is None or list(stood_in[: len(base)]) != base:
+    if base is None or array("I", stood_in[: len(base)]) != base:
         return None
     return [*earlier.token_ids, *stood_in[len(base) :]]
 

@@ -137,7 +137,8 @@ def _pod(address: str, phase: str = "Running") -> dict[str, Any]:
 async def test_running_pods_of_the_namespace_with_the_labels_are_asked(tmp_path: Path) -> None:
     async with serving({"/node": NODE}) as agent:
         host, _, port = agent.rpartition(":")
-        pods = {"kind": "PodList", "items": [_pod(host), _pod("", "Pending"), _pod("127.9.9.9", "Failed")]}
+        gone = [_pod("127.9.9.9", "Failed")] * 20_000  # a list that comes in many pieces
+        pods = {"kind": "PodList", "items": [*gone, _pod(host), _pod("", "Pending")]}
         path = "/api/v1/namespaces/models/pods?labelSelector=app%3Dagent"
         async with serving({path: pods}, token=TOKEN) as api:
             config = DiscoveryConfig(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.router.turns import STAND_IN, Conversation, Earlier, Form, Turns, added, compare
+from prfaas.router.turns import MAX_BASE_TOKENS, STAND_IN, Conversation, Earlier, Form, Turns, added, compare
 
 
 def said(*texts: str) -> list[dict[str, str]]:
@@ -24,6 +24,12 @@ def of(turns: Turns, *texts: str, **shape: Any) -> Conversation:
     conversation = turns.conversation({"model": "m", "messages": said(*texts), **shape})
     assert conversation is not None
     return conversation
+
+
+def form_of(base: list[int]) -> Form:
+    form = Form()
+    form.learn_base(base)
+    return form
 
 
 LONG = "a long question " * 20
@@ -74,14 +80,21 @@ def test_a_prompt_that_does_not_open_an_answer_is_no_turn(shape: dict[str, Any])
 @given(st.lists(st.text(max_size=20), min_size=3, max_size=7).filter(lambda texts: len(texts) % 2 == 1))
 def test_the_tokens_added_to_an_earlier_turn_are_those_of_the_whole(texts: list[str]) -> None:
     messages = said(*texts)
-    form = Form(base=tokens_of(STAND_IN))
+    form = form_of(tokens_of(STAND_IN))
     guess = added(form, Earlier(tokens_of(messages[:1]), messages[1:]), tokens_of([*STAND_IN, *messages[1:]]))
     assert guess == tokens_of(messages)
 
 
 def test_a_stand_in_that_does_not_begin_with_its_base_adds_nothing() -> None:
-    assert added(Form(base=[9, 9]), Earlier([1], said("b")), [1, 2, 3]) is None
+    assert added(form_of([9, 9]), Earlier([1], said("b")), [1, 2, 3]) is None
     assert added(Form(), Earlier([1], said("b")), [1, 2, 3]) is None
+
+
+@pytest.mark.parametrize("base", [None, [0] * (MAX_BASE_TOKENS + 1)])
+def test_a_form_whose_stand_in_is_unknown_or_long_is_tokenised_whole(base: list[int] | None) -> None:
+    form = Form()
+    form.learn_base(base)
+    assert not form.additive and form.base is None
 
 
 def test_one_difference_ends_the_belief_in_a_form() -> None:
