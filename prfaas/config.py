@@ -9,8 +9,7 @@
     config = parse(AgentConfig, component="agent", argv=sys.argv[1:])
 
 `pool_bytes` above is the key `pool_bytes` of the file, the variable PRFAAS_AGENT_POOL_BYTES and the flag --pool-bytes.
-A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wire-port.
-"""
+A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wire-port."""
 
 from __future__ import annotations
 
@@ -22,11 +21,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import yaml
 
 import prfaas
+from prfaas import conditions
 from prfaas.errors import ConfigError
 from prfaas.units import KINDS, Kind, KindName
 
@@ -50,6 +51,7 @@ class Setting:
     doc: str
     minimum: float | None
     maximum: float | None
+    only_where: conditions.Conditions
 
     @property
     def accepted(self) -> str:
@@ -80,14 +82,17 @@ def setting(
     required: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
+    only_where: conditions.Conditions = MappingProxyType({}),
 ) -> Any:
     """A dataclass field with all that the loader needs; `default` and the limits are in base units.
 
-    A `default` of None, or of "" for a text, makes the setting optional: people may leave it empty.
+    A `default` of None, or of "" for a text, makes the setting optional: people may leave it empty. `only_where`: other
+    settings of the dataclass beside which alone this one means something; its documentation begins with that.
     Every field is keyword-only, so that order does not matter.
     """
     resolved = KINDS[kind] if isinstance(kind, str) else kind
-    metadata = {"setting": Setting(resolved, required, doc, minimum, maximum)}
+    condition = f"With {conditions.shown(only_where)}. " if only_where else ""
+    metadata = {"setting": Setting(resolved, required, condition + doc, minimum, maximum, only_where)}
     if required:
         return dataclasses.field(kw_only=True, metadata=metadata)
     if isinstance(resolved, Record) and default is dataclasses.MISSING:
@@ -98,13 +103,6 @@ def setting(
 def settings(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
     """Name and setting of every field of a configuration dataclass, in order."""
     return ((field.name, field.metadata["setting"]) for field in dataclasses.fields(cls))
-
-
-def check_together(config: Any, *names: str) -> None:
-    """Raise ValueError when some of these settings are given and others are not."""
-    missing = [name for name in names if getattr(config, name) is None]
-    if 0 < len(missing) < len(names):
-        raise ValueError(f"{missing[0]}: missing; {', '.join(names)} go together")
 
 
 def default(cls: type[Any], name: str) -> Any:
@@ -147,12 +145,15 @@ def load(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    varied: str = "",
 ) -> T:
     """The configuration of `component`; `flags` maps dotted setting names to texts, `environment` is the process's own.
 
+    `varied` is a setting that is given several values in turn: what means something beside one of them only is kept.
+
     Raises:
-        ConfigError: a key is unknown or missing, or a value malformed or out of range; it names place, key and
-            accepted form.
+        ConfigError: a key is unknown or missing, a value malformed or out of range, or a setting given beside which
+            another one must be; it names place, key and accepted form.
     """
     environment = os.environ if environment is None else environment
     given = _read_file(file) if file else _Given(f"prfaas-{component}", {})
@@ -169,7 +170,17 @@ def load(
         _put(given, path, _from_text(by_path[path], text, f"flag {flag(path)}"))
     config = _build(cls, given, component=component, prefix=())
     assert isinstance(config, cls)
+    _refuse_meaningless(config, given, varied)
     return config
+
+
+def _refuse_meaningless(config: Any, given: _Given, varied: str = "") -> None:
+    """Of a component's own settings those that were given, be it with their default, without what they need."""
+    for name, its in settings(type(config)):
+        written = given.content.get(name) if isinstance(given.content, dict) else None
+        needs = {other: one for other, one in conditions.unmet(its.only_where, config).items() if other != varied}
+        if needs and written is not None and written.content:
+            raise ConfigError(f"{written.where}: {name}: needs {conditions.shown(needs)}")
 
 
 def load_file(cls: type[T], file: Path) -> T:
@@ -189,8 +200,9 @@ def load_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     Raises:
         ConfigError: as `load` does.
     """
-    config = _build(cls, _from_plain(values, where), component=None, prefix=())
+    config = _build(cls, given := _from_plain(values, where), component=None, prefix=())
     assert isinstance(config, cls)
+    _refuse_meaningless(config, given)
     return config
 
 
@@ -369,7 +381,8 @@ def shown_default(cls: type[Any], name: str) -> Any:
 
 
 def _shown(config: Any) -> dict[str, Any]:
-    return {name: _shown_value(its, getattr(config, name)) for name, its in settings(type(config))}
+    meant = ((name, its) for name, its in settings(type(config)) if not conditions.unmet(its.only_where, config))
+    return {name: _shown_value(its, getattr(config, name)) for name, its in meant}
 
 
 def _shown_value(its: Setting, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from prfaas.types import BlockHash
 
@@ -28,6 +28,7 @@ class BlockStored:
     parent: BlockHash
     num_tokens: int
     tier: Tier = "memory"
+    num_blocks: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class BlockRemoved:
     group: int
     block_hash: BlockHash
     tier: Tier = "memory"
+    num_blocks: ClassVar[int] = 1
 
 
 PoolEvent = BlockStored | BlockRemoved
@@ -54,6 +56,10 @@ class BlocksStored:
     num_tokens: int
     block_tokens: int
     tier: Tier = "memory"
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.hashes)
 
     def each(self) -> Iterator[BlockStored]:
         """The same, block by block."""
@@ -72,6 +78,10 @@ class BlocksRemoved:
     group: int
     hashes: tuple[BlockHash, ...]
     tier: Tier = "memory"
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.hashes)
 
     def each(self) -> Iterator[BlockRemoved]:
         """The same, block by block."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+_CLIENTS_FAULTS = ("aiohttp.http_exceptions", "aiohttp.web_protocol")
 Level = Literal["debug", "info", "warning", "error"]
 
 
@@ -146,6 +147,13 @@ class TerminalLines(logging.Formatter):
         return f"{moment} {record.levelname:7} {event:28} {words}".rstrip() + trace
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for what aiohttp says, at length, of requests that are not HTTP (whoever sent them was told) and of clients that
+    have left."""
+    error = record.exc_info[1] if record.exc_info and record.name == "aiohttp.server" else None
+    return not (isinstance(error, ConnectionResetError) or type(error).__module__ in _CLIENTS_FAULTS)
+
+
 def setup(component: str, *, level: Level = "info", stream: TextIO | None = None, logger: str = "") -> None:
     """Send all logs of this process to `stream` (stderr): text on a terminal, JSON lines otherwise.
 
@@ -154,6 +162,7 @@ def setup(component: str, *, level: Level = "info", stream: TextIO | None = None
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
     handler.setFormatter(TerminalLines() if target.isatty() else JsonLines(component))
+    handler.addFilter(_is_ours)
     root = logging.getLogger(logger)
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -94,6 +94,16 @@ SSD_FAILURES = _counter(
     "Blocks that the SSD tier lost: reason read (not what was written, or no answer from the disk) or write.",
     ("reason",),
 )
+SIDECAR_TLS_REFUSALS = _counter(
+    "prfaas_sidecar_tls_refusals",
+    "Connections that were not let in for their certificate; port is listen or status_listen, reason what was wrong.",
+    ("port", "reason"),
+)
+COLOCATE_TLS_REFUSALS = _counter(
+    "prfaas_colocate_tls_refusals",
+    "Connections that were not let in for their certificate; reason says what was wrong.",
+    ("reason",),
+)
 GATEWAY_REFUSALS = _counter(
     "prfaas_router_gateway_refusals",
     "Connections of gateways that were not let in for their certificate; reason says what was wrong.",
@@ -152,6 +162,11 @@ QUOTA_REFUSALS = _counter(
     "Requests of a client that had used up its quota (429); limit is requests or tokens.",
     ("client", "limit"),
 )
+PAGE_REFUSALS = _counter(
+    "prfaas_router_page_refusals",
+    "Questions for an operator's page (metrics, decision) without an operator's key.",
+    ("page",),
+)
 CLIENT_TOKENS = _counter(
     "prfaas_router_client_tokens",
     "Tokens charged to a client: of prompts as they come, of answers and what was estimated too low when they have ended.",
@@ -188,6 +203,10 @@ BREAKERS_OPENED = _counter(
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
 THRESHOLD_TOKENS = _gauge(
     "prfaas_manager_threshold_tokens", "t in force, the plan's or the configured one, before any path raises it."
+)
+DASHBOARD_WATCHERS = _gauge("prfaas_manager_dashboard_watchers", "Pages that this manager's dashboard feeds.")
+DASHBOARD_REFUSALS = _counter(
+    "prfaas_manager_dashboard_refusals", "Pages that were not fed because as many as may be were (503)."
 )
 STAGE_UTILIZATION = _gauge(
     "prfaas_manager_stage_utilization_ratio",
@@ -262,7 +281,8 @@ MANAGER_RESYNCS = _counter(
 )
 MANAGER_REFUSALS = _counter(
     "prfaas_manager_refusals",
-    "Calls and announcements that were refused: unknown models, wrong block sizes, alien hashes, old epochs.",
+    "Calls and announcements that were refused: unknown models, wrong block sizes, alien hashes, old epochs, too many "
+    "copies of one caller.",
     ("call", "reason"),
 )
 MANAGER_CALL_SECONDS = _histogram(

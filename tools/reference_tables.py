@@ -1,4 +1,5 @@
-"""Writes what docs/ and deploy/ say of settings and metrics, from the dataclasses and the catalogue that the code uses.
+"""Writes what docs/ and deploy/ say of settings and metrics, from the dataclasses and the catalogue that the code uses,
+and what pages say of the connector over distance, from what was measured.
 
 `python -m tools.reference_tables` rewrites the files; `current_files()` is what a test compares them with.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from prfaas import metrics
+from prfaas import conditions, metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
@@ -17,6 +19,7 @@ from prfaas.console.config import ConsoleConfig
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
+from tools import distance_table
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS: dict[str, type[Any]] = {
@@ -124,7 +127,13 @@ def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None,
     if its.required:
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
     shown = _one_line(cls, name, its)
-    return [f"{indent}{name}: {'' if default(cls, name) is None else shown}".rstrip()]
+    mark = "# " if conditions.unmet(its.only_where, _defaults(cls, its)) else ""
+    return [f"{indent}{mark}{name}: {'' if default(cls, name) is None else shown}".rstrip()]
+
+
+def _defaults(cls: type[Any], its: Setting) -> SimpleNamespace:
+    """Of the settings beside which this one means something."""
+    return SimpleNamespace(**{other: default(cls, other) for other in its.only_where})
 
 
 def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
@@ -156,7 +165,9 @@ def current_files() -> dict[Path, str]:
     tables = {f"settings of {name}": settings_table(name, cls) for name, cls in COMPONENTS.items()}
     components = sorted({its.name.split("_")[1] for its in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
+    distance = {"time to the first token over distance": distance_table.current()}
     return {
+        **{page: _filled(page.read_text(), distance) for page in (ROOT / "README.md", ROOT / "docs/vllm.md")},
         configuration: _filled(configuration.read_text(), tables),
         metrics_page: _filled(metrics_page.read_text(), metric_tables),
         **{ROOT / f"deploy/{name}.yaml": annotated_yaml(name, cls) for name, cls in COMPONENTS.items()},

@@ -15,7 +15,8 @@ import yaml
 
 from prfaas.cachepool.layout import Layout
 from tools.demo.client import answers
-from tools.processes import Child, Children, free_address
+from tools.free_ports import free_address
+from tools.processes import Child, Children
 
 START_SECONDS = 240.0  # two engines on two slow cores, first start
 ENGINE_ENVIRONMENT = {
@@ -27,6 +28,8 @@ ENGINE_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
     "OMP_NUM_THREADS": "1",
 }
+# Of an engine that compiles nothing else: the first request for log-probabilities would wait 2 to 8 s for a small helper.
+EAGER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,9 @@ class Stack:
             if connector_class is not None:
                 transfer["kv_connector_module_path"], transfer["kv_connector"] = connector_class
             command += ["--kv-transfer-config", json.dumps(transfer)]
+        environment = ENGINE_ENVIRONMENT | (EAGER_ENVIRONMENT if "--enforce-eager" in extra else {})
         return EngineProcess(
-            self._children.start(f"vllm-{name}", command, environment=ENGINE_ENVIRONMENT), f"http://{address}"
+            self._children.start(f"vllm-{name}", command, environment=environment), f"http://{address}"
         )
 
     def start_manager(self, **settings: Any) -> tuple[Child, str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, Sites, logged, running_sites
 from tools.wan import Wan, WanShape
 
-NUM_PROMPTS = 12
+NUM_PROMPTS = 6
 BAR_HOOK_RATIO = 0.05  # of a prefill step's CPU time
 BAR_FRAMING_RATIO = 0.005  # of the payload
 

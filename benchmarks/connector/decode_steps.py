@@ -1,6 +1,7 @@
 """What a decode step costs beside the connector: without transfers, with 64 parked requests, and an engine that only waits.
 
-Two engines of one model, one of them without a connector, answer the same batch in turn. A parked request is a decode leg
+Three engines of one model, one of them without a connector and one with a connector that does nothing, answer the same batch
+in turn. A parked request is a decode leg
 whose KV never comes and most of whose prompt the engine's own prefix cache holds.
 """
 
@@ -26,11 +27,12 @@ from tools.stack import AgentProcess, EngineProcess, Stack, engine_flags
 from tools.tiny_models import VOCABULARY, make_model
 
 FAMILY = "llama"
+IDLE = ("benchmarks.connector.idle", "IdleConnector")
 BLOCK_TOKENS = 32
 HIT_TOKENS = 8192
 NUM_PARKED = 64
-NUM_SEQUENCES, OUTPUT_TOKENS = 4, 400
-REPEATS, WARM_UP = 7, 1
+NUM_SEQUENCES, OUTPUT_TOKENS = 4, 150
+REPEATS, WARM_UP = 14, 1  # short ones, turn by turn: what else the machine does changes over seconds
 SPIN_SECONDS = 4.0
 BAR_PARKED_RATIO = 0.10
 PATIENT_SECONDS = 900.0
@@ -45,10 +47,11 @@ class StepCost(NamedTuple):
 
 @dataclass
 class Engines:
-    """An engine with the connector, one without, and the agent beside the first."""
+    """An engine with the connector, one with an idle connector, one without, and the agent beside the first."""
 
     agent: AgentProcess
     connected: EngineProcess
+    idle: EngineProcess
     bare: EngineProcess
     key: bytes
     held: list[int]  # the tokens that both engines' prefix caches hold
@@ -112,13 +115,14 @@ def measure() -> dict[str, Any]:
         ways: dict[str, Callable[[], StepCost]] = {
             "without connector": lambda: engines.step(engines.bare),
             "without connector, again": lambda: engines.step(engines.bare),
+            "idle connector": lambda: engines.step(engines.idle),
             "with connector": lambda: engines.step(engines.connected),
             "with connector, 64 parked": lambda: _beside_parked(engines),
         }
         costs: dict[str, list[StepCost]] = {name: [] for name in ways}
         for turn in range(WARM_UP + REPEATS):
-            for name, way in ways.items():
-                value = way()
+            for name in _rotated(list(ways), turn):
+                value = ways[name]()
                 if turn >= WARM_UP:
                     costs[name].append(value)
         spinning = {"nothing": engines.cpu_ratio()}
@@ -138,13 +142,21 @@ def measure() -> dict[str, Any]:
 
 
 def _table(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    bare, again, connected, parked = seconds.values()
+    bare, again, idle, connected, parked = seconds.values()
     return {
         "step_milliseconds": {name: _spread([1e3 * its for its in values]) for name, values in seconds.items()},
         "noise": _growth(again, bare),
+        "added_by_an_idle_connector": _growth(idle, bare),
         "added_without_transfers": _growth(connected, bare),
+        "added_beyond_an_idle_connector": _growth(connected, idle),
         "added_by_64_parked": _growth(parked, connected),
     }
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    """Another order in each turn: none of them always comes after the same one."""
+    by %= len(names)
+    return names[by:] + names[:by]
 
 
 def _beside_parked(engines: Engines) -> StepCost:
@@ -153,8 +165,11 @@ def _beside_parked(engines: Engines) -> StepCost:
 
 
 def _growth(values: Sequence[float], base: Sequence[float]) -> dict[str, float]:
-    """By how much each turn's value is more than its base in the same turn, as a share."""
-    return _spread([value / its - 1 for value, its in zip(values, base, strict=True)])
+    """By how much each turn's value is more than its base in the same turn, as a share, with the middle half of the turns."""
+    growth = sorted(value / its - 1 for value, its in zip(values, base, strict=True))
+    quarter = len(growth) // 4
+    half = {"lower_quartile": round(growth[quarter], 4), "upper_quartile": round(growth[-1 - quarter], 4)}
+    return _spread(growth) | half
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -173,11 +188,12 @@ def _running(directory: Path) -> Iterator[Engines]:
         flags += ("--block-size", str(BLOCK_TOKENS))
         settings = {"reuse": False, "receive_timeout_seconds": f"{PATIENT_SECONDS:.0f}s"}
         connected = stack.start_engine("connected", model, agent=agent, role="kv_both", extra=flags, connector=settings)
+        idle = stack.start_engine("idle", model, agent=agent, role="kv_both", extra=flags, connector_class=IDLE)
         bare = stack.start_engine("bare", model, agent=None, role="", extra=flags)
-        for engine in (connected, bare):
+        for engine in (connected, idle, bare):
             stack.await_server(engine.child, engine.url)
         held = prompt_tokens(HIT_TOKENS, seed=1, vocabulary=VOCABULARY)
-        yield Engines(agent, connected, bare, grant_key(stack), held)
+        yield Engines(agent, connected, idle, bare, grant_key(stack), held)
 
 
 def _post(engine: EngineProcess, body: dict[str, Any]) -> http.client.HTTPConnection:

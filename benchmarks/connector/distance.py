@@ -4,6 +4,7 @@ Two agents stand at the ends of an emulated link whose rate is chosen so that th
 its prefill takes to compute; the engines' requests do not cross the link, so the prefill leg is sent half a round trip
 late. *Pull* is a prefill that leaves its blocks in the pool, and a transfer that begins when it has ended: its open, its
 answer and its data take the one and a half round trips that telling the decode side, its question and its data take.
+The engines that prefill have a processor of their own; everything else, the link included, has the others.
 vLLM's NixlConnector, where it is installed, pulls over the same links afterwards, with engines inside the two ends.
 """
 
@@ -15,30 +16,38 @@ from typing import Any
 
 from benchmarks.connector import nixl_peer
 from benchmarks.connector.sites import FAMILY, PROMPT_TOKENS, Sites
+from benchmarks.connector.timeline import timeline
 from prfaas.cachepool.layout import Layout
 from tools.stack import attached_layout
 from tools.wan import PAYLOAD_RATIO, Wan, WanShape
 
 ROUND_TRIPS = (0.030, 0.080)
-REPEATS, WARM_UP = 5, 1
+REPEATS, WARM_UP = 5, 1  # four minutes for one link
 BAR_TRANSFER_RATIO = 0.15  # of the transfer time, beside one round trip
 
 
-def measure(sites: Sites) -> dict[str, Any]:
-    """The table, with what it was measured over."""
+def measure(sites: Sites, round_trips: Sequence[float]) -> dict[str, Any]:
+    """The table over links of these round trips, with what it was measured over."""
     transfer_bytes = payload_bytes(attached_layout(sites.decode.child.log), PROMPT_TOKENS - 1)
     for _ in range(WARM_UP):
         sites.prefill_seconds()
         sites.local_seconds()
     prefill = statistics.median(sites.prefill_seconds() for _ in range(REPEATS))
-    rows = [_row(sites, rtt, transfer_bytes, bytes_per_second=transfer_bytes / prefill) for rtt in ROUND_TRIPS]
+    rows = [_row(sites, rtt, transfer_bytes, bytes_per_second=transfer_bytes / prefill) for rtt in round_trips]
     return {
         "family": FAMILY,
         "prompt_tokens": PROMPT_TOKENS,
         "transfer_bytes": transfer_bytes,
-        "prefill_seconds": round(prefill, 4),
         "links": rows,
     }
+
+
+def merged(table: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """The table with the links of an earlier one that this one has not measured, if that was of the same prompt."""
+    if earlier is None or earlier["prompt_tokens"] != table["prompt_tokens"]:
+        return table
+    links = {its["rtt_seconds"]: its for its in earlier["links"]} | {its["rtt_seconds"]: its for its in table["links"]}
+    return table | {"links": [links[rtt] for rtt in sorted(links)]}
 
 
 def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int, *, bytes_per_second: float) -> dict[str, Any]:
@@ -50,21 +59,23 @@ def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int, *, bytes_per_sec
         "pull after prefill": sites.pulled_seconds,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    sites.pushed.clear()
     for turn in range(WARM_UP + REPEATS):
         for name, way in ways.items():
             value = way()
             if turn >= WARM_UP:
                 seconds[name].append(value)
-    local = statistics.median(seconds["local"])
     transfer = transfer_bytes / bytes_per_second
     return {
         "rtt_seconds": rtt_seconds,
+        "prefill_seconds": round(transfer, 4),
         "bits_per_second": round(sites.wan.shape.bits_per_second),
         "transfer_seconds": round(transfer, 4),
         "ttft_seconds": {name: _spread(values) for name, values in seconds.items()},
         "beyond_local_seconds": {
-            name: round(statistics.median(values) - local, 4) for name, values in seconds.items() if name != "local"
+            name: _spread(_beyond(values, seconds["local"])) for name, values in seconds.items() if name != "local"
         },
+        "moments_layer_by_layer": timeline(sites, sites.pushed[WARM_UP:]),
         "bar_seconds": round(rtt_seconds + BAR_TRANSFER_RATIO * transfer, 4),
     }
 
@@ -78,11 +89,15 @@ def add_nixl(table: dict[str, Any], wan: Wan) -> None:
 
 
 def _nixl(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    beyond = statistics.median(seconds["pulled"]) - statistics.median(seconds["local"])
     return {
         "ttft_seconds": {name: _spread(values) for name, values in seconds.items()},
-        "beyond_local_seconds": round(beyond, 4),
+        "beyond_local_seconds": _spread(_beyond(seconds["pulled"], seconds["local"])),
     }
+
+
+def _beyond(values: Sequence[float], local: Sequence[float]) -> list[float]:
+    """What each turn's way took beyond the local one of the same turn: the machine's speed changes from turn to turn."""
+    return [value - its for value, its in zip(values, local, strict=True)]
 
 
 def payload_bytes(layout: Layout, num_tokens: int) -> int:

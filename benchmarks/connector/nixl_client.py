@@ -1,7 +1,7 @@
 """A client at the near end of the link: a prompt prefilled far and pulled by NixlConnector, or computed near.
 
 Run inside the near namespace; prints seconds to the first token as JSON. The prefill request crosses the link on a
-connection that stays open, as a router's does.
+connection that is open already, as a router's is.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _PULL = {
 
 def main() -> None:
     far, near, family, num_tokens, count, first_seed = sys.argv[1:]
-    connection = http.client.HTTPConnection(far.removeprefix("http://"), timeout=120)
     seconds: dict[str, list[float]] = {"local": [], "pulled": []}
     for number in range(2 * int(count)):
         prompt = prompt_tokens(int(num_tokens), seed=int(first_seed) + number, vocabulary=VOCABULARY)
         body = {"model": family, "prompt": prompt, "temperature": 0, "max_tokens": 1, "ignore_eos": True}
+        connection = http.client.HTTPConnection(far.removeprefix("http://"), timeout=120)
+        connection.connect()  # anew: the server hangs up on one that is idle for five seconds
         start = time.perf_counter()
         if number % 2:
             found = _prefill(connection, {**body, "kv_transfer_params": _PULL})
@@ -39,6 +40,7 @@ def main() -> None:
             seconds["pulled"].append(prefilled + complete(near, {**body, "kv_transfer_params": found}).ttft_seconds)
         else:
             seconds["local"].append(complete(near, body).ttft_seconds)
+        connection.close()
     print(json.dumps(seconds))
 
 

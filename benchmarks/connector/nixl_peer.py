@@ -34,9 +34,18 @@ def measure(wan: Wan, shapes: list[WanShape], *, warm_up: int, repeats: int) -> 
         rows = []
         for number, shape in enumerate(shapes):
             wan.set(shape)
-            found = _ask(wan, warm_up + repeats, first_seed=10_000 * (number + 1))
+            try:
+                found = _ask(wan, warm_up + repeats, first_seed=10_000 * (number + 1))
+            except subprocess.CalledProcessError as error:
+                return f"failed: {_reason(error.stderr, near.log, far.log)}"
             rows.append({name: values[warm_up:] for name, values in found.items()})
         return rows
+
+
+def _reason(said: str, *logs: Path) -> str:
+    """The last error that an engine names, or else the last line of the client."""
+    lines = [line for log in logs for line in log.read_text().splitlines() if " ERROR " in line]
+    return ([*said.splitlines(), *lines] or ["nothing was said"])[-1].strip()[-120:].replace("|", "/")
 
 
 def _start(children: Children, wan: Wan, end: str, model: Path) -> Child:

@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tools.tiny_models import VOCABULARY, make_model
 from tools.wan import FAR, NEAR, Wan
 
 FAMILY = "granite4h"
-PROMPT_TOKENS = 4097
+PROMPT_TOKENS = 24577
 CHUNK_TOKENS = 256
 STORED_SECONDS = 0.3  # until a finished request's blocks are in the pool; not counted
 WIRE_PORT = 7400
@@ -43,6 +43,9 @@ class Sites:
     store_and_forward: EngineProcess
     key: bytes
     num_prompts: int = 0
+    pushed: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # when layer by layer was asked for, and its seconds
 
     def prompt(self) -> list[int]:
         """One that nobody has seen."""
@@ -58,7 +61,11 @@ class Sites:
         return self._ask(self.prefill, self.prompt()[:-1], cache_salt=os.urandom(8).hex())
 
     def pushed_seconds(self, engine: EngineProcess) -> float:
-        return self._through_both(engine, self.prompt(), late_seconds=self.wan.shape.rtt_seconds / 2)
+        asked = time.time()
+        seconds = self._through_both(engine, self.prompt(), late_seconds=self.wan.shape.rtt_seconds / 2)
+        if engine is self.prefill:
+            self.pushed.append((asked, seconds))
+        return seconds
 
     def pulled_seconds(self) -> float:
         prompt = self.prompt()
@@ -132,7 +139,45 @@ def running_sites(directory: Path, wan: Wan, *, compares: bool = True) -> Iterat
             )
         for engine in (decode, prefill, stored):
             stack.await_server(engine.child, engine.url)
-        yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack))
+        with separated([prefill.child, stored.child]):
+            yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack))
+
+
+@contextmanager
+def separated(prefilling: Sequence[Child]) -> Iterator[None]:
+    """The engines that prefill have the first processor, and everything else the others, as two machines would have it.
+
+    This process and what it still runs has all of them again afterwards.
+    """
+    processors = sorted(os.sched_getaffinity(0))
+    ours = {child.process.pid for child in prefilling}
+    if len(processors) > 1:
+        _keep_on(os.getpid(), set(processors[1:]), apart=ours)
+        for pid in ours:
+            _keep_on(pid, set(processors[:1]), apart=set())
+    try:
+        yield
+    finally:
+        _keep_on(os.getpid(), set(processors), apart=set())
+
+
+def _keep_on(pid: int, processors: set[int], *, apart: set[int]) -> None:
+    """A process, its threads and its descendants, without those that stand apart."""
+    if pid in apart:
+        return
+    for task in _tasks(pid):
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+            os.sched_setaffinity(int(task.name), processors)
+            for child in (task / "children").read_text().split():
+                _keep_on(int(child), processors, apart=apart)
+
+
+def _tasks(pid: int) -> list[Path]:
+    """A process's threads; none when it has ended."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def start_agents(children: Children, stack: Stack, wan: Wan, **settings: Any) -> tuple[AgentProcess, AgentProcess]:

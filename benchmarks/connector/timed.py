@@ -39,12 +39,13 @@ class Clock:
     step_began: float = 0.0
     wall_began: float = 0.0
     inside: float = 0.0  # hooks since the last step was reported
+    inside_wall: float = 0.0  # the same by the clock on the wall: what they wait for counts too
     depth: int = 0
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            start = time.thread_time()
+            start, start_wall = time.thread_time(), time.perf_counter()
             self.depth += 1
             try:
                 return function(*arguments, **named)
@@ -52,6 +53,7 @@ class Clock:
                 self.depth -= 1
                 if not self.depth:
                     self.inside += time.thread_time() - start
+                    self.inside_wall += time.perf_counter() - start_wall
 
         return call
 
@@ -65,11 +67,12 @@ class Clock:
                 "step.cost",
                 num_tokens=self.num_tokens,
                 hook_seconds=self.inside,
+                hook_wall_seconds=self.inside_wall,
                 step_seconds=step,
                 wall_seconds=wall,
                 began=self.wall_began,
             )
-        self.inside = 0.0
+        self.inside = self.inside_wall = 0.0
 
 
 CLOCK = Clock()

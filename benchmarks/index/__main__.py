@@ -1,4 +1,4 @@
-"""`make bench AREA=index`: writes benchmarks/results/index.json. ARGS: [millions of blocks, each, such as 1 10]."""
+"""`make bench AREA=index`: writes benchmarks/results/index.json. ARGS name some of its parts."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ import multiprocessing
 import os
 import platform
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from benchmarks.index import in_process, over_grpc, peers, visibility
-from tests.free_ports import free_address
+from tools.free_ports import free_address
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "index.json"
 CLUSTERS = 8
 LOOKUP_BARS = {(1, False): 60, (1, True): 100, (10, False): 100, (10, True): 150}  # microseconds, p50
 FURTHER_HOLDER_BYTES = 3
 BLOCK_BYTES = 16
+GRPC_BLOCKS = 10_000_000
 
 
 def main() -> None:
-    sizes = [float(size) for size in sys.argv[1:]] or [1, 10]
-    results: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "load_average_at_start": round(os.getloadavg()[0], 1),
-        "in_process": [_alone(size, hybrid=hybrid) for size in sizes for hybrid in (False, True)],
-        "dynamo_radix_tree": peers.dynamo_radix_tree(1_000_000, CLUSTERS),
-    }
-    _save(results)
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    for name in sys.argv[1:] or PARTS:
+        load_average = round(os.getloadavg()[0], 1)
+        results[name] = PARTS[name]()
+        results.setdefault("load_average_at_start", {})[name] = load_average
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps({name: results[name]}, indent=1), flush=True)
+
+
+def _in_process(millions: float) -> list[dict[str, Any]]:
+    return [_alone(millions, hybrid=hybrid) for hybrid in (False, True)]
+
+
+def _over_grpc() -> dict[str, Any]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results["over_grpc"] = runner.run(over_grpc.measure(num_blocks=round(max(sizes) * 1_000_000), port=_port()))
-        _save(results)
-        results["event_to_visible"] = runner.run(visibility.measure((_port(), _port())))
-    _save(results)
-    print(json.dumps(results, indent=1))
+        return runner.run(over_grpc.measure(num_blocks=GRPC_BLOCKS, port=_port()))
+
+
+def _event_to_visible() -> dict[str, Any]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(visibility.measure((_port(), _port())))
 
 
 def _port() -> int:
     return int(free_address().rpartition(":")[2])
-
-
-def _save(results: dict[str, Any]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _alone(millions: float, *, hybrid: bool) -> dict[str, Any]:
@@ -62,6 +69,14 @@ def _alone(millions: float, *, hybrid: bool) -> dict[str, Any]:
     }
     return found
 
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "in_process_1_million": partial(_in_process, 1),
+    "in_process_10_million": partial(_in_process, 10),
+    "dynamo_radix_tree": partial(peers.dynamo_radix_tree, 1_000_000, CLUSTERS),
+    "over_grpc": _over_grpc,
+    "event_to_visible": _event_to_visible,
+}
 
 if __name__ == "__main__":
     main()

@@ -47,7 +47,7 @@ def announcements(hashes: bytes, num_blocks: int, its: Layout) -> Iterator[Annou
         yield Segment(blocks, _hash(hashes, first), path, (1 << (end - first)) - 1, stored=True)
         if len(its.groups) > 1 and end - first == BLOCKS_PER_STATE:
             last = _hash(hashes, end - 1)
-            yield Checkpoint(states, last, last, end * 16, stored=True)
+            yield Checkpoint(states, last, last, end * 16, stored=True, head=_hash(hashes, first))
 
 
 def _hash(hashes: bytes, block: int) -> BlockHash:

@@ -7,6 +7,8 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +19,7 @@ from prfaas.errors import ManagerUnreachable
 from prfaas.index.redis_store import RedisStore
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.rpc.channel import Channel, translated_errors
+from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, node_message
 
@@ -80,6 +83,7 @@ async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
 async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict[str, Any]:
     its = layout(hybrid=True)
     agent, router = managed.channel("n0"), managed.channel("router")
+    client = ManagerClient([managed.address], name="router", secret=managed.secret, deadline_seconds=5.0)
     await register(agent, its)
     empty_bytes = await _redis_bytes(store)
     prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]
@@ -90,11 +94,13 @@ async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict
         "blocks": len(prompts) * BLOCKS_PER_PROMPT,
         "bars": BARS,
         "redis_bytes_per_block": round(stream_bytes / (len(prompts) * BLOCKS_PER_PROMPT), 1),
-        "match_2000_blocks": await _call(router, "Match", [_match(its) for its in prompts[:50]]),
-        "matches_per_second": await _rate(router, [_match(its) for its in prompts[:50]]),
-        "route_2000_blocks": await _call(router, "Route", [_route(its) for its in prompts[:50]]),
-        "route_64_blocks": await _call(router, "Route", [_route(its[: 64 * 16]) for its in prompts[:50]]),
+        "match_2000_blocks": await _call(client.match, [_match(its) for its in prompts[:50]]),
+        "matches_per_second": await _rate(client.match, [_match(its) for its in prompts[:50]]),
+        "match_2000_blocks_call_by_call": await _call(partial(_unary, router), [_match(its) for its in prompts[:50]]),
+        "route_2000_blocks": await _call(client.route, [_route(its) for its in prompts[:50]]),
+        "route_64_blocks": await _call(client.route, [_route(its[: 64 * 16]) for its in prompts[:50]]),
     }
+    await client.close()
     managed.kill()
     started = time.perf_counter()
     managed.start()
@@ -152,21 +158,25 @@ def _route(hashes: bytes) -> pb.RouteRequest:
     return pb.RouteRequest(model=MODEL, units=hashes, num_prompt_tokens=len(hashes), prompt_hash=bytes(16))
 
 
-async def _call(router: Channel, method: str, requests: list[Any]) -> dict[str, float]:
+async def _unary(router: Channel, request: pb.MatchRequest) -> Any:
+    return await router.call("Match", request, timeout_seconds=5.0)
+
+
+async def _call(ask: Callable[[Any], Awaitable[Any]], requests: list[Any]) -> dict[str, float]:
     seconds = []
     for number in range(CALLS + 100):
         started = time.perf_counter()
-        await router.call(method, requests[number % len(requests)], timeout_seconds=5.0)
+        await ask(requests[number % len(requests)])
         seconds.append(time.perf_counter() - started)
     return percentiles(seconds[100:])
 
 
-async def _rate(router: Channel, requests: list[Any]) -> int:
-    """Matches a second with several calls in flight, from one client process."""
+async def _rate(ask: Callable[[Any], Awaitable[Any]], requests: list[Any]) -> int:
+    """Answers a second with several questions in flight, from one client process."""
 
     async def caller(first: int) -> None:
         for number in range(first, CALLS, IN_FLIGHT):
-            await router.call("Match", requests[number % len(requests)], timeout_seconds=5.0)
+            await ask(requests[number % len(requests)])
 
     started = time.perf_counter()
     await asyncio.gather(*map(caller, range(IN_FLIGHT)))

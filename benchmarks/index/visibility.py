@@ -8,6 +8,7 @@ work, Redis, and the last question's round trip.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import random
 import time
@@ -58,6 +59,7 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
     first = managers[0].channel("n0")
     await register(first, layout(hybrid=False))  # that manager writes the agent's cluster from here on
     await first.close()
+    gc.freeze()  # as what serves does; this process's own pauses are nobody's latency
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     agent = spawn.Process(target=publish, args=(managers[0].address, managers[0].secret, theirs))
@@ -93,6 +95,7 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
 
 def publish(address: str, secret: bytes, told: Connection) -> None:
     """The agent's process: every prompt at its time."""
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_publish(address, secret, told))
 
@@ -110,7 +113,7 @@ async def _publish(address: str, secret: bytes, told: Connection) -> None:
         blocks = tuple(BlockHash(hashes[at : at + HASH]) for at in range(0, len(hashes), HASH))
         stored = BlocksStored(its.fingerprint, 0, blocks, BlockHash(bytes(HASH)), 16, 16)
         await asyncio.sleep(begin + number / PUBLISHES_PER_SECOND - time.perf_counter())
-        reporter.publish(stored.each())
+        reporter.publish((stored,))
     await asyncio.sleep(GIVE_UP_SECONDS)
     await end((reporting,))
 

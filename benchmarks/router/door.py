@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from benchmarks.router import peers
-from tests.free_ports import free_address
+from tools.free_ports import free_address
 
 ROUNDS = 3
 NUM_WARM_UP = 300

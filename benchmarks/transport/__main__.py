@@ -1,6 +1,7 @@
 """Measure the wire over emulated long links, beside iperf3 in the same run, and compare it with its bars.
 
-`make bench AREA=transport PROFILES="regional metro"` narrows the run; it needs root and iperf3 (Debian: iperf3).
+`make bench AREA=transport PROFILES="regional metro" PARTS="bulk packing"` narrows the run and leaves the other figures as they
+are; it needs root and iperf3 (Debian: iperf3).
 """
 
 from __future__ import annotations
@@ -51,47 +52,66 @@ def main() -> int:
     if reason := obstacle():
         print(f"skipped: an emulated link {reason}")
         return 0
-    names = os.environ.get("PROFILES", " ".join(PROFILES)).split()
-    rows = [row for name in names for row in _profile(name)]
-    rows += [
-        *({"link": "regional", **row} for row in (_cubic_row(), _tls_row())),
-        *({"link": "alternating", **row} for row in _health_rows()),
-        *(row for name in names for row in _packing_rows(name)),
-    ]
-    plot.RESULT.write_text(json.dumps(rows, indent=1) + "\n")
-    plot.draw(rows, plot.PLOT)
-    for row in rows:
-        print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}")
+    for name in os.environ.get("PROFILES", " ".join(PROFILES)).split():
+        for part in os.environ.get("PARTS", " ".join(PARTS)).split():
+            rows = PARTS[part](name)
+            if not rows:
+                print(f"{part}: nothing to measure on {name}")
+            _keep([{"link": "alternating" if part == "health" else name, "part": part, **row} for row in rows])
     return 0
 
 
-def _profile(name: str) -> list[dict[str, Any]]:
-    shape, bars = PROFILES[name], bars_of(name)
-    with Wan(shape) as wan:
+def _keep(rows: Sequence[dict[str, Any]]) -> None:
+    """Print these rows and put them in the place of those of the same link and part."""
+    for row in rows:
+        print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}", flush=True)
+    known = json.loads(plot.RESULT.read_text()) if plot.RESULT.exists() else []
+    measured = {(row["link"], row["part"]) for row in rows}
+    kept = [*(row for row in known if (row["link"], row["part"]) not in measured), *rows]
+    plot.RESULT.write_text(json.dumps(kept, indent=1) + "\n")
+    plot.draw(kept, plot.PLOT)
+
+
+def _bulk(name: str) -> list[dict[str, Any]]:
+    """Everything at once, ours and others' beside each other."""
+    bars = bars_of(name)
+    with Wan(PROFILES[name]) as wan:
         peers, engines = _iperf_rows(wan), _engine_rows(wan)
         ours = [*_bulk_rows(wan, bars, peers), *_small_rows(wan, bars, [*peers, *engines])]
-        rows = [{"link": name, **row} for row in (*peers, *engines, *ours, *_ahead_rows(name, engines, ours))]
-        if bars.exposed_beyond_seconds is not None:
-            layerwise = (_layerwise_row(wan, bars.exposed_beyond_seconds), *_hybrid_rows(wan), _urgent_row(wan))
-            rows += [{"link": name, **row} for row in layerwise]
-    return rows
+    return [*peers, *engines, *ours, *_ahead_rows(name, engines, ours)]
+
+
+def _layers(name: str) -> list[dict[str, Any]]:
+    """Behind a prefill, and an urgent transfer beside others."""
+    beyond_seconds = bars_of(name).exposed_beyond_seconds
+    if beyond_seconds is None:
+        return []
+    with Wan(PROFILES[name]) as wan:
+        return [_layerwise_row(wan, beyond_seconds), *_hybrid_rows(wan), _urgent_row(wan)]
+
+
+def _variants(name: str) -> list[dict[str, Any]]:
+    return [_cubic_row(), _tls_row()] if name == "regional" else []
+
+
+def _health(name: str) -> list[dict[str, Any]]:
+    return _health_rows() if name == "bursty" else []
 
 
 def _iperf_rows(wan: Wan) -> list[dict[str, Any]]:
     if not iperf.is_installed():
         return [_row("iperf3", "skipped: not installed", "-")]
-    limit = wan.shape.payload_bytes_per_second
     rows = []
     for num_streams, congestion_control in ((_our_connections(wan), "bbr"), (16, "bbr"), (16, "cubic")):
         runs = [
             iperf.run(wan, GIB, num_streams=num_streams, congestion_control=congestion_control)
             for _ in range(1 if congestion_control == "cubic" else 3)
         ]
-        figure = _spread([its.bytes_per_second / limit for its in runs])
+        figure = _spread(_shares(wan.shape, runs))
         figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
         rows.append(_row(f"iperf3 -n 1G -P {num_streams} {congestion_control}, of the link", figure, "-"))
     small = [iperf.run(wan, 64 * MIB, num_streams=16, congestion_control="bbr") for _ in range(COLD_REPEATS)]
-    rows.append(_row(COLD_IPERF, _spread([its.bytes_per_second / limit for its in small]), "-"))
+    rows.append(_row(COLD_IPERF, _spread(_shares(wan.shape, small)), "-"))
     return rows
 
 
@@ -125,7 +145,7 @@ def _cold_write(wan: Wan, setting: kv_engine.Setting) -> kv_engine.EngineRun:
 
 
 def _engine_row(wan: Wan, name: str, runs: Sequence[kv_engine.EngineRun]) -> dict[str, Any]:
-    figure = _spread([its.bytes_per_second / wan.shape.payload_bytes_per_second for its in runs])
+    figure = _spread(_shares(wan.shape, runs))
     figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
     return _row(f"{name}, of the link", figure, "-")
 
@@ -233,7 +253,7 @@ def _packing_rows(name: str) -> list[dict[str, Any]]:
             cpu = [statistics.median(its.cpu_seconds_per_gb for its in ends) for ends in zip(*pairs, strict=True)]
             figure |= {"cpu_seconds_per_gb": round(cpu[0], 2), "without": round(cpu[1], 2)}
             bar = "median >= 0.97" if content == "noise" else "median >= 1"
-            rows.append({"link": name, **_row(f"512 MiB of {content}, packing over not packing", figure, bar)})
+            rows.append(_row(f"512 MiB of {content}, packing over not packing", figure, bar))
     return rows
 
 
@@ -273,8 +293,9 @@ def _health_rows() -> list[dict[str, Any]]:
     ]
 
 
-def _shares(shape: WanShape, runs: Sequence[Figures]) -> list[float]:
-    return [its.bytes_per_second / shape.payload_bytes_per_second for its in runs]
+def _shares(shape: WanShape, runs: Sequence[Figures | kv_engine.EngineRun | iperf.IperfRow]) -> list[float]:
+    """What was carried of what the link could carry in just that time: on one whose rate alternates, of those phases."""
+    return [its.num_bytes / shape.payload_bytes_between(its.began_ns, its.ended_ns) for its in runs]
 
 
 def _spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
@@ -284,6 +305,15 @@ def _spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
 
 def _row(name: str, figure: object, bar: str) -> dict[str, Any]:
     return {"name": name, "figure": figure, "bar": bar}
+
+
+PARTS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
+    "bulk": _bulk,
+    "layers": _layers,
+    "variants": _variants,
+    "health": _health,
+    "packing": _packing_rows,
+}
 
 
 if __name__ == "__main__":

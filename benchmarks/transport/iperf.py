@@ -17,7 +17,9 @@ class IperfRow:
 
     num_streams: int
     congestion_control: str
-    bytes_per_second: float
+    num_bytes: float
+    began_ns: int  # of the monotonic clock, to within the client's own start
+    ended_ns: int
     cpu_seconds_per_gb: float
 
 
@@ -32,9 +34,17 @@ def run(wan: Wan, num_bytes: int, *, num_streams: int, congestion_control: str) 
     command = ["iperf3", "-c", FAR, "-n", str(num_bytes), "-P", str(num_streams), "-C", congestion_control, "-J"]
     client = wan.near(command, stdout=subprocess.PIPE)
     output, _ = client.communicate(timeout=300)
+    ended_ns = time.monotonic_ns()
     server.wait(10)
     end = json.loads(output)["end"]
     received, usage = end["sum_received"], end["cpu_utilization_percent"]
     seconds = max(received["seconds"], end["sum_sent"]["seconds"])
     cpu = (usage["host_total"] + usage["remote_total"]) / 100 * seconds
-    return IperfRow(num_streams, congestion_control, received["bytes"] / seconds, cpu / (received["bytes"] / 1e9))
+    return IperfRow(
+        num_streams,
+        congestion_control,
+        num_bytes=received["bytes"],
+        began_ns=ended_ns - int(seconds * 1e9),
+        ended_ns=ended_ns,
+        cpu_seconds_per_gb=cpu / (received["bytes"] / 1e9),
+    )

@@ -54,7 +54,9 @@ SETTINGS = (
 class EngineRun:
     """One write of all objects, until the last was seen at the far end."""
 
-    bytes_per_second: float
+    num_bytes: int
+    began_ns: int  # of the monotonic clock
+    ended_ns: int
     cpu_seconds_per_gb: float  # both ends
 
 
@@ -96,8 +98,8 @@ class EngineEnds:
             _write(process, question)
         near, far = _read(self._near), _read(self._far)
         assert near["digest"] == far["digest"], "other bytes arrived than were sent"
-        seconds = (far["ended_ns"] - near["began_ns"]) / 1e9
-        return EngineRun(num_bytes / seconds, (near["cpu_seconds"] + far["cpu_seconds"]) / num_bytes * 1e9)
+        cpu = near["cpu_seconds"] + far["cpu_seconds"]
+        return EngineRun(num_bytes, near["began_ns"], far["ended_ns"], cpu_seconds_per_gb=cpu / num_bytes * 1e9)
 
 
 class _Engine(Protocol):

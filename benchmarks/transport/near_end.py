@@ -157,20 +157,21 @@ class NearEnd:
     def health(self, seconds: float, idle_seconds: float) -> dict[str, object]:
         """What the link says of itself while it is idle, and then while there is more to send than it can carry."""
         self.measure(1, 1 << 20, 1)
+        time.sleep(1.0)  # the link's connections are being made
         cpu, began = cpu_seconds(), time.monotonic()
-        idle = self._sampled(idle_seconds)
+        idle = self._sampled(idle_seconds, every_seconds=1.0)  # as agents report
         cpu = (cpu_seconds() - cpu) / (time.monotonic() - began)
         for _ in range(8):
             self.layers(self.open([1 << 24] * 64, priority=1), 1)
-        return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds)}
+        return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds, every_seconds=0.05)}
 
-    def _sampled(self, seconds: float) -> list[tuple[float, float, str | None]]:
+    def _sampled(self, seconds: float, *, every_seconds: float) -> list[tuple[float, float, str | None]]:
         samples: list[tuple[float, float, str | None]] = []
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             state = self._link.snapshot()
             samples.append((time.monotonic(), state.achievable_bytes_per_second, state.congestion))
-            time.sleep(0.05)
+            time.sleep(every_seconds)
         return samples
 
 

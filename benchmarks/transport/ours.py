@@ -119,15 +119,16 @@ class Figures:
     """One transfer. `exposed_seconds`: from the last layer's being ready to the last byte's arrival."""
 
     num_bytes: int
-    seconds: float
+    began_ns: int  # of the monotonic clock
+    ended_ns: int
     exposed_seconds: float
     cpu_seconds: float  # of both ends
     num_connections: int
     saved_bytes: int  # by compression, since the link's start
 
     @property
-    def bytes_per_second(self) -> float:
-        return self.num_bytes / self.seconds
+    def seconds(self) -> float:
+        return (self.ended_ns - self.began_ns) / 1e9
 
     @property
     def cpu_seconds_per_gb(self) -> float:
@@ -146,7 +147,8 @@ def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes
     assert far["digest"] == near["digest"], "other bytes arrived than were sent"
     return Figures(
         num_bytes=num_bytes,
-        seconds=(far["ended_ns"] - near["began_ns"]) / 1e9,
+        began_ns=near["began_ns"],
+        ended_ns=far["ended_ns"],
         exposed_seconds=(far["ended_ns"] - near["last_ready_ns"]) / 1e9,
         cpu_seconds=far["cpu_seconds"] + near["cpu_seconds"],
         num_connections=near["link"]["num_connections"],

@@ -1,33 +1,74 @@
-"""`python -m benchmarks.twin`: every figure that the digital twin must hold, its bar and its peer, as JSON."""
+"""`make bench AREA=twin`: every figure that the digital twin must hold, its bar and its peer, as JSON and on docs/twin.md.
+
+ARGS name some of the parts, which are then measured anew; the results of the others stay as they are.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
-from benchmarks.twin.checked import case_study, ppd, rapid_serve, theory
+from benchmarks.twin.checked import case_study, ppd, theory
+from benchmarks.twin.figure import Figure
+from benchmarks.twin.page import PAGE, RESULT, draw, with_tables
 from benchmarks.twin.speed import reproducible, speed
+from benchmarks.twin.studied import (
+    overlapping,
+    ppd_figures,
+    queueing,
+    rapid_sensitivity,
+    rapid_serve,
+    searching,
+)
+from prfaas.sim.studies import Table
 
-RESULT = Path(__file__).parents[1] / "results" / "twin.json"
+Measured = Iterator[Figure | Table]
+PARTS: Mapping[str, Callable[[], Measured]] = {
+    "speed": speed,
+    "theory": theory,
+    "case_study": case_study,
+    "queueing": queueing,
+    "ppd": ppd,
+    "search": searching,
+    "ppd_figures": ppd_figures,
+    "rapid": rapid_serve,
+    "rapid_sensitivity": rapid_sensitivity,
+    "overlap": overlapping,
+    "reproducible": reproducible,
+}
 
 
 def main() -> int:
     """Measure, print, write; 1 when a bar is missed."""
-    figures = []
-    for part in (speed, theory, case_study, ppd, rapid_serve, reproducible):
-        for figure in part():
-            figures.append(figure)
-            print(
-                f"{'holds ' if figure.holds else 'MISSES'}  {figure.name}: {figure.figure}  (bar: {figure.bar})",
-                flush=True,
-            )
-            if figure.peer is not None:
-                print(f"        peer: {figure.peer}", flush=True)
+    asked = sys.argv[1:] or list(PARTS)
+    if unknown := set(asked) - PARTS.keys():
+        sys.stderr.write(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}\n")
+        return 2
+    results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
+    for name in asked:
+        results[name] = _measured(PARTS[name]())
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps([asdict(figure) for figure in figures], indent=1, default=float) + "\n")
-    return 0 if all(figure.holds for figure in figures) else 1
+    RESULT.write_text(json.dumps({name: results[name] for name in PARTS if name in results}, indent=1) + "\n")
+    draw(results)
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    return 0 if all(one["holds"] for name in asked for one in results[name]["figures"]) else 1
+
+
+def _measured(measured: Measured) -> dict[str, Any]:
+    figures, tables = [], []
+    for one in measured:
+        if isinstance(one, Table):
+            tables.append(one.to_dict())
+            continue
+        figures.append(asdict(one))
+        print(f"{'holds ' if one.holds else 'MISSES'}  {one.name}: {one.figure}  (bar: {one.bar})", flush=True)
+        if one.peer is not None:
+            print(f"        peer: {one.peer}", flush=True)
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "figures": figures, "tables": tables}
 
 
 if __name__ == "__main__":

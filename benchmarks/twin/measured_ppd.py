@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
 from prfaas.sim.conversations import Turn
 from prfaas.sim.parallel import on_all_cores
 from prfaas.sim.ppd.experiment import Effort, TurnFigures, measure, workload
-from prfaas.sim.ppd.interference import PrefillKind, slowdown_ratio
+from prfaas.sim.ppd.interference import PrefillKind, slowdown_ratio, undisturbed_seconds
 from prfaas.sim.ppd.model import TURN_HARNESS
 
 FOLDER = Path(os.environ.get("PPD_MEASURED", Path(__file__).parents[3] / "shared" / "ppd-measured"))
@@ -27,7 +29,8 @@ Key = tuple[str, ContextClass, WorkloadType, float]
 Latency = tuple[float, float]  # turn-2 TTFT and TPOT in seconds
 
 
-def _rows(name: str) -> Iterator[dict[str, str]]:
+def measured_rows(name: str) -> Iterator[dict[str, str]]:
+    """The rows of one of the files."""
     with (FOLDER / name).open(encoding="utf-8") as file:
         yield from csv.DictReader(file)
 
@@ -39,7 +42,7 @@ def held_out() -> dict[Key, Latency]:
     ]
     named = {f"{context}_{kind}": (context, kind) for context, kind in cells}
     found = {}
-    for row in _rows("grid3060.csv"):
+    for row in measured_rows("grid3060.csv"):
         latency = float(row["turn2_avg_ttft_ms"] or 0) / 1000, float(row["turn2_avg_tpot_ms"] or 0) / 1000
         worked = float(row["success_rate"] or 0) >= 95 and min(latency) > 0
         if worked and row["config"] in CONFIGURATIONS and row["workload"] not in CALIBRATED:
@@ -81,7 +84,7 @@ def right_signs(known: dict[Key, Latency], found: dict[Key, TurnFigures]) -> tup
 def turn_errors() -> list[float]:
     """Relative errors of each later turn's TTFT in the runs of up to 16 turns."""
     known: dict[tuple[str, int], dict[int, float]] = {}
-    for row in _rows("turn-scaling.csv"):
+    for row in measured_rows("turn-scaling.csv"):
         if row["config"] in CONFIGURATIONS:
             known.setdefault((row["config"], int(row["num_turns"])), {})[int(row["turn"])] = float(row["avg_ttft_ms"])
     found = []
@@ -93,15 +96,41 @@ def turn_errors() -> list[float]:
     return found
 
 
-def interference_distances(kind: PrefillKind) -> list[float]:
-    """Of the fitted law from the measured slowdown, in parts, at the odd tens of decoding requests."""
-    sums: dict[tuple[int, int, str], list[float]] = {}
-    for row in _rows("interference-core.csv"):
+@dataclass(frozen=True)
+class Slowdown:
+    """One cell of the interference runs: by what part of itself TPOT grew, measured and by the law.
+
+    `measured` is against the measured TPOT without prefills, `against_profile` against the fitted one
+    (`undisturbed_seconds`); `error` and `error_against_profile` are their standard errors by the five repeats.
+    """
+
+    law: float
+    measured: float
+    error: float
+    against_profile: float
+    error_against_profile: float
+
+
+def slowdowns(kind: PrefillKind) -> list[Slowdown]:
+    """Of the odd tens of decoding requests, 10 to 190, which nothing was fitted to, with 1, 2 and 4 prefills."""
+    repeats: dict[tuple[int, int, str], list[float]] = {}
+    for row in measured_rows("interference-core.csv"):
         key = int(row["decode_count"]), int(row["prefill_count"]), row["prefill_type"]
-        sums.setdefault(key, []).append(float(row["decode_avg_tpot_ms"] or 0))
-    mean = {key: sum(values) / len(values) for key, values in sums.items()}
+        repeats.setdefault(key, []).append(float(row["decode_avg_tpot_ms"] or 0) / 1000)
     return [
-        abs(slowdown_ratio(batch, count, kind) - (mean[batch, count, kind] / mean[batch, 0, ""] - 1))
+        _slowdown(repeats[batch, count, kind], repeats[batch, 0, ""], (batch, count, kind))
         for batch in range(10, 200, 20)
         for count in (1, 2, 4)
     ]
+
+
+def _slowdown(slowed: list[float], alone: list[float], where: tuple[int, int, PrefillKind]) -> Slowdown:
+    ratio, profile = fmean(slowed) / fmean(alone), undisturbed_seconds(where[0])
+    error = ratio * math.hypot(*(stdev(one) / fmean(one) / math.sqrt(len(one)) for one in (slowed, alone)))
+    error_against_profile = stdev(slowed) / math.sqrt(len(slowed)) / profile
+    return Slowdown(slowdown_ratio(*where), ratio - 1, error, fmean(slowed) / profile - 1, error_against_profile)
+
+
+def expected_within(errors: Iterable[float], distance: float) -> float:
+    """In how many cells a law that knew each true slowdown would be expected this near the measured one."""
+    return math.fsum(math.erf(distance / (error * math.sqrt(2))) for error in errors)

@@ -28,9 +28,8 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError, RemoteProtocolError
 
 ATTACH_TIMEOUT_SECONDS = 10.0
-REATTACH_TIMEOUT_SECONDS = 1.0  # a living agent answers within a millisecond; the engine waits for no other
+REATTACH_TIMEOUT_SECONDS = 10.0  # of an agent that has taken the connection; it may ask its peers about the layout
 REATTACH_SECONDS = 1.0  # between two looks for an agent that is gone
-REATTACH_PAUSES = 5  # at least so many times as long as the last look took: one that hangs takes the whole time-out
 MAX_OUTBOX_BYTES = 4 * MAX_MESSAGE_BYTES  # an agent that has left so much unread hangs
 _RECEIVE_BYTES = 1 << 18
 _NUM_WORKER_FDS = 3
@@ -47,6 +46,84 @@ class _Connection:
     messages: list[Message]
     ring: RingWriter | None = None
     arena: mmap.mmap | None = None
+
+
+class _Attaching:
+    """A connection whose agent has not answered yet; nothing here waits but `answer`, as long as it is told to."""
+
+    def __init__(self, path: str, attach: Attach, *, wait_seconds: float = 0.0) -> None:
+        """Connect, waiting so long while the agent's queue of connections is full.
+
+        Raises:
+            AgentUnreachable: nobody listens at `path`.
+        """
+        self._path = path
+        self._num_descriptors = _NUM_WORKER_FDS if attach.role == "worker" else 0
+        self._buffer = MessageBuffer()
+        self._descriptors: list[int] = []
+        self._socket = _connect(path, wait_seconds)
+        try:
+            self._socket.sendall(encode(attach))  # a new socket takes it at once
+        except OSError as error:
+            self.close()
+            raise AgentUnreachable(f"the agent at {path} does not answer: {error}") from error
+
+    def answer(self, wait_seconds: float) -> _Connection | None:
+        """The connection once the agent has answered; None while it has not.
+
+        Raises:
+            AgentUnreachable: it hung up, speaks another protocol, or what it gives cannot be mapped.
+            LayoutError: it refuses this engine; the message says what differs.
+        """
+        until = time.monotonic() + wait_seconds
+        try:
+            while not (messages := self._receive(max(0.0, until - time.monotonic()))):
+                if time.monotonic() >= until:
+                    return None
+            return self._opened(messages)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive(self, wait_seconds: float) -> list[Message]:
+        poller = select.poll()  # select takes no descriptor above 1,023
+        poller.register(self._socket, select.POLLIN)
+        if not poller.poll(wait_seconds * 1000):
+            return []
+        try:
+            data, received, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _NUM_WORKER_FDS)
+        except OSError as error:
+            raise AgentUnreachable(f"the agent at {self._path} does not answer: {error}") from error
+        self._descriptors += received
+        if not data:
+            raise AgentUnreachable(f"the agent at {self._path} closed the connection")
+        return self._buffer.feed(data)
+
+    def _opened(self, messages: list[Message]) -> _Connection:
+        answer = messages.pop(0)
+        if isinstance(answer, Refused):
+            raise LayoutError(f"the agent at {self._path} refuses this engine: {answer.message}")
+        if not isinstance(answer, Attached) or len(self._descriptors) != self._num_descriptors:
+            raise AgentUnreachable(f"{self._path} does not speak protocol version {PROTOCOL_VERSION}")
+        opened = _Connection(self._socket, answer, self._buffer, messages)
+        if not self._descriptors:
+            return opened
+        arena_fd, ring_fd, event_fd = self._descriptors
+        try:
+            arena = mmap.mmap(arena_fd, os.fstat(arena_fd).st_size)
+            ring = RingWriter(ring_fd, event_fd)
+        except (OSError, ValueError) as error:  # no address space for so large a pool, for one
+            raise AgentUnreachable(f"the pool of the agent at {self._path} cannot be mapped: {error}") from error
+        self._descriptors = []
+        os.close(arena_fd)
+        return replace(opened, ring=ring, arena=arena)
+
+    def close(self) -> None:
+        """Give it up."""
+        self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
 
 
 class AgentClient:
@@ -69,24 +146,19 @@ class AgentClient:
             LayoutError: the agent refuses this engine; the message says what differs.
         """
         self.path = path
-        self._is_worker = role == "worker"
         self._attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None, pins_arena)
         self._reattach_at = 0.0  # monotonic seconds
         self._last_report = ""  # why there was no agent when it was last tried
-        self._take(self._open(ATTACH_TIMEOUT_SECONDS))
+        self._attaching: _Attaching | None = None  # to the agent that comes after one that is gone
+        self._attaching_since = 0.0
+        self._take(self._open())
 
-    def _open(self, timeout_seconds: float) -> _Connection:
-        connection = _connect(self.path, timeout_seconds)
-        try:
-            connection.sendall(encode(self._attach))
-            opened = self._receive_answer(connection)
-        except OSError as error:
-            connection.close()
-            raise AgentUnreachable(f"the agent at {self.path} does not answer: {error}") from error
-        except PrfaasError:
-            connection.close()
-            raise
-        connection.setblocking(False)
+    def _open(self) -> _Connection:
+        attaching = _Attaching(self.path, self._attach, wait_seconds=ATTACH_TIMEOUT_SECONDS)
+        opened = attaching.answer(ATTACH_TIMEOUT_SECONDS)
+        if opened is None:
+            attaching.close()
+            raise AgentUnreachable(f"the agent at {self.path} does not answer within {ATTACH_TIMEOUT_SECONDS:.0f} s")
         return opened
 
     def _take(self, opened: _Connection) -> None:
@@ -95,23 +167,31 @@ class AgentClient:
         self._outbox = bytearray()
         self.connected = True
 
-    def reattach(self, leave: Callable[[], None] = lambda: None) -> bool:
+    def reattach(self, leave: Callable[[], None] = lambda: None, *, wait_seconds: float = 0.0) -> bool:
         """Attach to the agent that listens at the same path after the connection was lost; whether that worked.
 
-        It is not tried at every call, so that an agent that hangs costs the engine little. A new agent has another
-        epoch, another arena and another ring: once it has answered, `leave` is called, which lets go of views of the old.
+        It waits `wait_seconds` at most, once per connection; an answer that comes later is taken by a later call. A new
+        agent has another epoch, arena and ring: once it has answered, `leave` lets go of views of the old.
         """
-        start = time.monotonic()
-        if start < self._reattach_at:
-            return False
-        self._opened.socket.close()
+        now = time.monotonic()
         try:
-            opened = self._open(REATTACH_TIMEOUT_SECONDS)
+            if self._attaching is None:
+                if now < self._reattach_at:
+                    return False
+                self._opened.socket.close()
+                self._attaching, self._attaching_since = _Attaching(self.path, self._attach), now
+                opened = self._attaching.answer(wait_seconds)
+            else:
+                opened = self._attaching.answer(0.0)
         except PrfaasError as error:
-            self._report(str(error))
-            now = time.monotonic()
-            self._reattach_at = now + max(REATTACH_SECONDS, REATTACH_PAUSES * (now - start))
+            self._give_up(str(error))
             return False
+        if opened is None:
+            if now - self._attaching_since > REATTACH_TIMEOUT_SECONDS:
+                self._attaching.close()
+                self._give_up(f"the agent at {self.path} does not answer")
+            return False
+        self._attaching = None
         leave()
         self._close_ring()
         self._take(opened)
@@ -119,34 +199,16 @@ class AgentClient:
         _log.info("agent.back", agent=self.attached.agent, role=self._attach.role)
         return True
 
+    def _give_up(self, message: str) -> None:
+        self._attaching = None
+        self._reattach_at = time.monotonic() + REATTACH_SECONDS
+        self._report(message)
+
     def _report(self, message: str) -> None:
         """Say once why there is no agent."""
         if message != self._last_report:
             self._last_report = message
             _log.warning("agent.not_back", role=self._attach.role, message=message)
-
-    def _receive_answer(self, connection: socket.socket) -> _Connection:
-        buffer = MessageBuffer()
-        descriptors: list[int] = []
-        messages: list[Message] = []
-        while not messages:
-            data, received, _, _ = socket.recv_fds(connection, _RECEIVE_BYTES, _NUM_WORKER_FDS)
-            descriptors += received
-            if not data:
-                raise AgentUnreachable(f"the agent at {self.path} closed the connection")
-            messages = buffer.feed(data)
-        answer = messages.pop(0)
-        if isinstance(answer, Refused):
-            raise LayoutError(f"the agent at {self.path} refuses this engine: {answer.message}")
-        if not isinstance(answer, Attached) or len(descriptors) != (_NUM_WORKER_FDS if self._is_worker else 0):
-            raise AgentUnreachable(f"{self.path} does not speak protocol version {PROTOCOL_VERSION}")
-        opened = _Connection(connection, answer, buffer, messages)
-        if not self._is_worker:
-            return opened
-        arena_fd, ring_fd, event_fd = descriptors
-        arena = mmap.mmap(arena_fd, os.fstat(arena_fd).st_size)
-        os.close(arena_fd)
-        return replace(opened, ring=RingWriter(ring_fd, event_fd), arena=arena)
 
     @property
     def attached(self) -> Attached:
@@ -222,6 +284,8 @@ class AgentClient:
     def close(self) -> None:
         """Close the connection; the agent takes back every lease. Views of the arena must be gone."""
         self.connected = False
+        if self._attaching is not None:
+            self._attaching.close()
         self._opened.socket.close()
         self._close_ring()
 
@@ -235,12 +299,14 @@ class AgentClient:
         return f"<AgentClient {self.path} {state} inbox={len(self._inbox)} outbox_bytes={len(self._outbox)}>"
 
 
-def _connect(path: str, timeout_seconds: float) -> socket.socket:
+def _connect(path: str, wait_seconds: float) -> socket.socket:
+    """A socket that waits for nothing once it is connected."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_seconds)
+    connection.settimeout(wait_seconds)
     try:
         connection.connect(path)
     except OSError as error:
         connection.close()
         raise AgentUnreachable(f"no agent listens at {path} ({error.strerror}); start prfaas-agent first") from error
+    connection.setblocking(False)
     return connection

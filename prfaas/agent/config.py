@@ -8,11 +8,12 @@ from pathlib import Path
 from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
-from prfaas.config import check_together, records, setting
+from prfaas.conditions import check_engine_tls, check_together
+from prfaas.config import records, setting
 from prfaas.index.engine_events import check_endpoint
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import CertificateFiles, Certificates
-from prfaas.units import split_address
+from prfaas.transport.tls import Certificates, EngineTls
+from prfaas.units import choice, split_address
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ def _check_endpoint(name: str, endpoint: str) -> None:
 class TenantConfig:
     """One tenant whose share of the pool is its own."""
 
-    tenant: str = setting("text", required=True, doc="Its salt, as routers and connectors have it under `tenant`.")
+    tenant: str = setting(
+        "text",
+        required=True,
+        doc="Its salt: of the routers a tenant, a client or `tenant`.",
+    )
     ratio: float = setting("ratio", required=True, doc="Share of the prefix blocks' room that it may hold.")
 
 
@@ -179,6 +184,12 @@ class AgentConfig:
         default=None,
         doc="PEM file: the authority's revocation list; agents whose certificates it names are refused.",
     )
+    engine_tls: EngineTls = setting(
+        choice("system", "deployment"),
+        default="system",
+        doc="Who vouches for engines whose URLs begin with https: the system's authorities, or tls_authority; to engines of "
+        "the deployment the agent shows tls_certificate.",
+    )
     cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
     advertise: str = setting("address", default="", doc="Where other agents reach `listen`, when that differs from it.")
@@ -200,6 +211,7 @@ class AgentConfig:
         if len({its.tenant for its in self.tenants}) < len(self.tenants):
             raise ValueError("tenants: one is named twice")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_engine_tls(self)
         if self.tls_revocations is not None and self.tls_authority is None:
             raise ValueError("tls_authority: missing; tls_revocations is its list")
         if self.cluster_kind not in ("prfaas", "pd"):
@@ -238,10 +250,15 @@ class AgentConfig:
         Raises:
             ConfigError: the files cannot be used.
         """
-        if self.insecure_plaintext or not (self.tls_authority and self.tls_certificate and self.tls_key):
-            return None
-        files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
-        return Certificates(files, speaks=speaks)
+        return None if self.insecure_plaintext else Certificates.of(self, speaks=speaks)
+
+    def engine_certificates(self) -> Certificates | None:
+        """What engines at https are shown and asked for; None: the system's authorities vouch for them.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        return Certificates.of(self) if self.engine_tls == "deployment" else None
 
 
 def _addresses(key: str, entries: tuple[str, ...]) -> dict[str, str]:

@@ -54,15 +54,17 @@ class Copying:
         name: AgentName,
         grant_key: bytes,
         pool: Pool,
+        arenas: Callable[[], list[Arena]],
         ssd: Ssd | None,
         link_to: Callable[[str, AgentName], Link],
         transfer_log: TransferLog,
         report: Callable[[CopyEnd], None],
     ) -> None:
-        """`report` hears how each command ended, once for each time that it came."""
+        """`arenas` are those whose blocks may leave. `report` hears how each command ended, once for each time that it came."""
         self._name = name
         self._grant_key = grant_key
         self._pool = pool
+        self._arenas = arenas
         self._ssd = ssd
         self._link_to = link_to
         self._log = transfer_log
@@ -112,7 +114,7 @@ class Copying:
             GrantError: they are more bytes than the grant allows.
             Refusal: no engine has brought this model's layouts, or a block is gone.
         """
-        families = list(_families(self._pool.arenas, command.prefix.model))
+        families = list(_families(self._arenas(), command.prefix.model))
         if not families:
             raise Refusal("no_layout", f"no engine beside {self._name} has a layout of {command.prefix.model!r}")
         plans = [self._plan(arenas, command.prefix, grant) for arenas in families]

@@ -15,8 +15,10 @@ from prfaas import grants, logs, metrics
 from prfaas.agent import occupancy
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.copying import Copying
+from prfaas.agent.early import EarlyClaims
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
 from prfaas.agent.keeping import Keeping
+from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.links import Links
 from prfaas.agent.pins import Pins
 from prfaas.agent.plan import check_castable
@@ -40,7 +42,7 @@ from prfaas.agent.status import StatusServer
 from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout, difference
+from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
@@ -82,6 +84,7 @@ class Agent:
             shares=config.shares(),
             on_change=self._on_pool_change,
         )
+        self._layouts = LayoutsHere(self._name, self._pool)
         self._probing = Probing(config.peers, self._links.to)
         settings = config.ssd()
         self._ssd = (
@@ -103,6 +106,7 @@ class Agent:
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
+            arenas=self._layouts.native_arenas,
             ssd=self._ssd,
             link_to=self._links.to,
             transfer_log=self._transfer_log,
@@ -113,11 +117,13 @@ class Agent:
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
-            arena_of=self._pool.arena_of,
+            layouts=self._layouts,
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
+            in_background=self._in_background,
         )
-        callbacks = EngineCallbacks(self._attach, self._on_message, self._read_ring, self._on_lost)
+        self._early = EarlyClaims()
+        callbacks = EngineCallbacks(self._attach, self._on_attached, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
         self._receiver = Receiver(
             ReceiverConfig(
@@ -270,7 +276,7 @@ class Agent:
         found = await self._probing.conflict(layout)
         if found is not None:
             raise LayoutError(found)
-        self._check_against_engines(attach, layout)  # nothing is awaited from here on until it is among them
+        self._engines.check_beside(attach, layout)  # nothing is awaited from here on until it is among them
         try:
             arena = self._pool.arena(layout)
         except OSError as error:
@@ -280,25 +286,24 @@ class Agent:
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 
     def _add_layout(self, layout: Layout) -> None:
+        self._layouts.attached(layout)
         if self._reporting is not None:
             self._reporting.add_layout(layout)
 
-    def _check_against_engines(self, attach: Attach, layout: Layout) -> None:
-        """Raise LayoutError when a living engine has the same model and rank with another layout."""
-        for other in self._engines.connections:
-            if other.layout is None or (other.layout.model, other.layout.shard) != (layout.model, layout.shard):
-                continue
-            if other.layout != layout:
-                raise LayoutError(f"{other.attach.instance} runs this model too: {difference(other.layout, layout)}")
-            if other.attach.instance == attach.instance:
-                raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")
+    def _on_attached(self, engine: EngineConnection) -> None:
+        if self._engines.workers(engine.attach.instance):
+            for scheduler, message in self._early.take(engine.attach.instance):
+                self._on_message(scheduler, message)
 
     def _on_message(self, engine: EngineConnection, message: Message) -> None:
         workers = self._engines.workers(engine.attach.instance)
-        if isinstance(message, Send):
+        if isinstance(message, Send | Receive) and not workers:
+            self._early.keep(engine, message)
+        elif isinstance(message, Send):
             self._sending.open(engine, workers, message)
         elif isinstance(message, Receive):
-            self._receiving.claim(engine, message)
+            arenas = tuple(worker.arena for worker in workers if worker.arena is not None)
+            self._receiving.claim(engine, arenas, message)
         elif isinstance(message, Store):
             self._keeping.store(engine, workers, message)
         elif isinstance(message, Lookup):
@@ -309,6 +314,7 @@ class Agent:
         elif isinstance(message, Hold):
             self._keeping.hold(engine, workers, message)
         elif isinstance(message, Release | Cancel):
+            self._early.drop(engine, message.transfer_id)
             self._end(engine.attach.instance, message)
 
     def _end(self, instance: str, message: Release | Cancel) -> None:
@@ -325,6 +331,7 @@ class Agent:
             self._keeping.on_ring(worker, entry)
 
     def _on_lost(self, engine: EngineConnection) -> None:
+        self._early.forget(engine)
         instance = engine.attach.instance
         entirely = not any(other.attach.instance == instance for other in self._engines.connections)
         for owner in (self._sending, self._receiving, self._keeping):
@@ -336,6 +343,16 @@ class Agent:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has stopped
             self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _in_background(self, work: Callable[[], None], then: Callable[[bool], None]) -> None:
+        def ended(future: asyncio.Future[None]) -> None:
+            if not future.cancelled():
+                if error := future.exception():
+                    _log.error("background.failed", message=repr(error))
+                then(error is None)
+
+        assert self._loop is not None
+        self._loop.run_in_executor(None, work).add_done_callback(ended)
 
     def _sent_from_thread(self, event: SendEvent) -> None:
         self._hand_over(self._on_sent, event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import re
+import ssl
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.config import EngineConfig
 from prfaas.index.membership import EngineLoad
+from prfaas.transport.tls import Certificates
 from prfaas.types import InstanceId
 
 PERIOD_SECONDS = 1.0
@@ -51,7 +53,9 @@ def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
 class EngineLoads:
     """Asks every engine each second. `current` is for the event loop that `watch_forever` runs in."""
 
-    def __init__(self, engines: Iterable[EngineConfig]) -> None:
+    def __init__(self, engines: Iterable[EngineConfig], certificates: Certificates | None = None) -> None:
+        """`certificates`: what engines at https are shown and asked for; None: the system's authorities vouch for them."""
+        self._certificates = certificates
         self._urls: Mapping[InstanceId, str] = {InstanceId(its.instance): its.url.rstrip("/") for its in engines}
         self._seen: dict[InstanceId, _Seen] = {}
         self._silent: set[InstanceId] = set()
@@ -69,7 +73,8 @@ class EngineLoads:
 
     async def _ask(self, instance: InstanceId, url: str) -> None:
         try:
-            load = load_from_page(instance, await asyncio.to_thread(_fetch, f"{url}/metrics"))
+            tls = self._certificates.dialling() if self._certificates else None
+            load = load_from_page(instance, await asyncio.to_thread(_fetch, f"{url}/metrics", tls))
         except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
             if instance not in self._silent:
                 _log.info("engine.load_unknown", instance=instance, error=str(error))
@@ -79,7 +84,7 @@ class EngineLoads:
         self._seen[instance] = _Seen(load, time.monotonic())
 
 
-def _fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+def _fetch(url: str, tls: ssl.SSLContext | None) -> bytes:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=tls) as response:
         page: bytes = response.read(MAX_PAGE_BYTES)
         return page

@@ -25,7 +25,7 @@ from prfaas.agent.protocol import (
 )
 from prfaas.agent.ring import RingReader, create_ring
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.layout import Layout, difference
 from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError
 
 ATTACH_DEADLINE_SECONDS = 10.0
@@ -66,9 +66,11 @@ class EngineConnection:
 
 @dataclass(frozen=True)
 class EngineCallbacks:
-    """What the agent does when an engine attaches (or is refused, by LayoutError), speaks, finishes layers, or goes."""
+    """What the agent does when an engine wants to attach (or is refused, by LayoutError), is attached, speaks, finishes
+    layers, or goes."""
 
     attach: Callable[[Attach, Layout | None], Awaitable[tuple[Attached, Arena | None]]]
+    attached: Callable[[EngineConnection], None]
     message: Callable[[EngineConnection, Message], None]
     layers: Callable[[EngineConnection], None]
     lost: Callable[[EngineConnection], None]
@@ -94,6 +96,16 @@ class EngineListener:
         workers.sort(key=lambda worker: worker.attach.rank)
         size = workers[0].layout.shard.size if workers and workers[0].layout else 0
         return workers if [worker.attach.rank for worker in workers] == list(range(size)) else []
+
+    def check_beside(self, attach: Attach, layout: Layout) -> None:
+        """Raise LayoutError when a living engine has the same model and rank with another layout."""
+        for other in self._connections:
+            if other.layout is None or (other.layout.model, other.layout.shard) != (layout.model, layout.shard):
+                continue
+            if other.layout != layout:
+                raise LayoutError(f"{other.attach.instance} runs this model too: {difference(other.layout, layout)}")
+            if other.attach.instance == attach.instance:
+                raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")
 
     async def start(self) -> None:
         """Listen.
@@ -169,6 +181,7 @@ class EngineListener:
         if ring is not None:
             loop.add_reader(ring.event_fd, self._callbacks.layers, connection)
         _log.info("engine.attached", instance=attach.instance, role=attach.role, rank=attach.rank)
+        self._callbacks.attached(connection)
         return connection
 
     async def _talk(self, connection: EngineConnection) -> None:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
+from prfaas.agent.inbound import Inbound
+from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, make_plan
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.refusal import Refusal
+from prfaas.agent.repacking import Background, repacking_into
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout, difference
 from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.repack import Side
 from prfaas.errors import GrantError, LayoutError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.transport.receiver import (
@@ -37,38 +39,12 @@ from prfaas.transport.receiver import (
     Receiver,
     Rejected,
 )
-from prfaas.types import AgentName, FailureReason, GroupBlocks, TransferId
+from prfaas.types import AgentName, FailureReason, TransferId
 
 MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 100 bytes each
 REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
 _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]
-
-
-@dataclass(eq=False)
-class Inbound:
-    """One transfer that arrives."""
-
-    grant: Grant
-    deadline: float  # monotonic seconds
-    open_until: float  # monotonic seconds: its sender opens it by then, or never will
-    reader: EngineConnection | None = None
-    claimed: tuple[GroupBlocks, ...] | None = None  # the blocks that the reader expects
-    placement: Placement | None = None
-    record: TransferRecord | None = None
-    complete: bool = False
-    reading: bool = False  # the engine was told the slots and has not released them
-    is_copy: bool = False  # it ends with its last byte
-    memory_free: bool = True  # the transport cannot write to the slots
-    delivery: tracing.Span = tracing.NO_SPAN  # from the claim until the engine has read the slots
-
-    def expects(self, groups: tuple[GroupBlocks, ...]) -> bool:
-        """Whether nothing is known of this transfer that speaks against these blocks."""
-        placed = None if self.placement is None else self.placement.plan.groups
-        return all(known is None or known == groups for known in (self.claimed, placed))
-
-    def __repr__(self) -> str:
-        return f"<Inbound {self.grant.transfer_id.hex()[:8]} complete={self.complete} reading={self.reading}>"
 
 
 class Receiving:
@@ -80,17 +56,18 @@ class Receiving:
         name: AgentName,
         grant_key: bytes,
         pool: Pool,
-        arena_of: Callable[[bytes], Arena | None],
+        layouts: LayoutsHere,
         transfer_log: TransferLog,
         open_timeout_seconds: float,
+        in_background: Background,
     ) -> None:
-        """`arena_of` finds the arena of a layout's fingerprint among those that engines here have registered."""
         self._name = name
         self._grant_key = grant_key
         self._pool = pool
-        self._arena_of = arena_of
+        self._layouts = layouts
         self._log = transfer_log
         self._open_timeout_seconds = open_timeout_seconds
+        self._in_background = in_background
         self._inbound: dict[TransferId, Inbound] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
         self._ended: dict[TransferId, float] = {}  # id → monotonic time at which its grant has expired
@@ -121,20 +98,8 @@ class Receiving:
 
     def _answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
         theirs = decode_probe(request.open_body)
-        found = self.layout_conflict(theirs)
+        found = self._layouts.conflict(theirs)
         return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
-
-    def layout_conflict(self, theirs: Layout) -> str | None:
-        """What differs between `theirs` and the layouts of the same model here, in words; None where one is equal to it.
-
-        Where no rank of a model is cut as theirs is, its size differs; where another rank is, theirs has not come yet.
-        """
-        ours = [arena.layout for arena in self._pool.arenas if arena.layout.model == theirs.model]
-        alike = [its for its in ours if its.shard.size == theirs.shard.size]
-        other = next((its for its in alike if its.shard == theirs.shard), None if alike or not ours else ours[0])
-        if other is None or theirs in ours:
-            return None
-        return f"{self._name} holds this model with another layout: {difference(other, theirs)}"
 
     def _accept(self, request: OpenRequest) -> Accepted:
         opened = OpenBody.decode(request.open_body)
@@ -143,16 +108,19 @@ class Receiving:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
         if grant.transfer_id in self._ended:
             raise Refusal("cancelled", "this transfer has ended here")
-        arenas = self._arenas(opened)
+        arenas = self._layouts.arenas(opened)
         plan = _plan(request, opened, arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
-        if not inbound.expects(plan.groups):
+        if not inbound.expects(Side(plan.layouts, plan.groups)):
             raise Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
         if inbound.placement is None:
             inbound.is_copy = opened.is_copy
             self._begin(inbound, plan, arenas, request.peer_name, opened.trace)
         assert inbound.placement is not None
-        held = range(len(plan.object_bytes)) if inbound.complete else inbound.placement.held
+        if inbound.complete:
+            return Accepted(held=range(len(plan.object_bytes)), destination=inbound.placement.memory)
+        held = _held(inbound, inbound.placement)
+        inbound.is_partial |= held != inbound.placement.held
         return Accepted(held=held, destination=inbound.placement.memory)
 
     def _check(self, token: bytes, transfer_id: TransferId) -> Grant:
@@ -160,28 +128,6 @@ class Receiving:
         if grant.destination != self._name or grant.transfer_id != transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
         return grant
-
-    def _arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
-        """One for each rank of one model."""
-        first = self._arena(opened, opened.fingerprints[0])
-        if len(opened.fingerprints) != first.layout.shard.size:
-            raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
-        arenas = tuple(self._arena(opened, its) for its in opened.fingerprints)
-        for rank, layout in enumerate(arena.layout for arena in arenas):
-            its = replace(first.layout.shard, rank=rank)
-            if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, its):
-                raise Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
-        return arenas
-
-    def _arena(self, opened: OpenBody, fingerprint: bytes) -> Arena:
-        arena = self._arena_of(fingerprint)
-        if arena is not None:
-            return arena
-        conflicts = (self.layout_conflict(layout) for layout in opened.layouts)
-        found = next((text for text in conflicts if text), None)
-        if found:
-            raise Refusal("layout_mismatch", found)
-        raise Refusal("no_layout", f"no engine beside {self._name} has this layout")
 
     def _create(self, grant: Grant) -> Inbound:
         now = time.monotonic()
@@ -195,8 +141,9 @@ class Receiving:
         if placement is None:
             raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
         inbound.placement = placement
+        self._cut_anew(inbound)
         inbound.memory_free = False
-        held_bytes = sum(plan.object_bytes[index] for index in placement.held)
+        held_bytes = sum(plan.object_bytes[index] for index in _held(inbound, placement))
         inbound.record = self._log.begin(
             TransferRecord(
                 transfer_id=transfer_id,
@@ -244,13 +191,35 @@ class Receiving:
         inbound.complete = True
         inbound.record.wire_bytes = event.stats.wire_bytes
         inbound.record.checksum_failures = event.stats.checksum_failures
-        inbound.placement.publish(range(len(inbound.placement.slots)))
+        if not inbound.is_partial and not self._layouts.are_foreign(inbound.placement.plan.layouts):
+            inbound.placement.publish(range(len(inbound.placement.slots)))
         self._log.end(inbound.record, "completed")
         self._tell_reader(inbound)
 
+    def _cut_anew(self, inbound: Inbound) -> None:
+        """Where the reader's layout is another than what arrives, give it blocks of its own.
+
+        Raises:
+            Refusal: they do not map, or there is no room.
+        """
+        if inbound.claimed is None or inbound.placement is None:
+            return
+        if inbound.placement.plan.layouts != inbound.claimed.layouts:
+            owner = f"repack-{inbound.grant.transfer_id.hex()}"
+            inbound.repacking = repacking_into(inbound.claimed, inbound.arenas, inbound.placement, owner=owner)
+
+    def _repacked(self, inbound: Inbound, worked: bool) -> None:
+        if worked:
+            self._tell_reader(inbound)
+        else:
+            self._refuse_claim(inbound, "protocol", "blocks could not be cut anew")
+
     def _tell_reader(self, inbound: Inbound) -> None:
-        placement = inbound.placement
+        placement = inbound.delivered
         if not inbound.complete or inbound.reader is None or inbound.reading or placement is None:
+            return
+        if inbound.repacking is not None and not inbound.repacking.is_done:
+            inbound.repacking.begin(self._in_background, lambda worked: self._repacked(inbound, worked))
             return
         inbound.reading = True
         inbound.delivery.event("ready")
@@ -275,10 +244,11 @@ class Receiving:
 
     # What the engine says
 
-    def claim(self, engine: EngineConnection, request: Receive) -> None:
-        """The engine wants this transfer; it hears ReceiveReady or TransferFailed."""
+    def claim(self, engine: EngineConnection, arenas: tuple[Arena, ...], request: Receive) -> None:
+        """The engine, whose ranks have these arenas, wants this transfer; it hears ReceiveReady or TransferFailed."""
         try:
             grant = self._check(request.grant, request.transfer_id)
+            self._check_unclaimed(request.transfer_id)
         except GrantError as error:
             metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
             engine.post(TransferFailed(request.transfer_id, "grant_refused", str(error)))
@@ -287,20 +257,38 @@ class Receiving:
             engine.post(TransferFailed(request.transfer_id, "cancelled", "this transfer has ended here"))
             return
         inbound = self._inbound.get(request.transfer_id) or self._create(grant)
-        is_same = inbound.expects(request.groups)
-        inbound.reader, inbound.claimed = engine, request.groups
+        inbound.reader, inbound.arenas = engine, arenas
         inbound.delivery = tracing.continued("agent.deliver", request.trace, transfer_id=request.transfer_id.hex())
-        if request.prompt_hash != grant.prompt_hash or not is_same:
-            self._refuse_claim(inbound, "the engine's prompt is not the one that was granted")
+        try:
+            self._take_claim(inbound, request)
+        except Refusal as refusal:
+            self._refuse_claim(inbound, refusal.reason, str(refusal))
             return
         self._tell_reader(inbound)
 
-    def _refuse_claim(self, inbound: Inbound, message: str) -> None:
+    def _check_unclaimed(self, transfer_id: TransferId) -> None:
+        inbound = self._inbound.get(transfer_id)
+        if inbound is not None and inbound.reader is not None:
+            raise GrantError("used", f"{inbound.reader.attach.instance} has claimed this transfer already")
+
+    def _take_claim(self, inbound: Inbound, request: Receive) -> None:
+        """Know what the reader expects, and have it cut so.
+
+        Raises:
+            Refusal: it expects another prompt's blocks, or it cannot be given its own.
+        """
+        its = Side(tuple(arena.layout for arena in inbound.arenas), request.groups)
+        if request.prompt_hash != inbound.grant.prompt_hash or not inbound.expects(its):
+            raise Refusal("prompt_mismatch", "the engine's prompt is not the one that was granted")
+        inbound.claimed = its
+        self._cut_anew(inbound)
+
+    def _refuse_claim(self, inbound: Inbound, reason: FailureReason, message: str) -> None:
         if inbound.complete and inbound.reader is not None:  # which is no failure of the transfer
-            inbound.reader.post(TransferFailed(inbound.grant.transfer_id, "prompt_mismatch", message))
-            self._end(inbound, failure=f"prompt_mismatch: {message}")
+            inbound.reader.post(TransferFailed(inbound.grant.transfer_id, reason, message))
+            self._end(inbound, failure=f"{reason}: {message}")
         else:
-            self._fail(inbound.grant.transfer_id, "prompt_mismatch", message)
+            self._fail(inbound.grant.transfer_id, reason, message)
 
     def release(self, transfer_id: TransferId, instance: str) -> None:
         """The engine reads these slots no more, or never will; only who claimed a transfer releases it."""
@@ -328,9 +316,9 @@ class Receiving:
         """Fail what is late, forget what has long ended; `now` is monotonic seconds."""
         for inbound in list(self._inbound.values()):
             if now >= inbound.deadline and not inbound.reading:
-                if inbound.complete:
-                    self._end(inbound)  # nobody claimed it
-                else:
+                if inbound.complete and inbound.reader is None:
+                    self._end(inbound)
+                elif not inbound.complete:  # else it is being cut, which ends by itself
                     self._fail(inbound.grant.transfer_id, "deadline", "it did not arrive before its grant expired")
             elif now >= inbound.open_until and inbound.placement is None:
                 self._fail(inbound.grant.transfer_id, "unreachable", f"{inbound.grant.source} has not opened it")
@@ -354,6 +342,8 @@ class Receiving:
         inbound.delivery.end(failure)
         del self._inbound[transfer_id]
         self._ended[transfer_id] = inbound.deadline
+        if inbound.repacking is not None:
+            inbound.repacking.end()
         if inbound.placement is None:
             return
         if inbound.memory_free:
@@ -361,6 +351,11 @@ class Receiving:
         else:
             self._pool.quarantine(inbound.placement.lease)
             self._leaving[transfer_id] = inbound.placement
+
+
+def _held(inbound: Inbound, placement: Placement) -> frozenset[int]:
+    """Objects that need not come."""
+    return placement.held if inbound.repacking is None else placement.held | inbound.repacking.needless()
 
 
 def _plan(request: OpenRequest, opened: OpenBody, arenas: tuple[Arena, ...], grant: Grant) -> TransferPlan:

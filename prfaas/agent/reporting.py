@@ -68,7 +68,7 @@ class Reporting:
         `layouts_of` gives an instance's layouts in the order of its ranks, () unless every rank is attached.
         """
         self._links = links
-        self._loads = EngineLoads(config.engines)
+        self._loads = EngineLoads(config.engines, config.engine_certificates())
         self._last: dict[tuple[str, str], _Last] = {}
         node = _node(config, epoch, wire_address)
         tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
@@ -99,7 +99,7 @@ class Reporting:
         self.reporter.add_layout(layout)
 
     def on_change(self, change: PoolChange) -> None:
-        self.reporter.publish(change.each())
+        self.reporter.publish((change,))
 
     def on_promise(self, promise: Promised) -> None:
         """An engine says how a decision turned out."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prfaas import grants, logs, metrics, tracing
+from prfaas.agent.accepted_layouts import AcceptedLayouts
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.filling import Filling
 from prfaas.agent.placement import Placement, place
@@ -52,6 +53,15 @@ class Outbound:
     def plan(self) -> TransferPlan:
         return self.filling.placement.plan
 
+    @property
+    def peer(self) -> str:
+        return self.record.peer
+
+    @property
+    def fingerprints(self) -> tuple[bytes, ...]:
+        """Of each rank's layout."""
+        return tuple(layout.fingerprint for layout in self.plan.layouts)
+
     def ready(self, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int) -> None:
         """These bytes may leave."""
         self.link.ready(
@@ -90,7 +100,7 @@ class Sending:
         self._handles = handles
         self._by_id: dict[TransferId, Outbound] = {}
         self._by_handle: dict[int, Outbound] = {}
-        self._accepted: set[tuple[str, bytes]] = set()  # (peer address, fingerprint) that the peer has accepted
+        self._accepted = AcceptedLayouts()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -98,11 +108,9 @@ class Sending:
     # What the engine says
 
     def open(self, engine: EngineConnection, workers: list[EngineConnection], request: Send) -> None:
-        """Grant slots for a transfer and open it; the engine hears SendOpened or TransferFailed."""
+        """Grant slots on all ranks for a transfer and open it; the engine hears SendOpened or TransferFailed."""
         try:
             grant = self._check(request)
-            if not workers:
-                return self._refuse(engine, request, "no_layout", f"no worker of {engine.attach.instance} is attached")
             placement = self._place(engine, workers, grant, request)
             if placement is None:
                 return self._refuse(engine, request, "no_memory", "no room for the transfer's blocks")
@@ -164,11 +172,10 @@ class Sending:
         engine.post(SendOpened(request.transfer_id, outbound.handle, plan.nested(copies)))
 
     def _outgoing(self, outbound: Outbound, grant: Grant, request: Send) -> Outgoing:
-        layouts = outbound.plan.layouts
-        fingerprints = tuple(layout.fingerprint for layout in layouts)
-        known = all((outbound.link.address, fingerprint) in self._accepted for fingerprint in fingerprints)
+        is_known = self._accepted.knows(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
+        layouts = () if is_known else outbound.plan.layouts
         trace = outbound.record.span.traceparent
-        body = OpenBody(request.grant, fingerprints, () if known else layouts, request.groups, trace=trace)
+        body = OpenBody(request.grant, outbound.fingerprints, layouts, request.groups, trace=trace)
         return Outgoing(
             transfer_id=outbound.transfer_id,
             open_body=body.encode(),
@@ -232,10 +239,12 @@ class Sending:
             return
         self._log.follow(outbound.record, event)
         if isinstance(event, SendAccepted):
-            self._accepted.update((outbound.link.address, layout.fingerprint) for layout in outbound.plan.layouts)
+            self._accepted.accept(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
         elif isinstance(event, SendCompleted):
             outbound.engine.post(TransferDone(outbound.transfer_id))
         elif isinstance(event, SendFailed):
+            if event.reason == "no_layout":  # it has given them up, for others
+                self._accepted.forget(outbound.peer, outbound.fingerprints)
             outbound.engine.post(TransferFailed(outbound.transfer_id, event.reason, event.message))
         elif isinstance(event, SendMemoryFree):
             outbound.memory_free = True

@@ -67,6 +67,11 @@ class Arena:
         start = self.header_bytes + slot * self.stride_bytes
         return self._view[start : start + self.stride_bytes]
 
+    @property
+    def memory(self) -> memoryview:
+        """The whole arena, header first; valid until `close`."""
+        return self._view
+
     def generation(self, slot: int) -> int:
         return self._generations[slot]
 

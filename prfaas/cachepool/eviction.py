@@ -106,10 +106,6 @@ class Candidates:
                 return run, key
         return None
 
-    def num_entries(self) -> int:
-        """How many entries all views take, forgotten ones included."""
-        return sum(map(len, self._heaps.values()))
-
     def drop_view(self, view: str) -> None:
         """No live run stands in this view any more."""
         self._heaps.pop(view, None)

@@ -83,7 +83,7 @@ def difference(ours: Layout, theirs: Layout) -> str | None:
         return None
     if ours.shard.size != theirs.shard.size:
         sizes = f"{ours.shard.size} here, {theirs.shard.size} there"
-        return f"tensor-parallel size: {sizes}; KV is not cut anew between unlike sizes"
+        return f"tensor-parallel size: {sizes}"
     for name in ("model", "packing", "shard"):
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:

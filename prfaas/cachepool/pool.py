@@ -8,6 +8,7 @@ that chains are evicted from the tail. Runs on one thread.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -26,7 +27,6 @@ from prfaas.hashing import NO_HASH
 from prfaas.types import BlockHash
 
 __all__ = ["LeaseId", "Pool", "PoolStats", "SlotPool"]
-
 
 Memory = TypeVar("Memory", bound=SlotMemory)
 
@@ -54,7 +54,8 @@ class SlotPool(Generic[Memory]):
         self._make_arena = make_arena
         self._arenas: dict[bytes, Memory] = {}
         self._slots: dict[bytes, Slots] = {}
-        self._numbered: list[Slots] = []
+        self._numbered: dict[int, Slots] = {}
+        self._numbers = itertools.count()
         self._leases = Leases()
         self._floor = 0.0  # sort key of the last block that left: what the ageing policies count from
         self._tick = 0
@@ -71,9 +72,18 @@ class SlotPool(Generic[Memory]):
         if arena is None:
             arena = self._make_arena(layout, max(1, self.budget_bytes // stride_of(layout)))
             self._arenas[layout.fingerprint] = arena
-            slots = self._slots[layout.fingerprint] = Slots(len(self._numbered), arena)
-            self._numbered.append(slots)
+            slots = self._slots[layout.fingerprint] = Slots(next(self._numbers), arena)
+            self._numbered[slots.number] = slots
         return arena
+
+    def drop(self, fingerprint: bytes) -> bool:
+        """Give an arena and its memory up if nothing is in it; whether it is gone."""
+        slots = self._slots[fingerprint]
+        if slots.never_used > len(slots.free) + len(slots.given_back):
+            return False
+        del self._slots[fingerprint], self._arenas[fingerprint], self._numbered[slots.number]
+        slots.arena.close()
+        return True
 
     def arena_of(self, fingerprint: bytes) -> Memory | None:
         """The arena of the layout with this fingerprint, if that has been used."""
@@ -81,6 +91,10 @@ class SlotPool(Generic[Memory]):
 
     def _of(self, arena: SlotMemory) -> Slots:
         return self._slots[arena.layout.fingerprint]
+
+    def _all(self) -> list[Slots]:
+        """From any thread."""
+        return list(self._slots.values())
 
     # Leases
 
@@ -126,9 +140,9 @@ class SlotPool(Generic[Memory]):
 
     def _find_pages(self, slots: Slots, num_slots: int) -> None:
         """Where memory would exceed the budget, free slots of other arenas give theirs back."""
-        backed_bytes = sum(other.num_backed * other.arena.stride_bytes for other in self._numbered)
+        backed_bytes = sum(other.num_backed * other.arena.stride_bytes for other in self._all())
         excess = backed_bytes + slots.num_fresh(num_slots) * slots.arena.stride_bytes - self.budget_bytes
-        for other in self._numbered:
+        for other in self._all():
             if excess <= 0:
                 return
             if other is not slots and other.free and not other.arena.pinned:
@@ -293,10 +307,8 @@ class SlotPool(Generic[Memory]):
         """Put a run among the evictable ones when its last block may leave."""
         if run is not None and run not in self._room.candidates and run.num_kept() < len(run):
             slots = self._numbered[run.arena_number]
-            key, views = (
-                self._sort_key(slots.tail_facts(run), self._floor),
-                self._room.views(self._account_of(run), run),
-            )
+            key = self._sort_key(slots.tail_facts(run), self._floor)
+            views = self._room.views(self._account_of(run), run)
             self._room.candidates.add(run, key, soft=run.slots[-1] in slots.soft_pinned, views=views)
 
     def _account_of(self, run: Run) -> Account:
@@ -344,10 +356,10 @@ class SlotPool(Generic[Memory]):
     # Facts
 
     def stats(self) -> PoolStats:
-        free = sum(len(slots.free) + len(slots.given_back) for slots in self._numbered)
-        prefix = sum(slots.num_blocks for slots in self._numbered)
+        free = sum(len(slots.free) + len(slots.given_back) for slots in self._all())
+        prefix = sum(slots.num_blocks for slots in self._all())
         quarantined = self._num_quarantined()
-        transfer = sum(slots.never_used for slots in self._numbered) - free - prefix - quarantined
+        transfer = sum(slots.never_used for slots in self._all()) - free - prefix - quarantined
         kinds = {"prefix": prefix, "transfer": transfer, "quarantined": quarantined, "free": free}
         return PoolStats(
             kinds,
@@ -371,21 +383,21 @@ class SlotPool(Generic[Memory]):
         """
         leases = self._leases.all()
         prefix_bytes = transfer_bytes = 0
-        for slots in self._numbered:
+        for slots in self._all():
             written = [slot for lease in leases for its, used in lease.written if its is slots for slot in used]
             slots.check_integrity(written)
             prefix_bytes += slots.num_blocks * slots.arena.stride_bytes
             transfer_bytes += sum(slots.run_of[slot] is None for slot in written) * slots.arena.stride_bytes
         assert (prefix_bytes, transfer_bytes) == (self._room.used_bytes, self._transfer_bytes), "a byte count is wrong"
         assert transfer_bytes <= self._transfer_budget, "the transfer budget is exceeded"
-        runs = [(run, slots) for slots in self._numbered for run in slots.runs()]
+        runs = [(run, slots) for slots in self._all() for run in slots.runs()]
         self._room.check_integrity([(run, self._account_of(run), its.arena.stride_bytes) for run, its in runs])
         counted = Counter(run for lease in leases for run, _ in lease.read)
         assert all(run.num_reads() == counted.pop(run, 0) for run, _ in runs), "uses differ from the leases' uses"
         assert not counted, "a lease reads a run that is gone"
 
     def close(self) -> None:
-        for slots in self._numbered:
+        for slots in self._all():
             slots.arena.close()
 
 

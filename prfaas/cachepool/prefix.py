@@ -13,11 +13,15 @@ def prefix_groups(layout: Layout, prefix: Prefix, *, root: BlockHash = NO_HASH) 
     `root` is the parent of the first block. As in a transfer, a partial last block is named by its exact length where the
     model has linear states, and is not part of the prefix where it has none.
     """
-    exact_tail = any(group.kind == "linear_state" for group in layout.groups)
+    exact_tail = _has_states(layout)
     return tuple(
         _group_blocks(group, index, prefix, root=root, exact_tail=exact_tail)
         for index, group in enumerate(layout.groups)
     )
+
+
+def _has_states(layout: Layout) -> bool:
+    return any(group.kind == "linear_state" for group in layout.groups)
 
 
 def _group_blocks(group: KVGroup, index: int, prefix: Prefix, *, root: BlockHash, exact_tail: bool) -> GroupBlocks:
@@ -46,9 +50,16 @@ def _hash_at(prefix: Prefix, num_units: int, root: BlockHash) -> BlockHash:
 
 def prefix_bytes(layout: Layout, num_tokens: int) -> int:
     """Payload of a prefix of so many tokens on one rank: what its copy to a node that has nothing of it moves."""
-    nothing = Prefix("", bytes(num_tokens // HASH_UNIT_TOKENS * HASH_BYTES), num_tokens, NO_HASH)
-    groups = prefix_groups(layout, nothing)
-    return sum(layout.groups[blocks.group].block_bytes * blocks.num_blocks for blocks in groups)
+    exact_tail = _has_states(layout)
+    return sum(group.block_bytes * _num_blocks(group, num_tokens, exact_tail=exact_tail) for group in layout.groups)
+
+
+def _num_blocks(group: KVGroup, num_tokens: int, *, exact_tail: bool) -> int:
+    """How many blocks `prefix_groups` names of a group."""
+    if group.kind == "linear_state":
+        return 1
+    ends = -(-num_tokens // group.block_tokens) if exact_tail else num_tokens // group.block_tokens
+    return max(0, ends - first_block(group, num_tokens))
 
 
 def is_well_formed(prefix: Prefix) -> bool:

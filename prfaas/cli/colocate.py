@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from prfaas import config, logs
 from prfaas.cli import extras, serving
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _profile(settings)
         server = extras.load("prfaas.colocate.server", extra="colocate")
         serving.serve(lambda: server.serve(settings))
-    except (AgentUnreachable, ConfigError, LayoutError, MissingExtraError) as error:
+    except (AgentUnreachable, ConfigError, LayoutError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-colocate: {error}\n")
         return 2
     return 0
@@ -37,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _profile(settings: ColocateConfig) -> int:
     if not settings.profile:
         raise ConfigError("profile: the file to write, such as --profile h200.yaml")
+    settings.profile.open("a").close()  # before minutes of measuring
     measure = extras.load("prfaas.colocate.measure", extra="colocate")
-    measure.write_profile(settings, Path(settings.profile))
+    measure.write_profile(settings, settings.profile)
     return 0
 
 

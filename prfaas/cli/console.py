@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import prfaas
 from prfaas import config, grants, units
-from prfaas.agent.config import AgentConfig
 from prfaas.cli import extras
 from prfaas.console import tables
 from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
-from prfaas.console.doctor.examination import Patient, examine
+from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
-from prfaas.console.pages import first_json, tls_of
+from prfaas.console.pages import first_json, readiness, tls_of
 from prfaas.console.terminal import Answer, show
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
-from prfaas.manager.config import ManagerConfig
-from prfaas.router.config import RouterConfig
+from prfaas.router.admission import read_key
 
-COMPONENTS: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig, "router": RouterConfig}
+CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")
 
 
@@ -45,8 +43,20 @@ class Call:
 
 
 def _status(call: Call) -> Answer:
+    if call.arguments.ready:
+        return _ready(call)
     state, plan = call.page("/state"), call.page("/plan")
     return Answer({"state": state, **plan}, tables.status_tables(state, plan))
+
+
+def _ready(call: Call) -> Answer:
+    """What every manager says at /readyz, as probes ask."""
+    its = call.settings
+    tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
+    found = {page: readiness(page, timeout_seconds=its.timeout, tls=tls) for page in its.pages}
+    moods = tuple[tables.Mood, ...]("good" if said == "ready" else "bad" for said in found.values())
+    table = tables.Table("Managers", ("pages", "readiness"), tuple(found.items()), moods)
+    return Answer(found, [table], status=0 if set(moods) == {"good"} else 1)
 
 
 def _links(call: Call) -> Answer:
@@ -73,9 +83,10 @@ def _explain(call: Call) -> Answer:
     request, seconds, its = call.arguments.request, call.settings.timeout, call.settings
     tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
     failures = []
-    for servers, path in ((call.settings.routers, "/debug/decision/"), (call.settings.pages, "/decisions/")):
+    router_key = read_key(its.router_key_file, setting="router_key_file")
+    for servers, path, key in ((its.routers, "/debug/decision/", router_key), (its.pages, "/decisions/", "")):
         try:
-            found = first_json(servers, path + request, timeout_seconds=seconds, tls=tls)
+            found = first_json(servers, path + request, timeout_seconds=seconds, tls=tls, key=key)
         except PageUnreachable as error:
             failures.append(str(error))
             continue
@@ -90,8 +101,9 @@ def _drain(call: Call) -> Answer:
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
     moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
-    counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), str(moved["num_requests_left"]))
-    columns = ("node", "prefixes moved", "bytes moved", "requests that still run")
+    left = (str(moved["num_requests_left"]), str(moved["num_engines_unknown"]))
+    counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *left)
+    columns = ("node", "prefixes moved", "bytes moved", "requests that still run", "engines that say nothing")
     return Answer(moved, [tables.Table("Drained", columns, ((moved["node"], *counts),))])
 
 
@@ -159,7 +171,7 @@ def _doctor(call: Call) -> Answer:
     managers = extras.load("prfaas.console.doctor.managers", extra="manager")
     found = examine(
         Patient(
-            files=named or _usual_files(),
+            files=named or _usual_files(COMPONENTS),
             proc=call.arguments.proc,
             console=call.settings,
             ask_managers=managers.manager_findings,
@@ -169,18 +181,18 @@ def _doctor(call: Call) -> Answer:
     return Answer([asdict(its) for its in found], [findings_table(found)], status=0 if is_well else 1)
 
 
-def _usual_files() -> dict[str, Path]:
+def _usual_files(names: Iterable[str]) -> dict[str, Path]:
     """The settings that this machine has: not every component runs on each."""
-    usual = {name: DIRECTORY / f"{name}.yaml" for name in COMPONENTS}
+    usual = {name: DIRECTORY / f"{name}.yaml" for name in names}
     return {name: path for name, path in usual.items() if path.exists()}
 
 
 def _config_check(call: Call) -> Answer:
     """Read each file as its component would."""
     rows: list[tuple[str, str, str]] = []
-    files = [Path(path) for path in call.arguments.files] or [*_usual_files().values()]
+    files = [Path(path) for path in call.arguments.files] or [*_usual_files(CONFIGURED).values()]
     if not files:
-        raise ConfigError(f"{DIRECTORY} has no settings of {', '.join(COMPONENTS)}; name files")
+        raise ConfigError(f"{DIRECTORY} has no settings of {', '.join(CONFIGURED)}; name files")
     for path in files:
         rows += [_checked(path, component=call.arguments.component)]
     moods = tuple[tables.Mood, ...]("good" if outcome == "good" else "bad" for _, _, outcome in rows)
@@ -190,11 +202,11 @@ def _config_check(call: Call) -> Answer:
 
 
 def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
-    name = component or next((name for name in COMPONENTS if path.stem.startswith(name)), None)
+    name = component or next((name for name in CONFIGURED if path.stem.startswith(name)), None)
     if name is None:
-        return str(path), "?", f"say which component it is for: --component {'|'.join(COMPONENTS)}"
+        return str(path), "?", f"say which component it is for: --component {'|'.join(CONFIGURED)}"
     try:
-        config.load(COMPONENTS[name], component=name, file=path)
+        config.load(CONFIGURED[name], component=name, file=path)
     except ConfigError as error:
         return str(path), name, str(error)
     return str(path), name, "good"
@@ -212,7 +224,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="prfaas", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add(commands, "status", _status, "the deployment in short: clusters, instances, threshold, plan")
+    status = _add(commands, "status", _status, "the deployment in short: clusters, instances, threshold, plan")
+    status.add_argument(
+        "--ready", action="store_true", help="only whether the managers are ready; ends with 1 if one is not"
+    )
     _add(commands, "links", _links, "every link between nodes: goodput, capacity, round trip, what is sent again")
     _add_top(commands)
     explain = _add(commands, "explain", _explain, "why a recent request went where it went")
@@ -298,7 +313,7 @@ def _add_config(commands: Any) -> None:
     group = commands.add_parser("config", help="configuration files").add_subparsers(metavar="COMMAND", required=True)
     check = _add(group, "check", _config_check, "read files as their components would, and say what is wrong")
     check.add_argument("files", nargs="*", metavar="FILE", help="by default those in /etc/prfaas")
-    check.add_argument("--component", choices=tuple(COMPONENTS), help="by default what the file's name begins with")
+    check.add_argument("--component", choices=tuple(CONFIGURED), help="by default what the file's name begins with")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

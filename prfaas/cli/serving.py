@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -17,6 +18,7 @@ def serve(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 async def _until_signalled(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    gc.freeze()  # to look through all that was loaded at each full collection would hold up everything for tens of ms
     serving = asyncio.ensure_future(server())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)

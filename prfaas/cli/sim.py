@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import prfaas
@@ -17,7 +17,7 @@ from prfaas.errors import ConfigError, MissingExtraError
 # Which of the flags that are no scenario's each kind of run takes; `config` stands for the scenario's own too.
 _TAKES = {
     "replay": frozenset[str](),
-    "study": frozenset(("json",)),
+    "study": frozenset(("json", "plot")),
     "compare": frozenset(("json", "plot", "config")),
     "sweep": frozenset(("json", "plot", "config")),
 }
@@ -50,13 +50,13 @@ def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.Argument
         "--replay", type=Path, metavar="FILE", help="make recorded decisions again, a manager's or --record's"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with what it was made from")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs, as SVG")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs or the study, as SVG")
     config.add_flags(parser, scenario)
     return parser
 
 
-def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> None:
-    """Raise ConfigError for a flag that the asked kind of run has no use for."""
+def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object], of_conversations: Container[str]) -> None:
+    """Raise ConfigError for a flag that the asked kind of run has no use for; some studies take conversations."""
     kind = next((name for name in _TAKES if getattr(flags, name)), None)
     if kind is None:
         return
@@ -64,7 +64,7 @@ def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> No
         name for name in ("json", "record", "plot", "config") if getattr(flags, name) and name not in _TAKES[kind]
     ]
     if "config" not in _TAKES[kind]:
-        others += given
+        others += [name for name in given if not (name == "conversations" and flags.study in of_conversations)]
     if others:
         raise ConfigError(f"--{others[0].replace('_', '-')}: has no meaning with --{kind}; leave one of them out")
 
@@ -73,7 +73,7 @@ def _run(flags: argparse.Namespace) -> int:
     command = extras.load("prfaas.sim.command", extra="solve")
     report = extras.load("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
-    _refuse_unused(flags, given)
+    _refuse_unused(flags, given, extras.load("prfaas.sim.studies", extra="solve").OF_CONVERSATIONS)
     if flags.check_config:
         print(config.show(command.read(flags.config, given)), end="")
         return 0
@@ -81,7 +81,7 @@ def _run(flags: argparse.Namespace) -> int:
         print(command.replay_file(flags.replay))
         return 0
     if flags.study:
-        return _study(flags)
+        return _study(flags, given.get("conversations"))
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare)
     elif flags.sweep:
@@ -99,15 +99,21 @@ def _run(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _study(flags: argparse.Namespace) -> int:
+def _study(flags: argparse.Namespace, conversations: str | None) -> int:
     studies = extras.load("prfaas.sim.studies", extra="solve")
     if flags.study not in studies.STUDIES:
         raise ConfigError(f"--study {flags.study}: none of {', '.join(studies.STUDIES)}")
-    tables = studies.STUDIES[flags.study](_progress)
+    plots = extras.load("prfaas.sim.study_plots", extra="plot") if flags.plot else None
+    asked = studies.STUDIES[flags.study]
+    if conversations:
+        asked = studies.OF_CONVERSATIONS[flags.study](Path(conversations).expanduser())
+    tables = asked(_progress)
     if flags.json:
         print(json.dumps([table.to_dict() for table in tables], indent=2, ensure_ascii=False))
     else:
         print(studies.shown(tables), end="")
+    for file in plots.write(flags.study, tables, flags.plot) if plots else ():
+        sys.stderr.write(f"{file}\n")
     return 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from prfaas.colocate.memory import DTYPES
 from prfaas.colocate.shape import ModelShape
 
 
@@ -46,6 +47,18 @@ def kv_elements(model: ModelShape, cache: CacheShape) -> int:
 
 def state_elements(model: ModelShape, cache: CacheShape) -> int:
     return math.prod(_state_size(model, cache))
+
+
+def num_bytes(model: ModelShape, cache: CacheShape, dtype: str) -> int:
+    """Of keys, values and states together."""
+    kv: int = DTYPES[dtype].itemsize
+    states: int = DTYPES[state_dtype(dtype)].itemsize
+    return kv * kv_elements(model, cache) + states * state_elements(model, cache)
+
+
+def state_dtype(dtype: str) -> str:
+    """Of the recurrent states beside keys and values of `dtype`: they are sums over thousands of tokens."""
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def view(model: ModelShape, cache: CacheShape, kv: torch.Tensor, states: torch.Tensor) -> Cache:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from prfaas.colocate.shape import SHAPES
+from prfaas.conditions import GIVEN, check_consent, check_together
 from prfaas.config import setting
+from prfaas.transport.tls import Certificates
+from prfaas.units import choice
+
+DEVICES = ("cpu", "cuda")
+DTYPE_NAMES = ("float64", "float32", "bfloat16")
+PARTITIONS = ("none", "affinity", "green_contexts", "mps", "cu_masks")
+MAX_TOKENS = 500_000  # two prompts of this length fit into a ring
 
 
 @dataclass(frozen=True)
@@ -15,32 +24,94 @@ class ColocateConfig:
     listen: str = setting(
         "address", default="127.0.0.1:8200", doc="HTTP: /v1/completions, /v1/models, /healthz, /status."
     )
-    shape: str = setting(
-        "text", default="small", doc="The model's sizes: tiny, small or hybrid-8b; weights are random."
+    insecure_plaintext: bool = setting(
+        "flag", default=False, doc="Listen beyond loopback without certificates, and so to everybody."
     )
-    seed: int = setting("count", default=1, doc="Seed of the weights; equal seeds give equal answers on equal devices.")
+    shape: str = setting(choice(*SHAPES), default="small", doc="The model's sizes; weights are random.")
+    seed: int = setting(
+        "count",
+        default=1,
+        maximum=(1 << 63) - 1,
+        doc="Seed of the weights; equal seeds give equal answers on equal devices.",
+    )
     served_model_name: str = setting("text", default="prfaas-hybrid", doc="The model's name in requests.")
-    device: str = setting("text", default="cpu", doc="cpu or cuda.")
-    dtype: str = setting("text", default="float32", doc="Of weights and KV: float64, float32 or bfloat16.")
+    device: str = setting(choice(*DEVICES), default="cpu", doc="What computes.")
+    dtype: str = setting(choice(*DTYPE_NAMES), default="float32", doc="Of weights and KV.")
     num_blocks: int = setting("count", default=512, minimum=2, doc="KV blocks; one is scratch.")
     block_tokens: int = setting("count", default=16, minimum=1, doc="Tokens of a KV block.")
     max_rows: int = setting("count", default=64, minimum=1, doc="Requests in a decode batch.")
     max_requests: int = setting("count", default=128, minimum=1, doc="Requests that hold KV; those beyond wait.")
-    max_tokens: int = setting("tokens", default=4096, doc="Longest prompt and answer together.")
-    num_threads: int = setting("count", default=0, doc="Threads of each side on a CPU; 0 is one per core.")
-    partition: str = setting(
-        "text", default="none", doc="How compute is shared: none, affinity (CPU), green_contexts, mps or cu_masks."
+    max_tokens: int = setting(
+        "tokens", default=4096, minimum=2, maximum=MAX_TOKENS, doc="Longest prompt and answer together."
     )
-    mps_decode_share: float = setting("ratio", default=0.4, doc="With mps: decode's fixed share; prefill has the rest.")
-    profile: str = setting("path", default="", doc="Profile (YAML); with it and a partition, shares adapt to the SLO.")
-    itl_slo_seconds: float = setting("seconds", default=0.05, doc="What a decode step may take.")
+    num_threads: int = setting(
+        "count", default=0, maximum=1024, doc="Threads of each side on a CPU; 0 is one per core."
+    )
+    partition: str = setting(
+        choice(*PARTITIONS),
+        default="none",
+        doc="How compute is shared: affinity on a CPU, the others on a GPU; none: both sides may use everything.",
+    )
+    mps_decode_share: float = setting(
+        "ratio",
+        default=0.4,
+        minimum=0.01,
+        maximum=0.99,
+        only_where={"partition": "mps"},
+        doc="Decode's fixed share; prefill has the rest.",
+    )
+    profile: Path | None = setting(
+        "path",
+        default=None,
+        doc="Profile (YAML); with it shares adapt to the SLO under a partition other than mps.",
+    )
+    itl_slo_seconds: float = setting(
+        "seconds", default=0.05, minimum=1e-4, only_where={"profile": GIVEN}, doc="What a decode step may take."
+    )
     agent_socket: Path | None = setting(
         "path", default=None, doc="Unix socket of this machine's prfaas-agent; without one nothing is cached or sent."
     )
     tenant: str = setting(
-        "text", default="", doc="Salt of the hashes of requests that name no tenant; equal to the routers' `tenant`."
+        "text",
+        default="",
+        only_where={"agent_socket": GIVEN},
+        doc="Salt of the hashes of requests that name no tenant; equal to the routers' `tenant`.",
+    )
+    open_wait_seconds: float = setting(
+        "seconds",
+        default=0.5,
+        only_where={"agent_socket": GIVEN},
+        doc="How long a request may wait for the agent's answer before it goes without.",
     )
     reuse_min_tokens: int = setting(
-        "tokens", default=256, doc="Prompts and answers shorter than this are neither looked up nor left in the pool."
+        "tokens",
+        default=256,
+        only_where={"agent_socket": GIVEN},
+        doc="Prompts and answers shorter than this are neither looked up nor left in the pool.",
     )
-    dwell_steps: int = setting("count", default=16, minimum=1, doc="Steps before decode's share shrinks.")
+    dwell_steps: int = setting(
+        "count", default=16, minimum=1, only_where={"profile": GIVEN}, doc="Steps before decode's share shrinks."
+    )
+    tls_authority: Path | None = setting(
+        "path", default=None, doc="PEM file: who signed the deployment's certificates."
+    )
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this executor's certificate.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_revocations: Path | None = setting(
+        "path", default=None, doc="PEM file: the authority's revocation list; whom it names is refused."
+    )
+
+    def __post_init__(self) -> None:
+        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_consent(self, "listen")
+        if self.partition != "none" and (self.partition == "affinity") != (self.device == "cpu"):
+            raise ValueError(f"partition: {self.partition} does not go with device {self.device}")
+        if self.profile is not None and self.partition in ("none", "mps"):
+            raise ValueError(f"profile: no share adapts, or is measured, with partition {self.partition}")
+        held = (self.num_blocks - 1) * self.block_tokens
+        if self.max_tokens > held:
+            raise ValueError(f"max_tokens: {self.max_tokens} are more than num_blocks and block_tokens hold, {held}")
+
+    def certificates(self) -> Certificates | None:
+        """What clients are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
+        return Certificates.of(self, speaks=("http/1.1",))

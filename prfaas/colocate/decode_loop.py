@@ -113,10 +113,12 @@ class DecodeLoop:
 
     def _show(self) -> None:
         """How many requests stand where, for people and tests."""
-        self._board[Word.FREE_BLOCKS] = self._book.num_free_blocks
         phases = self._book.phases()
         for phase, word in PHASE_WORDS.items():
             self._board[word] = phases[phase]
+        self._board[Word.FREE_BLOCKS] = (
+            self._book.num_free_blocks
+        )  # the last: all of them free means that no phase is old
 
     def _take_from_prefill(self) -> None:
         for kind, words in self._from_prefill.drain():

@@ -24,13 +24,12 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def allocate(
     shape: str, cache_shape: CacheShape, *, dtype: str, device: str, seed: int
 ) -> tuple[SharedTensor, SharedTensor, SharedTensor]:
-    """Weights, keys and values, states; states of 16-bit models are kept in 32 bits, as sums over thousands of tokens."""
+    """Weights, keys and values, states."""
     sizes = SHAPES[shape]
-    state_dtype = "float32" if dtype == "bfloat16" else dtype
     flat = memory.allocate(weights.num_elements(sizes), dtype, device)
     weights.fill(sizes, flat.tensor, seed)
     kv = memory.allocate(cache.kv_elements(sizes, cache_shape), dtype, device)
-    states = memory.allocate(cache.state_elements(sizes, cache_shape), state_dtype, device)
+    states = memory.allocate(cache.state_elements(sizes, cache_shape), cache.state_dtype(dtype), device)
     return flat, kv, states
 
 

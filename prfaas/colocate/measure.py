@@ -114,7 +114,7 @@ def measure(config: ColocateConfig, plan: Plan) -> Measured:
     alone = {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
     prefill, columns = _shares(config, plan, bench)
     full, append = _load(config, plan, share=1.0), _load(config, plan, share=1.0, append=True)
-    beside_full, beside_append = (_overallocated(bench, plan, load) for load in (full, append))
+    (beside_full, whole), (beside_append, _) = (_overallocated(bench, plan, load) for load in (full, append))
     interference = tuple(
         Interference(batch, load.num_new_tokens, load.num_cached_tokens, seconds[batch] / alone[batch])
         for load, seconds in ((full, beside_full), (append, beside_append))
@@ -127,7 +127,7 @@ def measure(config: ColocateConfig, plan: Plan) -> Measured:
         source=f"prfaas-colocate profile, {_today()}: medians of {plan.steps} steps beside a prefill process",
         prefill=tuple(_alone(config, plan, tokens) for tokens in plan.prompts),
         decode=tuple(StepTime(batch, plan.context_tokens, seconds) for batch, seconds in alone.items()),
-        colocation=Colocation(config.partition, plan.context_tokens, table, prefill, interference),
+        colocation=Colocation(config.partition, plan.context_tokens, table, (*prefill, whole), interference),
     )
 
 
@@ -160,9 +160,11 @@ def write_profile(config: ColocateConfig, path: Path) -> None:
     log.info("profile.written", path=str(path))
 
 
-def _overallocated(bench: DecodeBench, plan: Plan, load: PrefillLoad) -> dict[int, float]:
-    with prefill_beside(load):
-        return {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
+def _overallocated(bench: DecodeBench, plan: Plan, load: PrefillLoad) -> tuple[dict[int, float], SharedPrefill]:
+    """Steps by batch and the prompts beside them, while both sides may use everything."""
+    with prefill_beside(load) as seconds:
+        steps = {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
+    return steps, SharedPrefill(load.num_new_tokens, 1.0, statistics.median(seconds))
 
 
 def _alone(config: ColocateConfig, plan: Plan, num_tokens: int) -> PrefillTime:

@@ -48,6 +48,7 @@ class PoolSettings:
     weights: str  # tells apart what `model` may stand for
     tenant: str = ""
     reuse_min_tokens: int = 256
+    open_wait_seconds: float = 0.5
 
 
 @dataclass(eq=False)
@@ -97,6 +98,7 @@ class Pool:
         scheduler = AgentClient(path, instance=instance, role="scheduler")
         its = ConnectorSettings(
             agent_socket=settings.socket,
+            open_wait_seconds=settings.open_wait_seconds,
             reuse_min_tokens=settings.reuse_min_tokens,
             idle_wait_seconds=0.0,
             tenant=settings.tenant,
@@ -141,10 +143,11 @@ class Pool:
 
     # A request's life
 
-    async def open(self, prompt: tuple[int, ...], parameters: Mapping[str, Any]) -> Visit:
+    async def open(self, prompt: tuple[int, ...], parameters: Mapping[str, Any], salt: str = "") -> Visit:
         """Ask what of a prompt is cached, or on its way here; waits as long as the connector's settings say."""
-        visit = Visit(f"c{next(self._keys)}", prompt, tenant_of(parameters, default=self._settings.tenant))
-        self._scheduler.on_new_request(EngineRequest(visit.key, len(prompt), parameters, partial(self._chain, prompt)))
+        visit = Visit(f"c{next(self._keys)}", prompt, tenant_of(parameters, salt, default=self._settings.tenant))
+        asked = EngineRequest(visit.key, len(prompt), parameters, partial(self._chain, prompt), salt)
+        self._scheduler.on_new_request(asked)
         pause = POLL_SECONDS
         try:
             while (found := self._scheduler.num_external_tokens(visit.key, 0)) is None:

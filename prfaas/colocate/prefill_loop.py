@@ -93,7 +93,7 @@ class PrefillLoop:
             wait = False
             prompt, step = self._under_way.popleft()
             request, token = prompt.request, step.tokens()[0]
+            self._board.add(Word.PREFILL_STEPS)
             # The front first: it reads decode's ring before this one, so it never sees a token before the one before it.
             self._to_front.push(Kind.TOKENS, (request.request, request.num_generated, token))
             self._to_decode.push(Kind.PREFILLED, (request.request, token))
-            self._board.add(Word.PREFILL_STEPS)

@@ -6,20 +6,20 @@ import asyncio
 import codecs
 import dataclasses
 import json
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas import logs, metrics
-from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.cache import CacheShape, num_bytes
 from prfaas.colocate.config import ColocateConfig
-from prfaas.colocate.memory import DTYPES
 from prfaas.colocate.messages import NO_STOP_TOKEN
 from prfaas.colocate.pool import PoolSettings
 from prfaas.colocate.shape import SHAPES
@@ -28,15 +28,15 @@ from prfaas.connector.transfer_request import SENT_KEY
 from prfaas.errors import ConfigError
 from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.solve.profile_file import read_colocation
+from prfaas.transport.tls_door import INNER, TlsDoor, door_before
 from prfaas.units import split_address
 
 log = logs.get("colocate.server")
 
 Outcome = Literal["complete", "cancelled", "failed"]
 DEFAULT_MAX_TOKENS = 16  # as the OpenAI API has it
+NOT_TAKEN = ("stop", "logprobs", "echo", "suffix")  # of the OpenAI API, what would change the answer
 NUM_BYTE_TOKENS = 256  # the tokenizer: a token below this is a byte of UTF-8
-DEVICES = ("cpu", "cuda")
-PARTITIONS = ("none", "affinity", "green_contexts", "mps", "cu_masks")
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,23 @@ class Completion:
     stream: bool
     wants_usage: bool  # at the end of a stream
     parameters: dict[str, Any]  # the router's
+    salt: str = ""
 
 
 def executor_settings(config: ColocateConfig) -> ExecutorSettings:
-    """Raises ConfigError naming the key that does not fit."""
-    for key, value, accepted in (
-        ("shape", config.shape, SHAPES),
-        ("dtype", config.dtype, DTYPES),
-        ("device", config.device, DEVICES),
-        ("partition", config.partition, PARTITIONS),
-    ):
-        if value not in accepted:
-            raise ConfigError(f"{key}: {value!r} is none of {', '.join(accepted)}")
-    on_cpu = config.device == "cpu"
-    if config.partition != "none" and (config.partition == "affinity") != on_cpu:
-        raise ConfigError(f"partition: {config.partition} does not go with device {config.device}")
-    table = read_colocation(Path(config.profile)).decode if config.profile else None
+    """What these settings ask for.
+
+    Raises:
+        ConfigError: this machine or the named profile does not have it; it names the key.
+    """
+    if config.partition not in ("none", "mps") and config.profile is None:
+        raise ConfigError(f"partition: shares of {config.partition} follow a profile; name it, or leave both out")
+    table = read_colocation(config.profile).decode if config.profile else None
+    cache = CacheShape(config.num_blocks, config.block_tokens, config.max_requests + 1)
+    _refuse_what_does_not_fit(config, cache)
     return ExecutorSettings(
         shape=config.shape,
-        cache=CacheShape(config.num_blocks, config.block_tokens, config.max_requests + 1),
+        cache=cache,
         max_rows=config.max_rows,
         max_tokens=config.max_tokens,
         seed=config.seed,
@@ -83,6 +81,18 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
     )
 
 
+def _refuse_what_does_not_fit(config: ColocateConfig, cache: CacheShape) -> None:
+    if config.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("device: cuda; torch finds no GPU here")
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = num_bytes(SHAPES[config.shape], cache, config.dtype)
+    if needed > memory:
+        asked = f"{config.num_blocks} blocks of {config.block_tokens} tokens and {config.max_requests} requests"
+        raise ConfigError(f"num_blocks, max_requests: {asked} take {needed} bytes, this machine has {memory}")
+
+
 def _pool_settings(config: ColocateConfig) -> PoolSettings | None:
     if config.agent_socket is None:
         return None
@@ -95,6 +105,7 @@ def _pool_settings(config: ColocateConfig) -> PoolSettings | None:
         weights=f"{config.shape} {config.dtype} seed {config.seed}",
         tenant=config.tenant,
         reuse_min_tokens=config.reuse_min_tokens,
+        open_wait_seconds=config.open_wait_seconds,
     )
 
 
@@ -104,23 +115,30 @@ def parse_completion(body: Any) -> Completion:
         raise ValueError("the body is a JSON object")
     prompt = body.get("prompt")
     tokens = encode(prompt) if isinstance(prompt, str) else prompt
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+    if not isinstance(tokens, list) or not all(_is_number(token) for token in tokens):
         raise ValueError("prompt: one text or one list of token ids")
     if body.get("temperature", 0) or body.get("n", 1) != 1:
         raise ValueError("this executor answers greedily, once: temperature 0, n 1")
+    if ignored := [name for name in NOT_TAKEN if body.get(name)]:
+        raise ValueError(f"{ignored[0]}: this executor does not have it")
     max_tokens = body.get("max_tokens", DEFAULT_MAX_TOKENS)
     stops = body.get("stop_token_ids") or []
-    if not isinstance(max_tokens, int) or not isinstance(stops, list) or len(stops) > 1:
+    if not _is_number(max_tokens) or not isinstance(stops, list) or len(stops) > 1:
         raise ValueError("max_tokens: a number; stop_token_ids: a list")
-    if not all(isinstance(token, int) and 0 <= token < NO_STOP_TOKEN for token in stops):
+    if not all(_is_number(token) and 0 <= token < NO_STOP_TOKEN for token in stops):
         raise ValueError(f"stop_token_ids: at most one token id, from 0 and below {NO_STOP_TOKEN}")
     parameters, options = body.get("kv_transfer_params") or {}, body.get("stream_options") or {}
     if not isinstance(parameters, dict) or not isinstance(options, dict):
         raise ValueError("kv_transfer_params, stream_options: objects")
-    wants_usage = bool(options.get("include_usage"))
-    return Completion(
-        tuple(tokens), max_tokens, stops[0] if stops else None, bool(body.get("stream")), wants_usage, parameters
-    )
+    stop, wants_usage, salt = stops[0] if stops else None, bool(options.get("include_usage")), body.get("cache_salt")
+    if not isinstance(salt, str | None):
+        raise ValueError("cache_salt: a text")
+    return Completion(tuple(tokens), max_tokens, stop, bool(body.get("stream")), wants_usage, parameters, salt or "")
+
+
+def _is_number(value: object) -> bool:
+    """A whole one; JSON's true is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def encode(text: str) -> list[int]:
@@ -148,7 +166,7 @@ class Application:
         try:
             completion = parse_completion(await request.json())
             self._executor.check(completion.prompt, completion.max_tokens)
-        except ValueError as error:
+        except (ValueError, web.RequestPayloadError) as error:
             metrics.COLOCATE_REQUESTS.labels("refused").inc()
             return _error(400, str(error))
         except ExecutorFailed as error:
@@ -166,6 +184,7 @@ class Application:
             completion.max_tokens,
             stop_token=completion.stop_token,
             parameters=completion.parameters,
+            salt=completion.salt,
             generation=generation,
         )
 
@@ -219,7 +238,7 @@ class Application:
         try:
             body = await request.json()
             tokens = encode(body["prompt"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, web.RequestPayloadError):
             return _error(400, "prompt: a text")
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._config.max_tokens})
 
@@ -264,19 +283,39 @@ class Text:
 
 async def serve(config: ColocateConfig, *, bound: asyncio.Future[str] | None = None) -> None:
     """Serve until cancelled; `bound` is told the address, which matters when the port is 0."""
-    host, port = split_address(config.listen)
-    async with Supervisor(executor_settings(config)) as executor:
-        runner = web.AppRunner(Application(config, executor).routes())
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port).start()
-            address = f"{host}:{runner.addresses[0][1]}"
-            log.info("serving", address=address, **dataclasses.asdict(config))
-            if bound is not None:
-                bound.set_result(address)
-            await asyncio.Event().wait()
-        finally:
-            await runner.cleanup()
+    door = door_before(
+        config.listen,
+        config.certificates(),
+        setting="listen",
+        allows_plaintext=config.insecure_plaintext,
+        refused=lambda reason: metrics.COLOCATE_TLS_REFUSALS.labels(reason=reason).inc(),
+    )
+    try:
+        async with Supervisor(executor_settings(config)) as executor:
+            await _serve(config, executor, door, bound)
+    finally:
+        if door is not None:
+            await door.close()
+
+
+async def _serve(
+    config: ColocateConfig, executor: Supervisor, door: TlsDoor | None, bound: asyncio.Future[str] | None
+) -> None:
+    host, port = split_address(INNER if door else config.listen)
+    runner = web.AppRunner(Application(config, executor).routes())
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        address = f"{host}:{runner.addresses[0][1]}"
+        if door is not None:
+            door.start(address)
+            address = door.address
+        log.info("serving", address=address, **dataclasses.asdict(config))
+        if bound is not None:
+            bound.set_result(address)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
 
 
 def _id() -> str:

@@ -136,6 +136,7 @@ class Supervisor:
         *,
         stop_token: int | None = None,
         parameters: Mapping[str, Any] | None = None,
+        salt: str = "",
         generation: Generation | None = None,
     ) -> AsyncGenerator[int, None]:
         """The answer's tokens as they come; leaving early cancels the request.
@@ -147,7 +148,7 @@ class Supervisor:
             ExecutorFailed: prefill, decode or what forks them kept dying, or the pool's work has failed.
         """
         self.check(prompt, max_tokens)
-        visit = None if self._pool is None else await self._open(self._pool, prompt, parameters or {})
+        visit = None if self._pool is None else await self._open(self._pool, prompt, parameters or {}, salt)
         tokens: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
         request = self._front.submit(
             prompt,
@@ -172,8 +173,8 @@ class Supervisor:
         finally:
             self._leave(request)
 
-    async def _open(self, pool: Pool, prompt: tuple[int, ...], parameters: Mapping[str, Any]) -> Visit:
-        visit = await pool.open(prompt, parameters)
+    async def _open(self, pool: Pool, prompt: tuple[int, ...], parameters: Mapping[str, Any], salt: str) -> Visit:
+        visit = await pool.open(prompt, parameters, salt)
         if self._failed:
             pool.drop(visit)
             raise ExecutorFailed

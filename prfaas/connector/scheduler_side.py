@@ -18,9 +18,19 @@ from prfaas.connector.outcomes import Direction, Outcome, Tally
 from prfaas.connector.outgoing import OutgoingRequests
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest, direction_of, promised_tokens, read_parameters, tenant_of
+from prfaas.connector.transfer_request import (
+    EngineRequest,
+    direction_of,
+    is_anothers,
+    promised_tokens,
+    read_parameters,
+    tenant_of,
+)
 from prfaas.hashing import HashChain
 
+FIRST_PAUSE_SECONDS = (
+    0.001  # of an idle engine; each look that finds nothing is followed by a pause of twice the length
+)
 _log = logs.get("connector.scheduler")
 Tables = Callable[[], Sequence[Sequence[int]]]
 
@@ -82,6 +92,7 @@ class SchedulerSide:
         self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
+        self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Begin the transfer that the request's parameters ask for, and look for what is here already."""
@@ -96,9 +107,9 @@ class SchedulerSide:
             self._look_up(request)
 
     def _look_up(self, request: EngineRequest) -> None:
-        if not self._reuses(request.num_prompt_tokens):
+        if not self._reuses(request.num_prompt_tokens) or is_anothers(request.parameters):
             return
-        chain = request.chain(tenant_of(request.parameters, default=self._settings.tenant))
+        chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
             promised = promised_tokens(request.parameters)
             self._lookups.begin(request.request_id, chain, promised_tokens=promised, now=time.monotonic())
@@ -136,8 +147,16 @@ class SchedulerSide:
         if not self._may_sleep:
             return False
         self._may_sleep = False
-        self.poll(self._settings.idle_wait_seconds)
+        self._pause()
         return True
+
+    def _pause(self) -> None:
+        """Sleep until the agent says something, at most for `idle_wait_seconds`, in which nobody notices a new request."""
+        limit = self._settings.idle_wait_seconds
+        if self.poll(min(self._pause_seconds, limit)):
+            self._pause_seconds = FIRST_PAUSE_SECONDS
+        else:
+            self._pause_seconds = min(2 * self._pause_seconds, limit)
 
     def waits(self, request_id: str) -> bool:
         """Whether the KV of a request is under way, as far as the agent's messages have been read."""
@@ -151,9 +170,10 @@ class SchedulerSide:
             return None
         return self._incoming.num_tokens(request_id, local_tokens, now=now)
 
-    def poll(self, timeout_seconds: float = 0.0) -> None:
-        """Take the agent's messages, waiting up to `timeout_seconds` for the first."""
-        for message in self._client.poll(timeout_seconds):
+    def poll(self, timeout_seconds: float = 0.0) -> int:
+        """Take the agent's messages, waiting up to `timeout_seconds` for the first; how many there were."""
+        messages = self._client.poll(timeout_seconds)
+        for message in messages:
             self._on_message(message)
         if not self._client.connected:
             for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
@@ -161,6 +181,7 @@ class SchedulerSide:
             self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
             self._outgoing.take_ends()  # handles of the agent that is gone; the next one gives the same to others
             self._client.reattach()
+        return len(messages)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, SendOpened | TransferFailed):
@@ -187,10 +208,12 @@ class SchedulerSide:
             idle = False
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
         self._may_sleep = idle
+        if not idle:
+            self._pause_seconds = FIRST_PAUSE_SECONDS
         written = (*(save for save in saves if save is not None), *self._leftovers.saves(now=time.monotonic()))
         self._incoming.expire(time.monotonic())
         if idle and not written and self._incoming.num_awaited:
-            self.poll(self._settings.idle_wait_seconds)  # nobody asks for them, so nobody else sleeps
+            self._pause()  # nobody asks for them, so nobody else sleeps
         failed, self._failed_loads = (*self._failed_loads, *self._incoming.take_failed_loads()), []
         loads, ends = self._incoming.take_loads(), self._outgoing.take_ends()
         return Step(written, loads, ends, self._client.attached.epoch, failed)

@@ -50,9 +50,10 @@ class ConnectorSettings:
     )
     idle_wait_seconds: float = setting(
         "seconds",
-        default=0.002,
-        maximum=0.01,
-        doc="How long an otherwise idle engine sleeps between two looks at a transfer that has not come.",
+        default=0.01,
+        maximum=0.1,
+        doc="How long an otherwise idle engine sleeps at most between two looks at a transfer that has not come. "
+        "Its coming ends the sleep; a new request waits for the next look.",
     )
 
     def __post_init__(self) -> None:

@@ -23,12 +23,16 @@ _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_pref
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request as any engine can describe it. `chain(tenant)` hashes the prompt; None when no hash covers its extras."""
+    """A request as any engine can describe it. `chain(tenant)` hashes the prompt; None when no hash covers its extras.
+
+    `salt`: the engine's own for this request (`cache_salt`), in which the router names the tenant.
+    """
 
     request_id: str
     num_prompt_tokens: int
     parameters: Mapping[str, Any]
     chain: Callable[[str], HashChain | None]
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,15 @@ class Asked:
 
 
 def direction_of(parameters: Mapping[str, Any]) -> Direction | None:
-    """Whether these parameters ask for a transfer, and which way."""
+    """Whether these parameters ask for a transfer, and which way. Without a grant they are another connector's."""
+    if GRANT_KEY not in parameters:
+        return None
     return next((direction for key, direction in _DIRECTIONS.items() if parameters.get(key) is True), None)
+
+
+def is_anothers(parameters: Mapping[str, Any]) -> bool:
+    """Whether another connector brings the request's KV."""
+    return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
 
 def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Outcome:
@@ -65,13 +76,13 @@ def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Out
     return Asked(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
 
 
-def tenant_of(parameters: Mapping[str, Any], *, default: str) -> str:
-    """The tenant whose salt the request's hashes carry: that of a readable grant, else the engine's own."""
+def tenant_of(parameters: Mapping[str, Any], salt: str | None, *, default: str) -> str:
+    """The tenant whose salt the request's hashes carry: that of a readable grant, the request's own, else the engine's."""
     text = parameters.get(GRANT_KEY)
     if isinstance(text, str):
         with contextlib.suppress(GrantError):
             return grants.unverified(grants.from_text(text)).tenant
-    return default
+    return salt or default
 
 
 def promised_tokens(parameters: Mapping[str, Any]) -> int:

@@ -123,6 +123,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         assert self._scheduler is not None
+        if not isinstance(request.kv_transfer_params, dict):
+            request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
         if not request.skip_reading_prefix_cache:
             self._scheduler.on_new_request(_engine_request(request, self._model))
 
@@ -193,7 +195,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             return None
         if request.num_computed_tokens != request.num_tokens - 1:
             return None  # a surplus token of asynchronous scheduling is in the state already
-        tenant = tenant_of(request.kv_transfer_params or {}, default=self._settings.tenant)
+        parameters = request.kv_transfer_params or {}
+        tenant = tenant_of(parameters, request.cache_salt, default=self._settings.tenant)
         return token_chain(request, request.num_computed_tokens, model=self._model, tenant=tenant)
 
     # In a worker
@@ -323,6 +326,7 @@ def _engine_request(request: Any, model: str) -> EngineRequest:
         request.num_prompt_tokens,
         request.kv_transfer_params or {},
         lambda tenant: prompt_chain(request, model=model, tenant=tenant),
+        request.cache_salt or "",
     )
 
 

@@ -16,6 +16,9 @@ from prfaas.connector.blocks import Copier, LayerBlocks
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.steps import Copy, Save, Step
 
+# An agent without `peers` answers within a millisecond. One that asks them first is waited for in vain, once; until it has
+# answered, steps run without copies, and the agent keeps what the scheduler's side claims meanwhile.
+REATTACH_WAIT_SECONDS = 0.02
 _log = logs.get("connector.worker")
 
 
@@ -68,7 +71,7 @@ class WorkerSide:
 
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
-        if step.epoch != self._epoch and self._client.reattach(self._leave_arena):
+        if step.epoch != self._epoch and self._client.reattach(self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS):
             self._take_arena()  # of the agent that the scheduler has met since
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
@@ -150,6 +153,10 @@ class WorkerSide:
     def start_loads(self) -> None:
         """Copy received slots into the engine's blocks."""
         for load in self._step.loads:
+            if any(len(span.slots) <= self._rank for span in load.spans):
+                _log.error("load.refused", request=load.request_id, why="it names no slots of this rank")
+                self._fail(load.request_id)
+                continue
             copies = [its for span in load.spans for its in span.copies(self._rank)]
             for its in copies:
                 for name in self._by_group[its.span.group]:

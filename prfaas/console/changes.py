@@ -33,7 +33,9 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
         moved = _fields(await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds)))
     finally:
         await client.close()
-    counts = {name: int(moved[name]) for name in ("num_prefixes", "moved_bytes", "num_requests_left")}
+    counts = {
+        name: int(moved[name]) for name in ("num_prefixes", "moved_bytes", "num_requests_left", "num_engines_unknown")
+    }
     return {"node": node, **counts}
 
 

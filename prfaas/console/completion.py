@@ -21,16 +21,13 @@ complete -o default -F _prfaas prfaas
 
 def completion(shell: str, parser: argparse.ArgumentParser) -> str:
     """A script for bash, or for zsh by its bash compatibility, to be evaluated by the shell."""
-    cases = [
-        f'        "{path}"{"*" if not commands else ""}) choices="{" ".join([*commands, *flags])}" ;;'
-        for path, commands, flags in _levels(parser, "")
-    ]
+    cases = [f'        {pattern}) choices="{" ".join(words)}" ;;' for pattern, words in _levels(parser, "")]
     head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return head + _SCRIPT % "\n".join(cases)
 
 
-def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each (sub)command's words so far, what may follow as a word, and its flags; deepest first."""
+def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
+    """Patterns of a (sub)command's words so far, and what may follow on them; deepest first."""
     flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     commands: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
@@ -38,4 +35,15 @@ def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, l
             commands |= action.choices
     for name, its in commands.items():
         yield from _levels(its, f"{path} {name}")
-    yield path, list(commands), flags
+    if commands:
+        yield f'"{path}"', [*commands, *flags]
+        return
+    for place, choices in reversed(list(enumerate(_choices(parser)))):
+        yield f'"{path}"' + '" "*' * place, [*choices, *flags]
+    yield f'"{path}"*', flags
+
+
+def _choices(parser: argparse.ArgumentParser) -> list[list[str]]:
+    """What each word after a command may be, where that is known."""
+    places = (action for action in parser._actions if not action.option_strings)
+    return [list(map(str, action.choices or ())) for action in places]

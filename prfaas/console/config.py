@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config import check_together, setting
+from prfaas.conditions import check_together
+from prfaas.config import setting
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,9 @@ class ConsoleConfig:
     )
     routers: tuple[str, ...] = setting(
         "text_list", default=("http://127.0.0.1:8000",), doc="Routers that are asked for their latest decisions."
+    )
+    router_key_file: Path | None = setting(
+        "path", default=None, doc="File with the key that the routers ask of operators (their operator_keys_file)."
     )
     managers: tuple[str, ...] = setting(
         "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) that carry out what changes the deployment."

@@ -25,14 +25,16 @@ def tls_of(authority: Path | None, certificate: Path | None, key: Path | None) -
     return context
 
 
-def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> Any:
+def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = "") -> Any:
     """What a page says; None when it says that there is no such thing (404).
 
     Raises:
         PageUnreachable: nobody answers there in time, or the answer is no JSON.
     """
     try:
-        with urllib.request.urlopen(url, timeout=timeout_seconds, context=tls) as response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=timeout_seconds, context=tls) as response:
             return json.loads(response.read(MAX_PAGE_BYTES))
     except urllib.error.HTTPError as error:
         with error:
@@ -43,7 +45,21 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
         raise PageUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
-def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> Any:
+def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> str:
+    """ "ready" where a manager answers so at its /readyz; why not elsewhere."""
+    try:
+        with urllib.request.urlopen(base.rstrip("/") + "/readyz", timeout=timeout_seconds, context=tls):
+            return "ready"
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"not ready: HTTP status {error.code}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer: {getattr(error, 'reason', error)}"
+
+
+def first_json(
+    bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = ""
+) -> Any:
     """A page of the first server of several that answers and knows of it; None when those that answer do not.
 
     Raises:
@@ -52,7 +68,7 @@ def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float, tls: 
     failures: list[str] = []
     for base in bases:
         try:
-            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds, tls=tls)
+            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds, tls=tls, key=key)
         except PageUnreachable as error:
             failures.append(str(error))
             continue

@@ -34,22 +34,36 @@ def show(answer: Answer, *, as_json: bool) -> None:
 def show_table(table: Table) -> None:
     """Write one table: coloured and fitted to the terminal with rich, plain without it."""
     try:
-        import rich.console  # noqa: PLC0415  # the extra `console`
+        import rich.box  # noqa: PLC0415  # the extra `console`
+        import rich.console  # noqa: PLC0415
         import rich.table  # noqa: PLC0415
     except ModuleNotFoundError:
         sys.stdout.write(plain_text(table))
         return
+    console = rich.console.Console(markup=False, highlight=False)
     shown = rich.table.Table(title=table.title, title_justify="left", header_style="bold")
+    if _fits_without_lines_alone(table, console.width):
+        shown.box, shown.padding, shown.show_edge = rich.box.SIMPLE_HEAD, (0, 0, 0, 0), False
     for column in table.columns:
         shown.add_column(column, overflow="fold")
     for index, row in enumerate(table.rows):
         shown.add_row(*row, style=_STYLES[table.moods[index]] if table.moods else "")
-    rich.console.Console(markup=False, highlight=False).print(shown)
+    console.print(shown)
+
+
+def _fits_without_lines_alone(table: Table, width: int) -> bool:
+    """Whether a table is too wide with lines between its columns, and not with blanks."""
+    num, cells = len(table.columns), sum(_widths(table))
+    return cells + num - 1 <= width < cells + 3 * num + 1
+
+
+def _widths(table: Table) -> list[int]:
+    return [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
 
 
 def plain_text(table: Table) -> str:
     """The table in columns of blanks."""
     lines = [table.columns, *table.rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
+    widths = _widths(table)
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([table.title, *text, "", ""])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A prompt's blocks: their hashes joined, and the 8-byte beginnings joined."""
+class Chain(NamedTuple):
+    """A prompt's blocks: their hashes joined, and the 8-byte beginnings as numbers, one after the other in memory."""
 
     hashes: bytes
-    tails: bytes
+    tails: NDArray[np.uint64]
 
 
 def chain_of(units: bytes, block_tokens: int) -> Chain:
@@ -22,4 +22,4 @@ def chain_of(units: bytes, block_tokens: int) -> Chain:
     per_block = block_tokens // HASH_UNIT_TOKENS
     if per_block > 1:
         units = np.frombuffer(units, f"V{HASH_BYTES}")[per_block - 1 :: per_block].tobytes()
-    return Chain(units, np.frombuffer(units, np.uint64)[::2].tobytes())
+    return Chain(units, np.frombuffer(units, np.uint64)[::2].copy())

@@ -2,8 +2,8 @@
 
 vLLM's hashes end here. The tokens of a block that follows on a known one give its hash in our chain. An event with
 fewer hashes than blocks (windows, states) does not say which blocks it means; vLLM hashes a prefix alike in every KV
-group, so the place that another group's event has taught does. A block with extra keys, without tokens or without a
-known parent is an orphan: counted, never announced, and so is all that follows on it.
+group, so the place that another group's event has taught does. A salt is the tenant. A block with other extra keys,
+without tokens or without a known parent is an orphan: counted, never announced, and so is all that follows on it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EngineCache:
         self.orphans: Counter[OrphanReason] = Counter()
         self._layouts = tuple(layouts)
         self._groups: tuple[KVGroup, ...] = layouts[0].groups
-        self._root = root_hash(layouts[0].model)
+        self._model = layouts[0].model
         self._places: dict[EngineHash, _Place] = {}
         self._uses: Counter[EngineHash] = Counter()  # groups that hold it: with the last one its place is forgotten
         self._held: dict[tuple[int, EngineHash], _Place] = {}
@@ -111,7 +111,9 @@ class EngineCache:
     def _placed(self, event: EngineStored) -> list[_Place]:
         """The places of an event that names all its blocks."""
         first = self._places[event.parent] if event.parent is not None else None
-        parent, start = (first.block_hash, first.num_tokens) if first else (self._root, 0)
+        parent, start = (
+            (first.block_hash, first.num_tokens) if first else (root_hash(self._model, event.salt.encode()), 0)
+        )
         step = event.block_tokens // HASH_UNIT_TOKENS
         ends = [parent, *HashChain(parent, event.token_ids).units[step - 1 :: step]]
         return [

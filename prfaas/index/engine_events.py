@@ -35,7 +35,8 @@ class EngineStored:
     token_ids: tuple[int, ...]
     block_tokens: int
     group: int | None
-    has_extras: bool  # the hash covers more than tokens: adapter, media, salt, prompt embeddings
+    has_extras: bool  # the hash covers more than tokens and a salt: adapter, media, prompt embeddings
+    salt: str = ""  # of a chain's first block
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:
         return EngineRemoved(hashes, group)
     if not isinstance(fields["parent_block_hash"], int | bytes | None):
         raise ValueError("a parent is a number or bytes")
-    extras = [fields.get("lora_id"), fields.get("lora_name"), *(fields.get("extra_keys") or ())]
+    salt, extra_keys = _salt(fields)
+    extras = [fields.get("lora_id"), fields.get("lora_name"), *extra_keys]
     return EngineStored(
         hashes,
         fields["parent_block_hash"],
@@ -114,4 +116,17 @@ def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:
         int(fields["block_size"]),
         group,
         any(extra is not None for extra in extras),
+        salt,
     )
+
+
+def _salt(fields: dict[str, Any]) -> tuple[str, Sequence[Any]]:
+    """The salt of an event that begins a chain, and the extra keys beside it; an adapter's name would be one as well."""
+    extra_keys: Sequence[Any] = fields.get("extra_keys") or ()
+    if fields["parent_block_hash"] is not None or fields.get("lora_name") is not None or not extra_keys:
+        return "", extra_keys
+    match extra_keys[0]:
+        case [str(salt)]:
+            return salt, extra_keys[1:]
+        case _:
+            return "", extra_keys

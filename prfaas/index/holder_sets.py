@@ -1,36 +1,33 @@
-"""Sets of holders by number: many checkpoints have the same holders, and each says so with 32 bits."""
+"""Sets of holders by number: many checkpoints have the same holders, and each says so with a number."""
 
 from __future__ import annotations
+
+NOBODY = 0  # the number of the empty set
 
 
 class HolderSets:
     """Every set that some entry names, each once. An entry gives its set back with the change that replaces it."""
 
     def __init__(self) -> None:
-        self._sets: list[tuple[int, ...]] = []
-        self._uses: list[int] = []
+        self._sets: list[tuple[int, ...]] = [()]
+        self._uses: list[int] = [0]
         self._ids: dict[tuple[int, ...], int] = {}
         self._free: list[int] = []
 
     def __getitem__(self, number: int) -> tuple[int, ...]:
         return self._sets[number]
 
-    def add(self, number: int | None, holder: int) -> int:
-        """The set that an entry has after `holder` came to set `number`; None is an entry that had no holder."""
-        before = () if number is None else self._sets[number]
-        return self._exchange(number, tuple(sorted({*before, holder})))
+    def add(self, number: int, holder: int) -> int:
+        """The set that an entry has after `holder` came to set `number`."""
+        return self._exchange(number, tuple(sorted({*self._sets[number], holder})))
 
-    def discard(self, number: int, holder: int) -> int | None:
-        """The set that an entry has after `holder` left set `number`; None when nobody is left."""
-        left = tuple(other for other in self._sets[number] if other != holder)
-        if left:
-            return self._exchange(number, left)
-        self._give_back(number)
-        return None
+    def discard(self, number: int, holder: int) -> int:
+        """The set that an entry has after `holder` left set `number`."""
+        return self._exchange(number, tuple(other for other in self._sets[number] if other != holder))
 
-    def _exchange(self, number: int | None, holders: tuple[int, ...]) -> int:
-        taken = self._take(holders)
-        if number is not None:
+    def _exchange(self, number: int, holders: tuple[int, ...]) -> int:
+        taken = self._take(holders) if holders else NOBODY
+        if number != NOBODY:
             self._give_back(number)
         return taken
 

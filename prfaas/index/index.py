@@ -6,7 +6,7 @@ void at once, whatever its size; `sweep` reclaims the memory later. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prfaas.cachepool.layout import Layout
@@ -15,33 +15,22 @@ from prfaas.events import POOL_TIERS, Tier
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.chain import Chain, chain_of
 from prfaas.index.exact_table import ExactTable
-from prfaas.index.matching import Evidence, Family, Kinds
+from prfaas.index.matching import Evidence, Family, Found, Kinds
+from prfaas.index.part import Part, note_checkpoint, note_segment
 from prfaas.index.query import Answer, Query
 from prfaas.index.run_table import RunTable, bitmaps
 from prfaas.index.segments import (
-    CELL_BLOCKS,
     TAIL_BYTES,
     Announcement,
     Checkpoint,
     Digest,
     Holding,
     Segment,
-    digest_of_hash,
+    grid_tokens,
 )
 from prfaas.types import AgentName, BlockHash, ClusterName
 
-
-@dataclass(eq=False)
-class _Part:
-    """What one holder number stands for."""
-
-    node: _Node
-    holding: Holding
-    family: Family
-    place: int  # of its bits, in what is found of its family
-    runs: RunTable
-    exact: ExactTable
-    digest: Digest = field(default_factory=Digest)
+_Answering = dict[int, tuple[Family, int, int, bool]]  # holder → family, places of blocks and checkpoints, of a state
 
 
 @dataclass(eq=False)
@@ -60,8 +49,9 @@ class Index:
 
     def __init__(self) -> None:
         self._nodes: dict[AgentName, _Node] = {}
-        self._parts: list[_Part | None] = []
+        self._parts: list[Part | None] = []
         self._runs: dict[tuple[str, int], RunTable] = {}
+        self._answering: dict[frozenset[Tier], _Answering] = {}  # what `_answering_parts` has found
         self._exact: dict[str, ExactTable] = {}
         self._kinds = Kinds()
         self._sweep: Iterator[int] | None = None
@@ -98,13 +88,21 @@ class Index:
     def forget(self, name: AgentName) -> None:
         """Void everything a node held, and the node itself. Constant time in the number of its blocks."""
         node = self._nodes.pop(name, None)
-        for number in node.parts.values() if node else ():
+        if node:
+            self._void_parts(node)
+
+    def _void_parts(self, node: _Node) -> None:
+        for number in node.parts.values():
             self._parts[number] = None
+        node.parts = {}
+        self._answering.clear()
 
     def set_live(self, name: AgentName, live: bool) -> None:
         """Keep a node that is silent out of every answer, without forgetting what it holds."""
-        if name in self._nodes:
-            self._nodes[name].live = live
+        node = self._nodes.get(name)
+        if node and node.live != live:
+            node.live = live
+            self._answering.clear()
 
     def epoch(self, name: AgentName) -> int | None:
         node = self._nodes.get(name)
@@ -118,10 +116,7 @@ class Index:
 
     def reset(self, name: AgentName) -> None:
         """Void what a node held, because it is about to announce everything anew."""
-        node = self._node(name)
-        for number in node.parts.values():
-            self._parts[number] = None
-        node.parts = {}
+        self._void_parts(self._node(name))
 
     def apply(self, name: AgentName, announcements: Iterable[Announcement]) -> None:
         """Note what a node stored and removed. Announcing twice changes nothing.
@@ -132,11 +127,12 @@ class Index:
         """
         node = self._node(name)
         for announcement in announcements:
-            part, number = self._part(node, announcement.holding)
+            part = self._part(node, announcement.holding)
             if isinstance(announcement, Segment):
-                self._apply_segment(part, number, announcement)
+                states = [(self._part(node, holding), bitmap) for holding, bitmap in announcement.states]
+                note_segment([(part, announcement.bitmap), *states], announcement)
             else:
-                self._apply_checkpoint(part, number, announcement)
+                note_checkpoint(part, announcement)
 
     def _node(self, name: AgentName) -> _Node:
         node = self._nodes.get(name)
@@ -144,44 +140,28 @@ class Index:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         return node
 
-    def _part(self, node: _Node, holding: Holding) -> tuple[_Part, int]:
+    def _part(self, node: _Node, holding: Holding) -> Part:
         number = node.parts.get(holding)
         if number is not None:
             part = self._parts[number]
             assert part is not None, "a node's parts are alive as long as it names them"
-            return part, number
+            return part
         layout = node.layouts.get(holding.layout)
         if layout is None or not 0 <= holding.group < len(layout.groups):
             raise IndexRefusal(
                 "unknown_layout", f"{node.name} has not registered layout {holding.layout.hex()} with that group"
             )
         group = layout.groups[holding.group]
-        size = 0 if group.kind == "linear_state" else group.block_tokens
+        is_state = group.kind == "linear_state"
+        size = grid_tokens(layout) if is_state else group.block_tokens
         runs = self._runs.setdefault((layout.model, size), RunTable())
         family = node.families[holding.layout]
         place = family.kind.place(holding.group, layout.shard.rank)
-        part = _Part(node, holding, family, place, runs, self._exact[layout.model])
         number = node.parts[holding] = len(self._parts)
+        part = Part(number, holding, family, place, is_state, size, runs, self._exact[layout.model])
         self._parts.append(part)
-        return part, number
-
-    def _apply_segment(self, part: _Part, number: int, segment: Segment) -> None:
-        _check_segment(part, segment)
-        if segment.stored:
-            added = part.runs.store(number, head=segment.head, tails=segment.tails, bitmap=segment.bitmap)
-            part.digest = part.digest.plus(added)
-        else:
-            gone = part.runs.remove(number, head=segment.head, tails=segment.tails, bitmap=segment.bitmap)
-            part.digest = part.digest.minus(gone)
-
-    def _apply_checkpoint(self, part: _Part, number: int, its: Checkpoint) -> None:
-        _check_checkpoint(part, its)
-        digest = digest_of_hash(its.block_hash)
-        if its.stored:
-            if part.exact.store(number, block_hash=its.block_hash, anchor=its.anchor, num_tokens=its.num_tokens):
-                part.digest = part.digest.plus(digest)
-        elif part.exact.remove(number, its.block_hash):
-            part.digest = part.digest.minus(digest)
+        self._answering.clear()
+        return part
 
     def digests(self, name: AgentName) -> dict[Holding, Digest]:
         """What a node holds as far as this index knows, holdings without anything left out."""
@@ -201,40 +181,69 @@ class Index:
         if query.model not in self._exact:
             raise IndexRefusal("unknown_model", f"no node has registered model {query.model!r}")
         evidence, units = Evidence(query.limit_tokens), chain_of(query.units, HASH_UNIT_TOKENS)
-        seen = self._find_blocks(query, units, evidence, tiers=tiers)
-        odd_lengths = self._find_exact(query, units, evidence, tiers=tiers, reach_tokens=seen)
+        parts = self._answering_parts(tiers)
+        reach, marks = self._find_blocks(query, units, evidence, parts=parts)
+        odd_lengths = self._find_exact(query, units, evidence, parts=parts, reach_tokens=reach, marks=marks)
         return evidence.answer(odd_lengths)
 
-    def _find_blocks(self, query: Query, units: Chain, evidence: Evidence, *, tiers: frozenset[Tier]) -> int:
-        """Collect held blocks; returns how many tokens the longest of them reach."""
-        reach = 0
+    def _answering_parts(self, tiers: frozenset[Tier]) -> _Answering:
+        """The family and place of every holding of live nodes in `tiers`, as they are until a node or holding comes or
+        goes."""
+        found = self._answering.get(tiers)
+        if found is None:
+            found = self._answering[tiers] = {
+                number: (part.family, part.place, part.place + part.family.kind.num_places, part.is_state)
+                for node in self._nodes.values()
+                if node.live
+                for number in node.parts.values()
+                if (part := self._parts[number]) and part.holding.tier in tiers
+            }
+        return found
+
+    def _find_blocks(
+        self, query: Query, units: Chain, evidence: Evidence, *, parts: _Answering
+    ) -> tuple[int, dict[int, list[Found]]]:
+        """Collect held blocks; returns how many tokens the longest of them reach, and by a block's tokens the states that
+        are marked at such blocks' ends."""
+        reach, marks = 0, dict[int, list[Found]]()
         for (model, block_tokens), table in self._runs.items():
             if model != query.model or not block_tokens:
                 continue
             chain = units if block_tokens == HASH_UNIT_TOKENS else chain_of(query.units, block_tokens)
             for number, bits in bitmaps(table.pieces(chain)).items():
-                part = self._parts[number]
-                if part and part.node.live and part.holding.tier in tiers:
-                    evidence.of(part.family).blocks[part.place] |= bits
+                part = parts.get(number)
+                if part is None or not bits:
+                    continue
+                family, place, place_of_exact, is_state = part
+                if is_state:
+                    marks.setdefault(block_tokens, []).append((family, place_of_exact, bits))
+                else:
+                    evidence.add(family, place, bits)
                     reach = max(reach, bits.bit_length() * block_tokens)
-        return reach
+        return reach, marks
 
     def _find_exact(
-        self, query: Query, units: Chain, evidence: Evidence, *, tiers: frozenset[Tier], reach_tokens: int
+        self,
+        query: Query,
+        units: Chain,
+        evidence: Evidence,
+        *,
+        parts: _Answering,
+        reach_tokens: int,
+        marks: Mapping[int, Sequence[Found]],
     ) -> list[int]:
         """Collect checkpoints; returns the lengths of those whose hash the query did not state."""
         table = self._exact[query.model]
         if not len(table):
+            evidence.add_exact((), (), marks)
             return []
         sizes = [size for model, size in self._runs if model == query.model and size]
         reach = min(reach_tokens + max(sizes), query.limit_tokens) if sizes else query.limit_tokens
         num_units = min(reach // HASH_UNIT_TOKENS, len(query.units) // HASH_BYTES)
         stated = [(length, its) for length, its in query.checkpoints if length <= query.limit_tokens]
-        evidence.ends, bitmaps = table.held(units, num_units, stated=stated)
-        for number, bits in bitmaps.items():
-            part = self._parts[number]
-            if part and part.node.live and part.holding.tier in tiers:
-                evidence.of(part.family).exact[part.place] |= bits
+        lengths, found = table.held(units, num_units, stated=stated)
+        entries = [(part[0], part[2], bits) for number, bits in found.items() if (part := parts.get(number))]
+        evidence.add_exact(lengths if entries else (), entries, marks)
         known = {length for length, _ in query.checkpoints}
         return [
             length
@@ -254,18 +263,32 @@ class Index:
             for entry in exact:
                 for number in list(entry.holders):
                     part = self._parts[number]
-                    if part and is_wanted(part.node.name):
+                    if part and is_wanted(part.family.node):
                         where = part.holding
-                        yield part.node.name, Checkpoint(where, entry.block_hash, entry.anchor, entry.num_tokens, True)
+                        yield (
+                            part.family.node,
+                            Checkpoint(where, entry.block_hash, entry.anchor, entry.num_tokens, True),
+                        )
 
     def _segments(
         self, head: BlockHash, path: bytes, holders: list[tuple[int, int]], is_wanted: Callable[[AgentName], bool]
     ) -> Iterator[tuple[AgentName, Segment]]:
-        for number, bits in holders:
-            part = self._parts[number]
-            if part and is_wanted(part.node.name):
-                tails = path[: bits.bit_length() * TAIL_BYTES]
-                yield part.node.name, Segment(part.holding, head, tails, bits, stored=True)
+        """A path's blocks by holder, the states of each node with its first."""
+        wanted = [
+            (part, bits)
+            for number, bits in holders
+            if bits and (part := self._parts[number]) and is_wanted(part.family.node)
+        ]
+        states: dict[AgentName, list[tuple[Holding, int]]] = {}
+        for part, bits in wanted:
+            if part.is_state:
+                states.setdefault(part.family.node, []).append((part.holding, bits))
+        for part, bits in wanted:
+            if not part.is_state:
+                name = part.family.node
+                yield name, _segment(part.holding, head, path, bits, states.pop(name, ()))
+        for name, ((holding, bits), *others) in states.items():
+            yield name, _segment(holding, head, path, bits, others)
 
     def sweep(self, num_cells: int) -> int:
         """Reclaim memory of void holdings in the next `num_cells` cells, or as many times 64 checkpoints; returns how many
@@ -308,28 +331,9 @@ class Index:
         return sum(part.digest.num_blocks for part in self._parts if part)
 
 
-def _check_segment(part: _Part, segment: Segment) -> None:
-    shape = part.family.kind.rules.shapes[part.holding.group]
-    if shape.kind == "linear_state":
-        raise IndexRefusal("wrong_block_size", f"{part.node.name} announces blocks of a linear-state group")
-    length, remainder = divmod(len(segment.tails), TAIL_BYTES)
-    if remainder or not 0 < length <= CELL_BLOCKS or segment.bitmap >> length or segment.bitmap < 0:
-        raise IndexRefusal(
-            "malformed", f"a segment has 1 to {CELL_BLOCKS} blocks of {TAIL_BYTES} bytes, and bits for those"
-        )
-    if len(segment.head) != HASH_BYTES or not segment.head.startswith(segment.tails[:TAIL_BYTES]):
-        raise IndexRefusal("alien_hash", "a segment's head is the hash of its first block")
-
-
-def _check_checkpoint(part: _Part, its: Checkpoint) -> None:
-    shape = part.family.kind.rules.shapes[part.holding.group]
-    if shape.kind != "linear_state" and its.num_tokens % shape.block_tokens == 0:
-        raise IndexRefusal(
-            "wrong_block_size", f"a partial block of {its.num_tokens} tokens in blocks of {shape.block_tokens}"
-        )
-    if its.num_tokens <= 0 or its.num_tokens >= 1 << 32:
-        raise IndexRefusal("malformed", f"a checkpoint of {its.num_tokens} tokens")
-    if len(its.block_hash) != HASH_BYTES or len(its.anchor) != HASH_BYTES:
-        raise IndexRefusal("alien_hash", f"a hash has {HASH_BYTES} bytes")
-    if shape.kind == "linear_state" and (its.num_tokens % HASH_UNIT_TOKENS == 0) != (its.anchor == its.block_hash):
-        raise IndexRefusal("alien_hash", f"the state at {its.num_tokens} tokens and its anchor contradict each other")
+def _segment(
+    holding: Holding, head: BlockHash, path: bytes, bitmap: int, states: Sequence[tuple[Holding, int]]
+) -> Segment:
+    """As much of the path as they speak of."""
+    num_blocks = max(bits.bit_length() for bits in (bitmap, *(bits for _, bits in states)))
+    return Segment(holding, head, path[: num_blocks * TAIL_BYTES], bitmap, True, tuple(states))

@@ -1,22 +1,22 @@
 """What one node holds, as its agent knows it: pool events in, announcements and digests out.
 
-An event names a block by its hash and its parent; the index wants a path from the head of the block's cell. The
-inventory remembers the parent of every block that is held or that a held block descends from, so that the path can be
-told at any time, also when everything is announced anew. A block whose parent was never seen is an orphan: it is kept
-apart and announced when its parent appears.
+An event names a block by its hash and its parent; the index wants a path from the head of the block's cell, which the
+ancestry of its blocks can tell at any time, also when everything is announced anew. A block whose parent was never seen
+is an orphan: it is kept apart and announced when its parent appears. Blocks that come as a run are taken as one where
+all of them are new, or all are known already: of another group or tier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent, Tier
+from prfaas.events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolChange, PoolEvent, Tier
+from prfaas.index.ancestry import Ancestry
 from prfaas.index.segments import (
-    CELL_BLOCKS,
     TAIL_BYTES,
     Announcement,
     Checkpoint,
@@ -25,17 +25,14 @@ from prfaas.index.segments import (
     Segment,
     digest_of_hash,
     digest_of_hashes,
+    grid_tokens,
 )
+from prfaas.index.spread import SpreadSet
 from prfaas.types import BlockHash
 
-
-@dataclass(slots=True)
-class _Link:
-    """A block's place in its chain. It lives as long as somebody holds the block or descends from it."""
-
-    parent: BlockHash | None  # None for the first block of a chain
-    index: int
-    num_users: int = 0  # holdings and children
+Change = PoolChange | PoolEvent
+_Fresh = dict[Holding, set[BlockHash]]  # what changed and is not told yet
+_NONE = SpreadSet()
 
 
 class Inventory:
@@ -44,8 +41,8 @@ class Inventory:
     def __init__(self) -> None:
         self._layouts: dict[bytes, Layout] = {}
         self._places: dict[tuple[bytes, int, Tier], tuple[Holding, int]] = {}
-        self._links: dict[int, dict[BlockHash, _Link]] = {}  # by block size
-        self._held: dict[Holding, set[BlockHash]] = {}
+        self._ancestry: dict[int, Ancestry] = {}  # by block size
+        self._held: dict[Holding, SpreadSet] = {}
         self._exact: dict[Holding, dict[BlockHash, Checkpoint]] = {}
         self._orphans: dict[tuple[int, BlockHash], list[BlockStored]] = {}  # by block size and missing parent
         self._digests: dict[Holding, Digest] = {}
@@ -67,31 +64,29 @@ class Inventory:
         """Per holding with anything in it; what the index must arrive at. Any thread may ask."""
         return {holding: digest for holding, digest in list(self._digests.items()) if digest != Digest()}
 
-    def check(self, event: PoolEvent) -> None:
+    def check(self, event: Change) -> None:
         """Raises:
         IndexRefusal: the event's layout or group is unknown.
         """
         self._place(event)
 
-    def apply(self, events: Iterable[PoolEvent]) -> list[Announcement]:
+    def apply(self, events: Iterable[Change]) -> list[Announcement]:
         """Take changes of the pool in order; returns what to announce of them.
 
         Raises:
             IndexRefusal: an event's layout or group is unknown.
         """
         announcements: list[Announcement] = []
-        for stored, batch in groupby(events, key=lambda event: isinstance(event, BlockStored)):
-            fresh: dict[Holding, set[BlockHash]] = {}
-            for event in batch:
-                announcements += (
-                    self._store(event, fresh) if isinstance(event, BlockStored) else self._remove(event, fresh)
-                )
+        for stored, batch in groupby(events, key=lambda event: isinstance(event, BlocksStored | BlockStored)):
+            fresh: _Fresh = {}
+            exact = [its for event in batch for its in self._take(event, fresh)]
             for holding, hashes in fresh.items():
                 announcements += self._segments(holding, hashes, stored=stored)
                 before, changed = self._digests.get(holding, Digest()), digest_of_hashes(hashes)
                 self._digests[holding] = before.plus(changed) if stored else before.minus(changed)
                 if not stored:
                     self._drop(holding, hashes)
+            announcements += exact  # after the blocks that they may end with
         return announcements
 
     def everything(self) -> list[Announcement]:
@@ -101,7 +96,57 @@ class Inventory:
         ]
         return [*blocks, *(its for exact in self._exact.values() for its in exact.values())]
 
-    def _place(self, event: PoolEvent) -> tuple[Holding, int]:
+    def _take(self, event: Change, fresh: _Fresh) -> list[Announcement]:
+        """Apply one change; what of it is not told by the cell."""
+        if isinstance(event, BlockStored):
+            return self._store(event, fresh)
+        if isinstance(event, BlockRemoved):
+            return self._remove(event, fresh)
+        if isinstance(event, BlocksStored):
+            if self._store_run(event, fresh):
+                return []
+            return [its for block in event.each() for its in self._store(block, fresh)]
+        if self._remove_run(event, fresh):
+            return []
+        return [its for block in event.each() for its in self._remove(block, fresh)]
+
+    def _store_run(self, event: BlocksStored, fresh: _Fresh) -> bool:
+        """Take a run of blocks as one, all new or all known; False where it has to be taken block by block."""
+        holding, block_tokens = self._place(event)
+        are_full = block_tokens and block_tokens == event.block_tokens and not event.num_tokens % block_tokens
+        if not are_full or not event.hashes or self._is_missed(block_tokens, event.hashes):
+            return False
+        held = self._held_of(holding)
+        new = held.lacking(event.hashes)
+        ancestry = self._ancestry.setdefault(block_tokens, Ancestry())
+        index = event.num_tokens // block_tokens - 1
+        if ancestry.knows(event.hashes):
+            ancestry.use_each(new)
+        elif not ancestry.add_run(event.hashes, parent=event.parent, index=index):
+            return False
+        held.update(new)
+        fresh.setdefault(holding, set()).update(new)
+        return True
+
+    def _held_of(self, holding: Holding) -> SpreadSet:
+        held = self._held.get(holding)
+        if held is None:
+            held = self._held[holding] = SpreadSet()
+        return held
+
+    def _is_missed(self, block_tokens: int, hashes: Iterable[BlockHash]) -> bool:
+        """Whether one of these is the parent that some orphan waits for."""
+        return bool(self._orphans) and any((block_tokens, its) in self._orphans for its in hashes)
+
+    def _remove_run(self, event: BlocksRemoved, fresh: _Fresh) -> bool:
+        """Take the end of blocks that are all held as one; False where it has to be taken block by block."""
+        holding, _ = self._place(event)
+        if not self._held.get(holding, _NONE).has_all(event.hashes):
+            return False
+        fresh.setdefault(holding, set()).update(event.hashes)
+        return True
+
+    def _place(self, event: Change) -> tuple[Holding, int]:
         """The event's holding and the tokens of one of its blocks. Raises as `_block_tokens`."""
         key = (event.layout, event.group, event.tier)
         known = self._places.get(key)
@@ -122,7 +167,7 @@ class Inventory:
         group = layout.groups[holding.group]
         return 0 if group.kind == "linear_state" else group.block_tokens
 
-    def _store(self, event: BlockStored, fresh: dict[Holding, set[BlockHash]]) -> list[Announcement]:
+    def _store(self, event: BlockStored, fresh: _Fresh) -> list[Announcement]:
         holding, block_tokens = self._place(event)
         if not block_tokens or event.num_tokens % block_tokens:
             return self._store_exact(holding, event)
@@ -135,7 +180,8 @@ class Inventory:
         return []
 
     def _store_exact(self, holding: Holding, event: BlockStored) -> list[Announcement]:
-        its = Checkpoint(holding, event.block_hash, event.parent, event.num_tokens, stored=True)
+        head = self._head_before(holding, event)
+        its = Checkpoint(holding, event.block_hash, event.parent, event.num_tokens, stored=True, head=head)
         exact = self._exact.setdefault(holding, {})
         if event.block_hash in exact:
             return []
@@ -143,35 +189,41 @@ class Inventory:
         self._digests[holding] = self._digests.get(holding, Digest()).plus(digest_of_hash(event.block_hash))
         return [its]
 
+    def _head_before(self, holding: Holding, event: BlockStored) -> BlockHash | None:
+        """Of a linear state, the head of the cell with the block that it ends with, if that block is known."""
+        layout = self._layouts[holding.layout]
+        grid = grid_tokens(layout)
+        ancestry = self._ancestry.get(grid)
+        is_state = layout.groups[holding.group].kind == "linear_state"
+        if not is_state or ancestry is None or event.num_tokens % grid or event.block_hash not in ancestry:
+            return None
+        return ancestry.head(event.block_hash)
+
     def _link(self, event: BlockStored, block_tokens: int) -> bool:
         """Give the block its place in its chain; False when its parent is missing or is not where it should be."""
-        links = self._links.setdefault(block_tokens, {})
+        ancestry = self._ancestry.setdefault(block_tokens, Ancestry())
         index = event.num_tokens // block_tokens - 1
-        parent = links.get(event.parent)
-        if event.block_hash in links:
+        if event.block_hash in ancestry:
             return True
-        if index and parent is None:
+        if event.parent in ancestry:
+            if not ancestry.follows(event.parent, index):
+                self.num_refused += 1
+                return False
+        elif index:
             self._orphans.setdefault((block_tokens, event.parent), []).append(event)
             return False
-        if parent is not None and parent.index != index - 1:
-            self.num_refused += 1
-            return False
-        links[event.block_hash] = _Link(event.parent if index else None, index)
-        if parent is not None:
-            parent.num_users += 1
+        ancestry.add(event.block_hash, parent=event.parent, index=index)
         return True
 
-    def _hold(
-        self, holding: Holding, block_hash: BlockHash, block_tokens: int, fresh: dict[Holding, set[BlockHash]]
-    ) -> None:
-        held = self._held.setdefault(holding, set())
+    def _hold(self, holding: Holding, block_hash: BlockHash, block_tokens: int, fresh: _Fresh) -> None:
+        held = self._held_of(holding)
         if block_hash in held:
             return
         held.add(block_hash)
-        self._links[block_tokens][block_hash].num_users += 1
+        self._ancestry[block_tokens].use(block_hash)
         fresh.setdefault(holding, set()).add(block_hash)
 
-    def _remove(self, event: BlockRemoved, fresh: dict[Holding, set[BlockHash]]) -> list[Announcement]:
+    def _remove(self, event: BlockRemoved, fresh: _Fresh) -> list[Announcement]:
         holding, block_tokens = self._place(event)
         its = self._exact.get(holding, {}).pop(event.block_hash, None)
         if its is not None:
@@ -196,42 +248,28 @@ class Inventory:
                     del self._orphans[key]
 
     def _drop(self, holding: Holding, hashes: set[BlockHash]) -> None:
-        links = self._links[self._block_tokens(holding)]
-        held = self._held[holding]
+        ancestry = self._ancestry[self._block_tokens(holding)]
+        self._held[holding].discard_each(hashes)
         for block_hash in hashes:
-            held.discard(block_hash)
-            _release(links, block_hash)
+            ancestry.release(block_hash)
 
     def _segments(self, holding: Holding, hashes: Iterable[BlockHash], *, stored: bool) -> Iterator[Segment]:
         """The blocks as segments: one per cell and chain, deepest first."""
-        links = self._links.get(self._block_tokens(holding), {})
         remaining = set(hashes)
-        for block_hash in sorted(remaining, key=lambda its: links[its].index, reverse=True):
+        if not remaining:
+            return
+        ancestry = self._ancestry[self._block_tokens(holding)]
+        for block_hash in ancestry.deepest_first(remaining):
             if block_hash not in remaining:
                 continue
-            path = _path(links, block_hash)
-            bitmap = sum(1 << index for index, its in enumerate(path) if its in remaining)
+            path = ancestry.path(block_hash)
+            bitmap = _bitmap(path, remaining)
             remaining.difference_update(path)
             yield Segment(holding, path[0], b"".join([its[:TAIL_BYTES] for its in path]), bitmap, stored)
 
 
-def _path(links: dict[BlockHash, _Link], block_hash: BlockHash) -> list[BlockHash]:
-    """The chain from the head of the block's cell to the block."""
-    path = [block_hash]
-    link = links[block_hash]
-    while link.index % CELL_BLOCKS:
-        assert link.parent is not None, "only the first block of a chain has no parent, and it is a head"
-        path.append(link.parent)
-        link = links[link.parent]
-    return path[::-1]
-
-
-def _release(links: dict[BlockHash, _Link], block_hash: BlockHash | None) -> None:
-    """One user less; a link without users goes, and with it its use of its parent."""
-    while block_hash is not None:
-        link = links[block_hash]
-        link.num_users -= 1
-        if link.num_users:
-            return
-        del links[block_hash]
-        block_hash = link.parent
+def _bitmap(path: list[BlockHash], wanted: set[BlockHash]) -> int:
+    """Which blocks of a path are wanted."""
+    if wanted.issuperset(path):
+        return (1 << len(path)) - 1
+    return sum(1 << index for index, its in enumerate(path) if its in wanted)

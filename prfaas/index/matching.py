@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from operator import and_, itemgetter, or_
+from operator import and_, or_
 from typing import NamedTuple, TypeVar
 
 from prfaas.cachepool.layout import Layout
@@ -14,6 +14,7 @@ from prfaas.index.usable import GroupShape, Held, Rules, Usable, usable_prefix
 from prfaas.types import AgentName, ClusterName
 
 Match = TypeVar("Match", NodeMatch, ClusterMatch)
+_Ranked = tuple[int, int, Match]  # usable and attention tokens, negated: sorted, the best comes first
 
 
 class KindKey(NamedTuple):
@@ -34,9 +35,22 @@ class Kind:
     num_ranks: int
     rules: Rules
 
+    @property
+    def num_places(self) -> int:
+        """Of blocks; checkpoints have as many behind them."""
+        return len(self.rules.shapes) * self.num_ranks
+
     def place(self, group: int, rank: int) -> int:
-        """Where `Found` has the bits of one group and rank."""
+        """Where `Evidence` has the block bits of one group and rank."""
         return group * self.num_ranks + rank
+
+    def held(self, found: Sequence[int], ends: Sequence[int]) -> Held:
+        """What every rank holds: a block counts when all its shards are there."""
+        if self.num_ranks > 1:
+            ranks = range(0, len(found), self.num_ranks)
+            found = [functools.reduce(and_, found[first : first + self.num_ranks]) for first in ranks]
+        num_groups = len(self.rules.shapes)
+        return Held(tuple(found[:num_groups]), tuple(found[num_groups:]), ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +59,9 @@ class Family:
 
     node: AgentName
     kind: Kind
+
+
+Found = tuple[Family, int, int]  # whose, at which place, which bits
 
 
 class Kinds:
@@ -67,67 +84,78 @@ class Kinds:
 
 
 class Evidence:
-    """What was found of one prompt, per family: blocks and checkpoints of every rank."""
+    """What was found of one prompt, per family, group and rank (`Kind.place`): bits over the prompt's blocks, and behind
+    those of all places as many over the lengths of checkpoints."""
 
     def __init__(self, limit_tokens: int) -> None:
-        self.ends: Sequence[int] = ()  # lengths at which some checkpoint ends, ascending
+        self._ends: Sequence[int] = ()  # lengths at which some checkpoint ends, ascending
         self._limit_tokens = limit_tokens
-        self._found: dict[Family, Found] = {}
+        self._found: dict[Family, list[int]] = {}
 
-    def of(self, family: Family) -> Found:
-        """What was found of one family, to be added to."""
+    def add(self, family: Family, place: int, bits: int) -> None:
+        """Note `bits` at a place of what was found of one family."""
         found = self._found.get(family)
         if found is None:
-            found = self._found[family] = Found(family.kind)
-        return found
+            found = self._found[family] = [0] * (2 * family.kind.num_places)
+        found[place] |= bits
+
+    def add_exact(self, lengths: Sequence[int], entries: Sequence[Found], marks: Mapping[int, Sequence[Found]]) -> None:
+        """Note what is valid at exact lengths: `entries` over `lengths`, ascending, and by a block's tokens the `marks`
+        over the ends of such blocks. Their places are those of checkpoints."""
+        if not lengths and len(marks) == 1:
+            ((grid, found),) = marks.items()
+            num_blocks = max(bits.bit_length() for _, _, bits in found)
+            self._ends = range(grid, (num_blocks + 1) * grid, grid)
+            for family, place, bits in found:
+                self.add(family, place, bits)
+            return
+        named = [(family, place, [lengths[its] for its in _ones(bits)]) for family, place, bits in entries]
+        for grid, found in marks.items():
+            named += [(family, place, [(its + 1) * grid for its in _ones(bits)]) for family, place, bits in found]
+        self._ends = sorted({length for _, _, at in named for length in at})
+        positions = {length: position for position, length in enumerate(self._ends)}
+        for family, place, at in named:
+            self.add(family, place, sum(1 << positions[length] for length in at))
 
     def answer(self, odd_lengths: Iterable[int]) -> Answer:
         """Nodes and clusters, best first; of `odd_lengths` those that would beat every node."""
-        nodes: list[NodeMatch] = []
-        by_kind: dict[Kind, list[tuple[Held, Usable]]] = {}
-        known: dict[tuple[Rules, Sequence[int], Sequence[int]], Usable] = {}  # many nodes hold the same of a prompt
+        nodes: list[_Ranked[NodeMatch]] = []
+        clusters: list[_Ranked[ClusterMatch]] = []
+        by_kind: dict[Kind, list[list[int]]] = {}
+        alone: dict[Kind, Usable] = {}  # of the kinds that one family is of
+        known: dict[tuple[object, ...], Usable] = {}  # many nodes hold the same of a prompt
         for family, found in self._found.items():
-            kind, held = family.kind, found.held(self.ends)
-            what = (kind.rules, held.blocks, held.exact)
+            kind = family.kind
+            what = (kind.rules, *found)
             its = known.get(what)
             if its is None:
-                its = known[what] = usable_prefix(kind.rules, held, self._limit_tokens)
-            nodes.append(NodeMatch(family.node, kind.cluster, *its))
-            by_kind.setdefault(kind, []).append((held, its))
-        clusters = [
-            ClusterMatch(kind.cluster, *(places[0][1] if len(places) == 1 else self._together(kind, places)))
-            for kind, places in by_kind.items()
-        ]
-        nodes = _best_of_each(nodes, _NODE_TOKENS)
-        best = nodes[0].usable_tokens if nodes else 0
-        beyond = tuple(length for length in odd_lengths if length > best)
-        return Answer(tuple(nodes), tuple(_best_of_each(clusters, _CLUSTER_TOKENS)), beyond)
+                its = known[what] = self._usable(kind, found)
+            nodes.append((-its[0], -its[1], _new(NodeMatch, (family.node, kind.cluster, *its))))
+            by_kind.setdefault(kind, []).append(found)
+            alone[kind] = its
+        for kind, places in by_kind.items():
+            its = alone[kind] if len(places) == 1 else self._together(kind, places)
+            clusters.append((-its[0], -its[1], _new(ClusterMatch, (kind.cluster, *its))))
+        ranked = _best_of_each(nodes)
+        best = ranked[0].usable_tokens if ranked else 0
+        beyond = tuple([length for length in odd_lengths if length > best])
+        return Answer(tuple(ranked), tuple(_best_of_each(clusters)), beyond)
 
-    def _together(self, kind: Kind, places: Sequence[tuple[Held, Usable]]) -> Usable:
+    def _usable(self, kind: Kind, bits: Sequence[int]) -> Usable:
+        return usable_prefix(kind.rules, kind.held(bits, self._ends), self._limit_tokens)
+
+    def _together(self, kind: Kind, places: Sequence[Sequence[int]]) -> Usable:
         """What several nodes of one kind can serve."""
-        return usable_prefix(kind.rules, _union([held for held, _ in places]), self._limit_tokens)
+        held = _union([kind.held(bits, self._ends) for bits in places])
+        return usable_prefix(kind.rules, held, self._limit_tokens)
 
 
-class Found:
-    """Bits per group and rank (`Kind.place`): over the prompt's blocks, and over the lengths at which checkpoints end."""
-
-    __slots__ = ("_num_ranks", "blocks", "exact")
-
-    def __init__(self, kind: Kind) -> None:
-        self._num_ranks = kind.num_ranks
-        self.blocks = [0] * (len(kind.rules.shapes) * kind.num_ranks)
-        self.exact = self.blocks.copy()
-
-    def held(self, ends: Sequence[int]) -> Held:
-        """What every rank holds: a block counts when all its shards are there."""
-        if self._num_ranks == 1:
-            return Held(tuple(self.blocks), tuple(self.exact), ends)
-        return Held(_in_every_rank(self.blocks, self._num_ranks), _in_every_rank(self.exact, self._num_ranks), ends)
-
-
-def _in_every_rank(bits: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    groups = range(0, len(bits), num_ranks)
-    return tuple([functools.reduce(and_, bits[first : first + num_ranks]) for first in groups])
+def _ones(bits: int) -> Iterator[int]:
+    """The positions of the bits that are set, ascending."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def _union(places: Sequence[Held]) -> Held:
@@ -136,17 +164,12 @@ def _union(places: Sequence[Held]) -> Held:
     return Held(tuple(blocks), tuple(exact), places[0].ends)
 
 
-def _best_of_each(matches: list[Match], tokens: Callable[[Match], tuple[int, int]]) -> list[Match]:
-    """Best first what is of any use; of a node or cluster with two engine shapes the better one."""
-    matches.sort(key=_NAME)
-    matches.sort(key=tokens, reverse=True)
-    best: dict[str, Match] = {}
-    for its in matches:
-        if its.usable_tokens or its.attention_tokens:
-            best.setdefault(its[0], its)
-    return list(best.values())
+def _best_of_each(rows: list[_Ranked[Match]]) -> list[Match]:
+    """Best first, then by name, what is of any use; of a node or cluster with two engine shapes the better one."""
+    rows.sort()
+    useful = [row[2] for row in rows if row[0] or row[1]]
+    best = {its[0]: its for its in reversed(useful)}
+    return useful if len(best) == len(useful) else [its for its in useful if best[its[0]] is its]
 
 
-_NAME = itemgetter(0)
-_NODE_TOKENS: Callable[[NodeMatch], tuple[int, int]] = itemgetter(2, 3)  # usable, attention
-_CLUSTER_TOKENS: Callable[[ClusterMatch], tuple[int, int]] = itemgetter(1, 2)
+_new = tuple.__new__  # a named tuple's own constructor takes twice as long

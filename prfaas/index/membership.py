@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """One node's path to a peer over the last second."""
+    """One node's path to a peer; rates are since its last report."""
 
     peer: AgentName
     bytes_per_second: float
@@ -60,7 +60,7 @@ class EngineLoad:
 
 @dataclass(frozen=True)
 class Figures:
-    """A node's figures of the last second."""
+    """A node's latest figures."""
 
     links: tuple[LinkFigures, ...] = ()
     engines: tuple[EngineLoad, ...] = ()
@@ -80,6 +80,7 @@ class Membership:
 
     def __init__(self, expiry_seconds: float) -> None:
         self.expiry_seconds = expiry_seconds
+        self.version = 0  # grows with everything that is heard of any node
         self._members: dict[AgentName, Member] = {}
 
     def __contains__(self, name: AgentName) -> bool:
@@ -105,6 +106,7 @@ class Membership:
         if known and known.node.epoch == node.epoch:
             figures, now = known.figures, max(now, known.heard_at)
         self._members[node.name] = Member(node, now, figures)
+        self.version += 1
         return known is None or known.node != node
 
     def _check_instances(self, node: Node, now: float) -> None:
@@ -127,6 +129,7 @@ class Membership:
             raise IndexRefusal("stale_epoch", f"{name} speaks of epoch {epoch}; {member.node.epoch} is registered")
         heard_at = max(now, member.heard_at)
         self._members[name] = replace(member, heard_at=heard_at, figures=figures or member.figures)
+        self.version += 1
 
     def live(self, now: float) -> list[Member]:
         """The members heard of within the expiry, by name."""
@@ -141,3 +144,4 @@ class Membership:
 
     def forget(self, name: AgentName) -> None:
         self._members.pop(name, None)
+        self.version += 1

@@ -2,6 +2,8 @@
 
     u16 number of holders | (u32 holder, u64 bitmap) per holder, ascending | 8 bytes of every block's hash
 
+More holders than that number can say are not noted: a run so widely held is found all the same.
+
 About 560 bytes for 64 blocks and one holder, 12 more for each further holder; no object per block.
 """
 
@@ -14,6 +16,7 @@ from prfaas.index.segments import TAIL_BYTES
 
 _COUNT = Struct("<H")
 _ENTRY = Struct("<IQ")
+MAX_HOLDERS = (1 << 16) - 1
 
 
 def pack(holders: bytes, tails: bytes) -> bytes:
@@ -39,7 +42,7 @@ def with_bits(holders: bytes, holder: int, bits: int) -> tuple[bytes, int]:
     """The packed holders after `holder` got `bits`, and those that are new to it."""
     bitmaps = dict(_ENTRY.iter_unpack(holders))
     before = bitmaps.get(holder, 0)
-    if not bits & ~before:
+    if not bits & ~before or (holder not in bitmaps and len(bitmaps) >= MAX_HOLDERS):
         return holders, 0
     bitmaps[holder] = before | bits
     return pack_holders(bitmaps.items()), bits & ~before

@@ -21,6 +21,7 @@ from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tai
 from prfaas.types import BlockHash
 
 _CELL_BYTES = CELL_BLOCKS * TAIL_BYTES
+_MAX_FORKS_SEARCHED = 32  # of a cell, for one block without its path: some 10 µs
 
 
 class Piece(NamedTuple):
@@ -37,6 +38,7 @@ class RunTable:
     def __init__(self) -> None:
         self._runs: dict[bytes, bytes] = {}
         self._forks: dict[BlockHash, dict[bytes, bytes]] = {}  # head → fork → the run that it hangs on
+        self._marked_anywhere: set[BlockHash] = set()  # heads of cells where a mark may stand on any fork
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -60,6 +62,13 @@ class RunTable:
             offset, above = offset + common, key
         return added
 
+    def store_marks(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
+        """Note what belongs to blocks of this path, as `mark` does for one; returns what is new."""
+        added = self.store(holder, head=head, tails=tails, bitmap=bitmap)
+        if len(self._forks.get(head, ())) > _MAX_FORKS_SEARCHED:
+            self._marked_anywhere.add(head)
+        return added
+
     def remove(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
         """Note that `holder` no longer has the blocks of `bitmap`; returns what it had of them."""
         removed = Digest()
@@ -70,6 +79,37 @@ class RunTable:
                 self._runs[key] = runs.pack(holders, known)
                 removed = removed.plus(digest_of_tails(known[: common * TAIL_BYTES], gone))
         return removed
+
+    def mark(self, holder: int, *, head: BlockHash, offset: int, tail: bytes) -> bool | None:
+        """Note that `holder` has what belongs to one block of a cell; False when that is known, None when the block is not."""
+        return self._change_one(runs.with_bits, holder, head=head, offset=offset, tail=tail)
+
+    def unmark(self, holder: int, *, head: BlockHash, offset: int, tail: bytes) -> bool | None:
+        """Note that `holder` has it no longer; False when it had not, None when the block is not known."""
+        return self._change_one(runs.without_bits, holder, head=head, offset=offset, tail=tail)
+
+    def _change_one(
+        self,
+        change: Callable[[bytes, int, int], tuple[bytes, int]],
+        holder: int,
+        *,
+        head: BlockHash,
+        offset: int,
+        tail: bytes,
+    ) -> bool | None:
+        """`head` is the cell's, `tail` the beginning of the block's hash."""
+        limit = None if head in self._marked_anywhere else _MAX_FORKS_SEARCHED
+        for key in (head, *itertools.islice(self._forks.get(head, ()), limit)):
+            found, place = self._runs.get(key), offset - _offset(key)
+            if found is None or place < 0:
+                continue
+            holders, tails = runs.split(found)
+            if tails[place * TAIL_BYTES : (place + 1) * TAIL_BYTES] == tail:
+                holders, changed = change(holders, holder, 1 << place)
+                if changed:
+                    self._runs[key] = runs.pack(holders, tails)
+                return bool(changed)
+        return None
 
     def _walk(self, head: bytes, tails: bytes) -> Iterator[tuple[bytes, int, bytes, bytes, int]]:
         """(key, offset, holders, tails, common blocks) of every run along the path."""
@@ -86,10 +126,10 @@ class RunTable:
 
     def pieces(self, chain: Chain) -> list[Piece]:
         """Who holds what of the chain, cells of which nobody knows anything left out."""
-        num_cells = len(chain.tails) // _CELL_BYTES
+        num_cells = len(chain.tails) // CELL_BLOCKS
         heads, cells = _per_cell(num_cells)
         found = [*map(self._runs.get, heads.unpack_from(chain.hashes), itertools.repeat(b""))]
-        agree = [*map(_ends_with, found, cells.unpack_from(chain.tails))]
+        agree = [*map(_ends_with, found, cells.unpack_from(chain.tails.data))]
         num_whole = agree.index(False) if False in agree else num_cells
         pieces = _joined([run[2:-_CELL_BYTES] for run in found[:num_whole]])
         for cell in range(num_whole, num_cells):
@@ -100,7 +140,7 @@ class RunTable:
     def _partial(self, chain: Chain, block: int) -> list[Piece]:
         """The pieces of the cell that begins at `block`: of its runs, or of the part that the chain has of it."""
         head = chain.hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES]
-        tails = chain.tails[block * TAIL_BYTES :][:_CELL_BYTES]
+        tails = chain.tails[block : block + CELL_BLOCKS].tobytes()
         return [Piece(block + offset, common, its) for _, offset, its, _, common in self._walk(head, tails)]
 
     def sweep(self, head: BlockHash, is_alive: Callable[[int], bool]) -> int:
@@ -123,11 +163,12 @@ class RunTable:
                 dropped += 1
         if not forks:
             self._forks.pop(head, None)
+            self._marked_anywhere.discard(head)
         return dropped
 
-    def heads(self) -> list[BlockHash]:
-        """The heads of all cells, as they are at this moment."""
-        return [BlockHash(key) for key in list(self._runs) if len(key) == HASH_BYTES]
+    def heads(self) -> Iterator[BlockHash]:
+        """The heads of all cells, as they are when the first is taken."""
+        return (BlockHash(key) for key in tuple(self._runs) if len(key) == HASH_BYTES)
 
     def cell(self, head: BlockHash) -> list[tuple[bytes, list[tuple[int, int]]]]:
         """Of every run of one cell: its path (tails from the head on) and (holder, bitmap over that path)."""
@@ -158,13 +199,11 @@ def _per_cell(num_cells: int) -> tuple[Struct, Struct]:
 def _joined(holders: list[bytes]) -> list[Piece]:
     """Of the cells of a chain from its start on: neighbours with the same holders are one piece."""
     pieces: list[Piece] = []
-    first, same = 0, holders[0] if holders else b""
-    for cell, its in enumerate(holders):
-        if its != same:
-            pieces.append(Piece(first * CELL_BLOCKS, (cell - first) * CELL_BLOCKS, same))
-            first, same = cell, its
-    if holders:
-        pieces.append(Piece(first * CELL_BLOCKS, (len(holders) - first) * CELL_BLOCKS, same))
+    first = 0
+    for same, cells in itertools.groupby(holders):
+        num_blocks = len(list(cells)) * CELL_BLOCKS
+        pieces.append(Piece(first, num_blocks, same))
+        first += num_blocks
     return pieces
 
 

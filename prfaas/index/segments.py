@@ -12,6 +12,9 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from prfaas.cachepool.layout import Layout
 from prfaas.events import Tier
 from prfaas.types import BlockHash
 
@@ -32,17 +35,15 @@ class Holding:
 @dataclass(frozen=True)
 class Segment:
     """Blocks of one cell that were stored or removed: `bitmap` bit i stands for the block whose hash begins with
-    `tails[8·i:]`."""
+    `tails[8·i:]`. `states` are bitmaps of the blocks at whose end the same node has a linear state, by its holding; of a
+    linear state's holding `bitmap` is one too."""
 
     holding: Holding
     head: BlockHash
     tails: bytes
     bitmap: int
     stored: bool
-
-    @property
-    def num_path_blocks(self) -> int:
-        return len(self.tails) // TAIL_BYTES
+    states: tuple[tuple[Holding, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Checkpoint:
     """What is valid at one exact length only: a linear state, or the partial last block of another group.
 
     `anchor` is the hash of the last full 16-token unit at or before `num_tokens`; of a partial block, its block's
-    parent.
+    parent. `head` is the head of the cell with the block that a linear state ends with, where the node knows such a
+    block.
     """
 
     holding: Holding
@@ -58,6 +60,7 @@ class Checkpoint:
     anchor: BlockHash
     num_tokens: int
     stored: bool
+    head: BlockHash | None = None
 
 
 Announcement = Segment | Checkpoint
@@ -79,6 +82,11 @@ class Digest:
 
     def __str__(self) -> str:
         return f"{self.num_blocks}:{self.total:016x}"
+
+
+def grid_tokens(layout: Layout) -> int:
+    """Tokens of the blocks at whose ends a layout's linear states are marked: of its first full-attention group, or 0."""
+    return next((group.block_tokens for group in layout.groups if group.kind == "full_attention"), 0)
 
 
 def digest_of_node(digests: Mapping[Holding, Digest]) -> Digest:
@@ -104,4 +112,4 @@ def digest_of_hash(block_hash: bytes) -> Digest:
 
 
 def digest_of_hashes(hashes: Collection[bytes]) -> Digest:
-    return Digest(len(hashes), sum(map(short_hash, hashes)) % DIGEST_MODULUS)
+    return Digest(len(hashes), int(np.frombuffer(b"".join(hashes), np.uint64)[::2].sum()))

@@ -8,7 +8,6 @@ enough that the places of a hundred thousand hashes stay in a processor's caches
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +22,15 @@ class Sieve:
     """Of 8-byte hashes as numbers; their lowest bits are the place, which SHA-256 spreads evenly."""
 
     def __init__(self) -> None:
-        self.rebuild(())
+        self.rebuild(np.empty(0, np.uint64))
 
-    def rebuild(self, keys: Collection[int]) -> None:
+    def rebuild(self, keys: NDArray[np.uint64]) -> None:
         """Let exactly these pass, with room for some more."""
         num_places = max(_MIN_PLACES, 1 << (_PLACES_PER_HASH * len(keys)).bit_length())
         self._mask = np.uint64(num_places - 1)
         self._tag = array("H", bytes(2 * num_places))
         self._tags = np.frombuffer(self._tag, np.uint16)  # the same, for many at once
-        added = np.fromiter(keys, np.uint64, len(keys))
-        places, tags = added & self._mask, (added >> np.uint64(_TAG_SHIFT)).astype(np.uint16)
+        places, tags = keys & self._mask, (keys >> np.uint64(_TAG_SHIFT)).astype(np.uint16)
         self._tags[places] = tags
         self._tags[places[(self._tags[places] != tags) | (tags == _FREE)]] = _ANY
         self._num_added = len(keys)
@@ -48,4 +46,7 @@ class Sieve:
     def passing(self, keys: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Positions, ascending, of the hashes that may be there; `keys` lie one after the other in memory."""
         held = self._tags.take((keys & self._mask).view(np.int64))
-        return np.flatnonzero((held == keys.view(np.uint16)[3::4]) | (held == _ANY))
+        taken = held.nonzero()[0]
+        tags = held[taken]
+        passing: NDArray[np.intp] = taken[(tags == keys.view(np.uint16)[3::4][taken]) | (tags == _ANY)]
+        return passing

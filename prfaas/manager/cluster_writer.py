@@ -25,7 +25,8 @@ from prfaas.rpc.tasks import end
 from prfaas.types import ClusterName
 
 RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
-_FIGURES_SECONDS = 1.0
+_FIGURES_SECONDS = 0.5  # other managers' pages are to show within two seconds what an agent knows
+_MAX_RENEWAL_SECONDS = 1.0
 PLAN_EXPIRY_SECONDS = 86_400.0
 _FIGURES_EXPIRY_SECONDS = 30.0
 _RETRY_SECONDS = 0.25
@@ -55,6 +56,7 @@ class ClusterWriter:
         self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
         self._lease: Lease | None = None
         self._renewed_at = 0.0
+        self._told_at = 0.0
         self._last_id = ""
         self._behind = True
         self._has_read = False
@@ -122,6 +124,7 @@ class ClusterWriter:
 
     async def _step(self) -> None:
         lease = await self._renewed_lease()
+        await self._tell_figures(lease)
         if self._behind:
             await self._catch_up(lease)
         elif self._queue:
@@ -134,15 +137,18 @@ class ClusterWriter:
     async def _wait(self) -> None:
         self._wake.clear()
         try:
-            async with asyncio.timeout(min(_FIGURES_SECONDS, self._lease_seconds / 3)):
+            async with asyncio.timeout(self._period(_FIGURES_SECONDS)):
                 await self._wake.wait()
         except TimeoutError:
             pass
 
+    def _period(self, seconds: float) -> float:
+        """How often something is done, but three times within a lease."""
+        return min(seconds, self._lease_seconds / 3)
+
     async def _renewed_lease(self) -> Lease:
-        """The lease, renewed when a third of its time has gone; figures go with it."""
-        period = min(_FIGURES_SECONDS, self._lease_seconds / 3)
-        if self._lease is not None and _now() < self._renewed_at + period:
+        """The lease, renewed when a third of its time has gone; the plan goes with it."""
+        if self._lease is not None and _now() < self._renewed_at + self._period(_MAX_RENEWAL_SECONDS):
             return self._lease
         before = self._lease.epoch if self._lease else None  # epochs only grow, also when Redis has lost its data
         lease = await self._store.acquire(self.cluster, owner=self._owner, seconds=self._lease_seconds)
@@ -150,11 +156,17 @@ class ClusterWriter:
             await self._store.release(lease)
             raise Fenced(f"somebody wrote {self.cluster} while this manager's lease had ended")
         self._lease, self._renewed_at = lease, _now()
-        await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
         if self._world.plan is not None:
             await self._store.put_plan(lease, self._world.plan.to_json(), seconds=PLAN_EXPIRY_SECONDS)
         self._forget_silent()
         return lease
+
+    async def _tell_figures(self, lease: Lease) -> None:
+        """Publish the nodes' figures, when it is time."""
+        if _now() < self._told_at + self._period(_FIGURES_SECONDS):
+            return
+        self._told_at = _now()
+        await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
 
     def _forget_silent(self) -> None:
         for name in self._world.silent_for(self._forget_seconds, self.cluster):

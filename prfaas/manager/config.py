@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.config import check_together, setting
+from prfaas.conditions import check_together
+from prfaas.config import setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.tls import Certificates
 from prfaas.units import choice, split_address
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
@@ -178,6 +179,13 @@ class ManagerConfig:
     rebalance_repeat_seconds: float = setting(
         "seconds", default=300.0, doc="A node that has evicted a prefix again is left alone for so long."
     )
+    max_copies_per_caller: int = setting(
+        "count",
+        default=1024,
+        minimum=1,
+        doc="The most prefix copies that all routers, or one operator, may have under way; more are refused "
+        "(too_many_copies).",
+    )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
@@ -204,10 +212,7 @@ class ManagerConfig:
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What listeners show and ask for; None: they speak plain text. Raises ConfigError when they cannot be used."""
-        if not (self.tls_authority and self.tls_certificate and self.tls_key):
-            return None
-        files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
-        return Certificates(files, speaks=speaks)
+        return Certificates.of(self, speaks=speaks)
 
 
 def _check_is_address(name: str, address: str) -> None:

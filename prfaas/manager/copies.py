@@ -1,20 +1,23 @@
 """Prefix copies that this manager has ordered and whose end it has not heard: who sends what to whom, until when.
 
-Single-threaded; nothing here waits. A copy ends by its agent's word, by its source's leaving or by its deadline, always
-once, and the future of whoever ordered it tells how. Ordering what is under way already gives the same future.
+Single-threaded; nothing here waits. Whoever orders from outside has a bounded number of them under way. A copy ends by
+its agent's word, by its source's leaving or by its deadline, always once, and the future of whoever ordered it tells
+how. Ordering what is under way already gives the same future.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from prfaas import grants, logs, metrics
+from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Node
-from prfaas.types import TRANSFER_ID_BYTES, AgentName, CopyCommand, CopyEnd, CopyOutcome, Prefix, TransferId
+from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, CopyCommand, CopyEnd, CopyOutcome, Prefix, TransferId
 
 # Why a copy was ordered: logs, and a metric's label.
 Purpose = Literal[
@@ -23,6 +26,7 @@ Purpose = Literal[
     "fetch",  # a request that is about to run elsewhere needs it there
     "order",  # somebody called Copy
 ]
+_Sameness = tuple[str, BlockHash, AgentName, AgentName, int]
 GRACE_SECONDS = 2.0  # after its grant has expired a copy is over at both ends; so long its agent's word may take
 _log = logs.get("manager.copies")
 
@@ -38,6 +42,7 @@ class CopyOrder:
     max_bytes: int
     priority: int
     seconds: float  # from order to end
+    caller: str = ""  # who asked for it, and has a bounded number under way; empty: this manager itself
 
 
 @dataclass(frozen=True)
@@ -51,27 +56,48 @@ class _Outstanding:
 class Copies:
     """The copies under way, by the node that sends."""
 
-    def __init__(self, *, secret: bytes, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        max_per_caller: int,
+    ) -> None:
         """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
         self._grant_key = grants.derive_key(secret, "grant")
         self._clock = clock
         self._wall_clock = wall_clock
+        self._max_per_caller = max_per_caller
         self._outstanding: dict[TransferId, _Outstanding] = {}
+        self._same: dict[_Sameness, _Outstanding] = {}
+        self._by_caller: Counter[str] = Counter()
         self.version = 0  # grows with every order, so that the streams of commands know that there is news
 
     def __len__(self) -> int:
         return len(self._outstanding)
 
     def order(self, order: CopyOrder) -> asyncio.Future[CopyEnd]:
-        """Have the source's agent told; the future ends with the copy and is never cancelled by us."""
-        for its in self._outstanding.values():
-            if _is_same(its.order, order):
-                return its.ended
+        """Have the source's agent told; the future ends with the copy and is never cancelled by us.
+
+        Raises:
+            IndexRefusal: its caller has as many under way as one may.
+        """
+        known = self._same.get(_sameness(order))
+        if known is not None:
+            return known.ended
+        if order.caller and self._by_caller[order.caller] >= self._max_per_caller:
+            raise IndexRefusal(
+                "too_many_copies",
+                f"{order.caller} has {self._max_per_caller} copies under way, as many as max_copies_per_caller allows",
+            )
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
         command = CopyCommand(transfer_id, self._grant(transfer_id, order), order.prefix, order.priority)
         ended: asyncio.Future[CopyEnd] = asyncio.get_running_loop().create_future()
         deadline = self._clock() + order.seconds + GRACE_SECONDS
-        self._outstanding[transfer_id] = _Outstanding(order, command, deadline, ended)
+        its = self._outstanding[transfer_id] = _Outstanding(order, command, deadline, ended)
+        self._same[_sameness(order)] = its
+        self._by_caller[order.caller] += 1
         self.version += 1
         return ended
 
@@ -117,8 +143,9 @@ class Copies:
         self._end(its, CopyEnd(its.command.transfer_id, outcome, message))
 
     def _end(self, its: _Outstanding, end: CopyEnd) -> None:
-        del self._outstanding[end.transfer_id]
         order = its.order
+        del self._outstanding[end.transfer_id], self._same[_sameness(order)]
+        self._by_caller -= Counter((order.caller,))
         metrics.MANAGER_COPIES.labels(purpose=order.purpose, outcome=end.outcome).inc()
         metrics.MANAGER_COPIED_BYTES.labels(purpose=order.purpose).inc(end.moved_bytes)
         _log.info(
@@ -137,11 +164,7 @@ class Copies:
             its.ended.set_result(end)
 
 
-def _is_same(one: CopyOrder, other: CopyOrder) -> bool:
-    return (one.prefix.model, one.prefix.end_hash, one.source.name, one.destination.name, one.destination.epoch) == (
-        other.prefix.model,
-        other.prefix.end_hash,
-        other.source.name,
-        other.destination.name,
-        other.destination.epoch,
-    )
+def _sameness(order: CopyOrder) -> _Sameness:
+    """Equal for orders of which one is enough."""
+    prefix, destination = order.prefix, order.destination
+    return prefix.model, prefix.end_hash, order.source.name, destination.name, destination.epoch

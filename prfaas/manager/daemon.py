@@ -59,11 +59,16 @@ class Manager:
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
         self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
         self._session_record = SessionRecord(self.store, expiry_seconds=config.session_seconds)
-        self._replication = Replication(
+        self.replication = Replication(
             self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
         )
-        self.copies = Copies(secret=secret, clock=time.monotonic, wall_clock=time.time)
-        self._rebalancing = Rebalancing(config, world=self.world, copies=self.copies, writes=self._replication.writes)
+        self.copies = Copies(
+            secret=secret,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            max_per_caller=config.max_copies_per_caller,
+        )
+        self._rebalancing = Rebalancing(config, world=self.world, copies=self.copies, writes=self.replication.writes)
         self.paths = Paths(self.world, clock=time.monotonic)
         self.routing = Routing(
             config,
@@ -89,13 +94,13 @@ class Manager:
             secret=secret,
             service=self.service,
             world=self.world,
-            replication=self._replication,
+            replication=self.replication,
             session_record=self._session_record,
             copies=self.copies,
             pool_orders=pool_orders,
             operations=self._operations(pool_orders),
         )
-        gauges = Gauges(self.world, paths=self.paths, routing=self.routing, replication=self._replication)
+        gauges = Gauges(self.world, paths=self.paths, routing=self.routing, replication=self.replication)
         views = Views(
             refresh_metrics=gauges.refresh,
             is_ready=lambda: self.is_ready,
@@ -130,14 +135,14 @@ class Manager:
     def _operations(self, pool_orders: PoolOrders) -> Operations:
         role_orders = RoleOrders(
             self.world,
-            replication=self._replication,
+            replication=self.replication,
             is_automatic=self._planning is not None and self._config.role_changes == "apply",
             clock=time.monotonic,
         )
         return Operations(
             self._config,
             world=self.world,
-            replication=self._replication,
+            replication=self.replication,
             copies=self.copies,
             rebalancing=self._rebalancing,
             pool_orders=pool_orders,
@@ -163,7 +168,7 @@ class Manager:
             self._config,
             world=self.world,
             paths=self.paths,
-            writes=self._replication.writes,
+            writes=self.replication.writes,
             traffic=self.routing.traffic,
             clock=time.monotonic,
             wall_clock=time.time,
@@ -181,7 +186,7 @@ class Manager:
             rebalancing=self._rebalancing,
             answered=self.service.answered,
             can_plan=self._planning is not None,
-            is_stale=lambda: self._replication.is_stale,
+            is_stale=lambda: self.replication.is_stale,
             clock=time.monotonic,
             wall_clock=time.time,
         )
@@ -194,16 +199,6 @@ class Manager:
     @property
     def http_address(self) -> str:
         return self._pages_door.address if self._pages_door else self._http.address
-
-    @property
-    def num_clusters_written(self) -> int:
-        """Of how many clusters this manager writes the record."""
-        return self._replication.num_written
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether the record takes all that agents tell this manager."""
-        return self._replication.is_recording
 
     @property
     def redis(self) -> EmbeddedRedis | None:
@@ -224,7 +219,7 @@ class Manager:
             self._pages_door.start(self._http.address)
         self._grpc.bind()
         reachable_at = self._config.advertise or self._grpc.address
-        self._replication.start(owner=f"{reachable_at} {self._config.name}-{secrets.token_hex(4)}")
+        self.replication.start(owner=f"{reachable_at} {self._config.name}-{secrets.token_hex(4)}")
         await self._wait_for_record()
         await self._grpc.start()
         await self._grpc.set_serving(True)
@@ -250,7 +245,7 @@ class Manager:
     async def _wait_for_record(self) -> None:
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
-                await self._replication.has_loaded.wait()
+                await self.replication.has_loaded.wait()
         except TimeoutError:
             log.warning("record.not_loaded", seconds=_LOAD_SECONDS)
 
@@ -267,7 +262,7 @@ class Manager:
         self.is_ready = False
         await self._grpc.close()
         await end(self._background)
-        await self._replication.close()
+        await self.replication.close()
         if self._pages_door is not None:
             await self._pages_door.close()
         await self._http.close()
@@ -288,7 +283,7 @@ class Manager:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _state(self) -> pb.StateSnapshot:
-        return self.service.state(index_stale=self._replication.is_stale)
+        return self.service.state(index_stale=self.replication.is_stale)
 
     def _plan(self) -> dict[str, Any]:
         plan = self.world.plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, Fenced, IndexRefusal
 from prfaas.index.membership import Node
+from prfaas.manager.answering import UNREADABLE, Answering
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies
@@ -27,6 +29,7 @@ from prfaas.manager.world import World, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
+from prfaas.rpc.questions import BATCHES_KEY
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
 from prfaas.rpc.translate import (
     copy_end_from,
@@ -48,6 +51,7 @@ _STATUS = {
     "stale_epoch": grpc.StatusCode.FAILED_PRECONDITION,
     "not_writer": grpc.StatusCode.FAILED_PRECONDITION,
     "no_route": grpc.StatusCode.UNAVAILABLE,
+    "too_many_copies": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
 }
 
@@ -76,7 +80,7 @@ class GrpcServer:
         self._service = service
         self._world = world
         self._replication = replication
-        self._session_record = session_record
+        self._answering = Answering(service, session_record)
         self._copies = copies
         self._pool_orders = pool_orders
         self._operations = operations
@@ -152,8 +156,8 @@ class GrpcServer:
             "Register": self._unary("Register", self._register),
             "Heartbeat": self._unary("Heartbeat", self._heartbeat),
             "ReportLinks": self._unary("ReportLinks", self._report_links),
-            "Match": self._unary("Match", self._match),
-            "Route": self._unary("Route", self._route),
+            "Match": self._unary("Match", self._answering.match),
+            "Route": self._unary("Route", self._answering.route),
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
             "ReportRequests": self._unary("ReportRequests", self._report_requests),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
@@ -163,6 +167,7 @@ class GrpcServer:
             "SetRole": self._unary("SetRole", self._operations.set_role),
             "Copy": self._unary("Copy", self._operations.copy),
             "WatchCommands": self._watch_commands,
+            "Ask": self._ask,
             "ReportEvents": self._report_events,
             "WatchState": self._watch_state,
         }
@@ -176,6 +181,7 @@ class GrpcServer:
             started = time.perf_counter()
             try:
                 who = await self._caller(context, call)
+                _check_is_read(request)
                 with tracing.within(tracing.continued(f"manager.{call}", _trace_of(context))):
                     response = await reply(request, who)
             except (IndexRefusal, Fenced) as error:
@@ -235,6 +241,7 @@ class GrpcServer:
         stream = EventStream(self._world, self._replication)
         try:
             async for request in requests:
+                _check_is_read(request)
                 _check_speaks_for_itself(who, request.hello.node or stream.node or who)
                 for response in await stream.take(request):
                     yield response
@@ -249,6 +256,7 @@ class GrpcServer:
     async def _watch_commands(self, request: pb.WatchCommandsRequest, context: Any) -> AsyncIterator[pb.Command]:
         who = await self._caller(context, "WatchCommands")
         try:
+            _check_is_read(request)
             await self._writer_of(who, request.node)
         except (IndexRefusal, Fenced) as error:
             await _abort(context, "WatchCommands", error)
@@ -273,29 +281,32 @@ class GrpcServer:
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)
-        for end in map(copy_end_from, request.ends):
-            self._copies.report(AgentName(request.node), end)
-            self._pool_orders.report(AgentName(request.node), end)
+        for its in map(copy_end_from, request.ends):
+            self._copies.report(AgentName(request.node), its)
+            self._pool_orders.report(AgentName(request.node), its)
         return pb.ReportCommandsResponse()
 
     # -- routers
-
-    async def _match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
-        return self._service.match(request)
 
     async def _report_requests(self, request: pb.ReportRequestsRequest, who: str) -> pb.ReportRequestsResponse:
         check_is_no_node(self._world, who)
         self._service.report_requests(request)
         return pb.ReportRequestsResponse()
 
-    async def _route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
-        if not self._service.routing.knows_session(request):
-            session = await self._session_record.read(request.tenant, request.session)
-            if session is not None:
-                self._service.routing.learn_session(request, session)
-        response = self._service.route(request)
-        tracing.current().note(route=response.route, reason=response.reason, cached_tokens=response.cached_tokens)
-        return response
+    async def _ask(self, questions: AsyncIterator[pb.Question | None], context: Any) -> None:
+        who = await self._caller(context, "Ask")
+        await context.send_initial_metadata(((BATCHES_KEY, "1"),))
+        sending = asyncio.Lock()
+
+        async def write(reply: pb.Reply) -> None:
+            async with sending:
+                with contextlib.suppress(grpc.aio.InternalError):  # who asked has gone meanwhile
+                    await context.write(reply)
+
+        try:
+            await self._answering.each(questions, who, write)
+        except IndexRefusal as error:
+            await _abort(context, "Ask", error)
 
     async def _watch_state(self, request: pb.WatchStateRequest, context: Any) -> AsyncIterator[pb.StateSnapshot]:
         await self._caller(context, "WatchState")
@@ -315,6 +326,11 @@ def _log_registration(node: Node) -> None:
         num_layouts=len(node.layouts),
         num_engines=len(node.engines),
     )
+
+
+def _check_is_read(request: object) -> None:
+    if request is None:
+        raise IndexRefusal("malformed", UNREADABLE)
 
 
 def _check_speaks_for_itself(who: str, node: str) -> None:

@@ -27,17 +27,21 @@ def requests_of(member: Member) -> dict[InstanceId, int]:
     return {its.instance: its.num_running + its.num_waiting for its in member.figures.engines}
 
 
-async def until_idle(
-    world: World, name: AgentName, *, seconds: float, clock: Callable[[], float]
-) -> dict[InstanceId, int]:
-    """Wait until what was sent to a node before it got nothing new has ended; what runs after `seconds`, if it has not.
+def unknown_of(member: Member) -> set[InstanceId]:
+    """Instances of which the node's agent says nothing: they may run anything."""
+    return {its.instance for its in member.node.engines} - requests_of(member).keys()
+
+
+async def until_idle(world: World, name: AgentName, *, seconds: float, clock: Callable[[], float]) -> Member:
+    """Wait until what was sent to a node before it got nothing new has ended, or `seconds`; the node as it is then.
 
     Raises:
         IndexRefusal: the node is silent.
     """
     started = clock()
     while (waited := clock() - started) < seconds:
-        if waited >= SETTLE_SECONDS and not any(requests_of(live_member(world, name)).values()):
+        member = live_member(world, name)
+        if waited >= SETTLE_SECONDS and not unknown_of(member) and not any(requests_of(member).values()):
             break
         await asyncio.sleep(_POLL_SECONDS)
-    return requests_of(live_member(world, name))
+    return live_member(world, name)

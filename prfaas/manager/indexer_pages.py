@@ -1,7 +1,8 @@
 """The HTTP contract of KV indexers (Mooncake RFC #1403): /register, /unregister, /query and /query_by_hash, with states.
 
 Answers count tokens, by engine or node and by tier. A node's `usable_tokens` is ours: what all of its KV groups can serve
-together, where other indexers count attention blocks alone. A prompt with an adapter or a salt matches nothing.
+together, where other indexers count attention blocks alone. A prompt with an adapter matches nothing; a salt
+is the tenant under another name.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class IndexerPages:
 
     def _query(self, body: dict[str, Any]) -> dict[str, Any]:
         model, tokens = _model(body), [int(token) for token in body["token_ids"]]
-        chain = HashChain(root_hash(model, str(body.get("tenant_id") or "").encode()), tokens)
-        if body.get("lora_name") or body.get("cache_salt"):
+        tenant, salt = str(body.get("tenant_id") or ""), str(body.get("cache_salt") or "")
+        chain = HashChain(root_hash(model, (salt or tenant).encode()), tokens)
+        if body.get("lora_name") or (salt and tenant not in ("", salt)):
             return {"instances": {}}
         return self._answer(Query(model, b"".join(chain.units), len(tokens)))
 
@@ -93,7 +95,7 @@ def _page(answer: Answering) -> Callable[[web.Request], Awaitable[web.Response]]
             return web.json_response(answer(await request.json()))
         except KeyError as error:
             return web.json_response({"error": f"field {error} is missing"}, status=400)
-        except (IndexRefusal, ValueError, TypeError, OverflowError, AttributeError) as error:
+        except (IndexRefusal, ValueError, TypeError, OverflowError, AttributeError, web.RequestPayloadError) as error:
             return web.json_response({"error": str(error)}, status=400)
 
     return page

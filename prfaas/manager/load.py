@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prfaas.types import InstanceId
 
@@ -23,11 +23,11 @@ class AssignedLoad:
         self._assigned[request] = (now, tuple(instances))
         self._counts.update(self._assigned[request][1])
 
-    def of(self, instance: InstanceId, *, now: float) -> int:
-        """How many requests were assigned that the reported load may not include."""
+    def counts(self, *, now: float) -> Mapping[InstanceId, int]:
+        """How many requests were assigned that the reported load may not include; valid until the next assignment."""
         while self._assigned and next(iter(self._assigned.values()))[0] <= now - REPORT_SECONDS:
             self._withdraw(next(iter(self._assigned)))
-        return self._counts[instance]
+        return self._counts
 
     def _withdraw(self, request: bytes) -> None:
         _, instances = self._assigned.pop(request, (0.0, ()))

@@ -9,7 +9,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies, CopyOrder
-from prfaas.manager.idling import until_idle
+from prfaas.manager.idling import requests_of, unknown_of, until_idle
 from prfaas.manager.operators import Operators
 from prfaas.manager.pool_orders import PoolOrders
 from prfaas.manager.rebalancing import Rebalancing
@@ -58,6 +58,7 @@ class Operations:
                 max_bytes=self._config.max_transfer_bytes,
                 priority=request.priority,
                 seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),
+                caller=who,
             )
         )
         end = await asyncio.shield(ended)  # a caller that leaves must not end it for others
@@ -72,8 +73,9 @@ class Operations:
         with self._operators.act(who, "drain", target=request.node):
             ends = _now() + request.timeout_seconds
             drained = await self._drained(request)
-            left = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
-            drained.num_requests_left = sum(left.values())
+            after = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
+            drained.num_requests_left = sum(requests_of(after).values())
+            drained.num_engines_unknown = len(unknown_of(after))
         return drained
 
     async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:

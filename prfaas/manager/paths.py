@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from prfaas import logs
 from prfaas.index.membership import LinkFigures, Member
@@ -23,7 +24,7 @@ from prfaas.scheduler.threshold import PathCost, Supply, is_abundant
 from prfaas.types import AgentName, ClusterName
 
 _log = logs.get("manager")
-STEP_SECONDS = 1.0  # agents report once a second
+STEP_SECONDS = 1.0  # agents report once a second, and what has changed twice
 LIMITS = CongestionLimits()
 IDLE_RATIO = 0.01  # of its capacity: a link that carries less says nothing of its round trip
 MEAN_SECONDS = 10.0  # over which use is averaged
@@ -34,7 +35,7 @@ _StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
 
 @dataclass(frozen=True)
 class PathView:
-    """A path as people look at it: all links from one cluster to another, over the last second."""
+    """A path as people look at it: all links from one cluster to another, as they were reported last."""
 
     source: ClusterName
     destination: ClusterName
@@ -54,6 +55,9 @@ class _Watched:
     capacity_bytes_per_second: float = 0.0  # 0: not known yet
     is_abundant: bool = False
     is_down: bool = False
+    weighed_at: float = float("-inf")
+    rates: list[float] = field(default_factory=list)  # bytes per second at each step since it was weighed
+    retransmit_ratio: float = 0.0  # the highest at these steps
 
 
 class Paths:
@@ -63,37 +67,53 @@ class Paths:
         self._world = world
         self._clock = clock
         self._watched: dict[Pair, _Watched] = {}
-        self._known_states: dict[_StatesKey, tuple[PathState, ...]] = {}  # until the next step
-        self._stepped_at = float("-inf")
+        self.down: frozenset[Pair] = frozenset()  # (from, to) whose links are all down
+        self._known_states: dict[_StatesKey, tuple[PathState, ...]] = {}  # until a path is weighed, comes or goes
 
     def step(self) -> None:
-        """Take the agents' latest figures, at most once a second."""
+        """Take the agents' latest figures; let t follow those of a path at once when it is new, then once a second.
+
+        Steps come oftener than reports, so that what happened in any part of that second is weighed.
+        """
         now = self._clock()
-        if now - self._stepped_at < STEP_SECONDS:
-            return
-        seconds, self._stepped_at = min(now - self._stepped_at, MEAN_SECONDS), now
-        self._known_states.clear()
+        for pair, figures in self._look().items():
+            its = self._watched[pair]
+            its.rates.append(its.bytes_per_second)
+            its.retransmit_ratio = max(its.retransmit_ratio, *(link.retransmit_ratio for link in figures))
+            seconds = now - its.weighed_at
+            if seconds >= STEP_SECONDS:
+                self._weigh(pair, figures, seconds=min(seconds, MEAN_SECONDS), now=now)
+                self._known_states.clear()
+
+    def _look(self) -> dict[Pair, list[LinkFigures]]:
+        """The links between clusters, whose figures are those of the paths from now on."""
         links = _links_by_pair(self._world.live())
+        if links.keys() != self._watched.keys():
+            self._known_states.clear()
         self._watched = {pair: self._watched.get(pair) or _Watched() for pair in links}
         for pair, figures in links.items():
-            self._take(pair, figures, seconds=seconds, now=now)
+            its = self._watched[pair]
+            its.bytes_per_second = sum(link.bytes_per_second for link in figures)
+            its.capacity_bytes_per_second = sum(link.capacity_bytes_per_second for link in figures)
+            its.is_down = all(link.is_down for link in figures)
+        self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
+        return links
 
-    def _take(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
+    def _weigh(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
         its, before = self._watched[pair], self._watched[pair].congestion
-        rate = its.bytes_per_second = sum(link.bytes_per_second for link in figures)
-        its.mean_bytes_per_second += (rate - its.mean_bytes_per_second) * min(1.0, seconds / MEAN_SECONDS)
-        its.capacity_bytes_per_second = sum(link.capacity_bytes_per_second for link in figures)
-        its.is_down = all(link.is_down for link in figures)
+        its.weighed_at = now
+        its.mean_bytes_per_second += (fmean(its.rates) - its.mean_bytes_per_second) * min(1.0, seconds / MEAN_SECONDS)
         sample = PathSample(
             bytes_per_second=its.mean_bytes_per_second,
             capacity_bytes_per_second=its.capacity_bytes_per_second,
             queued_bytes=sum(link.queued_bytes for link in figures),
-            retransmit_ratio=max(link.retransmit_ratio for link in figures),
+            retransmit_ratio=its.retransmit_ratio,
             rtt_seconds=max((link.rtt_seconds for link in figures if _is_used(link)), default=0.0),
             min_rtt_seconds=min((link.min_rtt_seconds for link in figures if link.min_rtt_seconds), default=0.0),
         )
         its.congestion = step(before, sample, now=now, limits=LIMITS)
         its.pressures = pressures(sample, LIMITS)
+        its.rates, its.retransmit_ratio = [], 0.0
         if its.congestion.multiplier != before.multiplier:
             self._tell(pair, its.congestion)
 
@@ -113,7 +133,8 @@ class Paths:
         return frozenset(self._watched)
 
     def views(self) -> list[PathView]:
-        """Every watched path, by source and destination."""
+        """Every path with what is known of it at this moment, by source and destination."""
+        self._look()
         return [
             PathView(
                 source,
@@ -126,11 +147,6 @@ class Paths:
             )
             for (source, destination), its in sorted(self._watched.items())
         ]
-
-    @property
-    def down(self) -> frozenset[Pair]:
-        """Pairs of which every reported link is down."""
-        return frozenset(pair for pair, its in self._watched.items() if its.is_down)
 
     def capacity_bytes_per_second(self, source: str, destination: str) -> float:
         """What a path has been seen to carry; 0 when that is not known."""
@@ -184,7 +200,7 @@ def _is_used(link: LinkFigures) -> bool:
     return link.queued_bytes > 0 or link.bytes_per_second > IDLE_RATIO * link.capacity_bytes_per_second
 
 
-def _links_by_pair(members: list[Member]) -> dict[Pair, list[LinkFigures]]:
+def _links_by_pair(members: Sequence[Member]) -> dict[Pair, list[LinkFigures]]:
     cluster_of: dict[AgentName, ClusterName] = {member.node.name: member.node.cluster for member in members}
     found: dict[Pair, list[LinkFigures]] = {}
     for member in members:

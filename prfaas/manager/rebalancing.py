@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prfaas import logs
@@ -22,7 +22,7 @@ STEP_SECONDS = 0.5
 FORGET_RATIO = 0.05  # of the rate that wants a second holder: what is asked for less is not worth remembering
 FULL_LINK_RATIO = 0.5  # of what a link has been seen to carry: beyond it copies leave it to live transfers
 PRIORITY = 1  # on the wire: a sixteenth of a live transfer's share
-MAX_LOOKED_AT = 64  # prefixes a step, 100 us each in which nobody else is answered
+MAX_LOOKED_AT = 64  # prefixes a step, 100 us each
 MAX_DRAINED = 256  # prefixes
 log = logs.get("manager.rebalancing")
 
@@ -69,17 +69,17 @@ class Rebalancing:
     async def run(self) -> None:
         """Rebalance until cancelled."""
         while self._config.rebalance_bytes_per_second:
-            self.rebalance()
+            await self.rebalance()
             await asyncio.sleep(STEP_SECONDS)
 
-    def rebalance(self) -> None:
+    async def rebalance(self) -> None:
         """One step."""
         now = self._clock()
         self.popularity.forget_below(self._limits.hits_per_holder_per_second * FORGET_RATIO, now=now)
         members = {member.node.name: member for member in self._world.live()}
         hottest = self.popularity.hottest(MAX_LOOKED_AT, self._limits.hits_per_holder_per_second, now=now)
         wanted = {_key(prefix): prefix for prefix, _ in hottest}
-        hot = [self._hot(prefix, rate, members) for prefix, rate in hottest]
+        hot = await self._looked_at(hottest, members)
         self._state, moves = step(self._state, hot, self._cast(members), now=now, limits=self._limits)
         for move in moves:
             self._order(wanted[move.key], move, members, "rebalance")
@@ -97,12 +97,20 @@ class Rebalancing:
             for prefix, rate in self.popularity.hottest(num_prefixes, 0.0, now=self._clock())
         ]
 
+    async def _looked_at(
+        self, hottest: Sequence[tuple[Prefix, float]], members: dict[AgentName, Member]
+    ) -> list[HotPrefix]:
+        """Prefixes as the policy sees them; between any two of them others are answered."""
+        hot = []
+        for prefix, rate in hottest:
+            hot.append(self._hot(prefix, rate, members))
+            await asyncio.sleep(0)
+        return hot
+
     def _hot(self, prefix: Prefix, hits_per_second: float, members: dict[AgentName, Member]) -> HotPrefix:
-        """A prefix as the policy sees it."""
-        nodes = {name: its.node for name, its in members.items() if _num_bytes(its.node, prefix)}
-        num_bytes = max((_num_bytes(node, prefix) for node in nodes.values()), default=0)
-        holders = frozenset(self.holders(prefix))
-        return HotPrefix(_key(prefix), hits_per_second, num_bytes, frozenset(nodes), holders & nodes.keys())
+        sizes = {name: size for name, its in members.items() if (size := _num_bytes(its.node, prefix))}
+        holders, num_bytes = frozenset(self.holders(prefix)), max(sizes.values(), default=0)
+        return HotPrefix(_key(prefix), hits_per_second, num_bytes, frozenset(sizes), holders & sizes.keys())
 
     def holders(self, prefix: Prefix) -> Iterator[AgentName]:
         """The nodes that hold all of it."""
@@ -152,9 +160,8 @@ class Rebalancing:
         self._world.drain(name)
         members = {member.node.name: member for member in self._world.live()}
         hottest = self.popularity.hottest(MAX_DRAINED, 0.0, now=self._clock())
-        hot = [(prefix, self._hot(prefix, rate, members)) for prefix, rate in hottest]
-        prefixes = {its.key: prefix for prefix, its in hot}
-        chosen = drain_order([its for _, its in hot], name)
+        prefixes = {_key(prefix): prefix for prefix, _ in hottest}
+        chosen = drain_order(await self._looked_at(hottest, members), name)
         heirs = self._heirs(node, members)
         orders = [
             self._order(prefixes[its.key], Move(its.key, name, heir, its.num_bytes), members, "drain")

@@ -9,13 +9,15 @@ from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, RecordUnreachable
 from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.cluster_writer import ClusterWriter
+from prfaas.manager.turns import Turns
 from prfaas.manager.world import World
 from prfaas.rpc.tasks import end, lasting
 from prfaas.types import ClusterName
 
 _DISCOVER_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
-_WAIT_SECONDS = 0.5
+_FIGURES_SECONDS = 0.25  # how often those of others are read; they are written twice a second
+_LEAST_WAIT_SECONDS = 0.01
 
 log = logs.get("manager.replication")
 
@@ -31,6 +33,8 @@ class Replication:
         self._locks: dict[ClusterName, asyncio.Lock] = {}
         self._follower: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
+        self._figures: dict[ClusterName, bytes] = {}  # as they were read last
+        self._figures_due = 0.0
         self.is_stale = True  # the record does not answer, or has not been read yet
         self.has_loaded = asyncio.Event()
 
@@ -128,6 +132,7 @@ class Replication:
                 deadline = _now() + _DISCOVER_SECONDS
                 while _now() < deadline:
                     await self._read_new()
+                    await self._read_figures()
             except RecordUnreachable as error:
                 if not self.is_stale:
                     log.warning("record.unreachable", error=str(error))
@@ -136,37 +141,61 @@ class Replication:
             self._world.refresh()
 
     async def _discover(self) -> None:
-        """Load clusters that are new; take the figures of all that others write, and the newest plan."""
+        """Load clusters that are new; take the newest plan."""
         clusters = await self._store.clusters()
         for cluster in clusters:
             if cluster not in self._positions and cluster not in self._writers:
                 await self._load(cluster)
-        for data in (await self._store.figures(list(self._positions))).values():
-            self._world.apply_figures(data)
+        self._figures, self._figures_due = {}, 0.0
+        await self._read_figures()
         for data in (await self._store.plans(clusters)).values():
             self._world.apply_plan(data)
         self._world.refresh()
 
+    async def _read_figures(self) -> None:
+        """Take the figures of the clusters that others write, when it is time."""
+        if _now() < self._figures_due:
+            return
+        found = await self._store.figures(list(self._positions))
+        for cluster, data in found.items():
+            if data != self._figures.get(cluster):
+                self._world.apply_figures(data)
+        self._figures, self._figures_due = found, _now() + _FIGURES_SECONDS
+
     async def _read_new(self) -> None:
         if not self._positions:
-            await asyncio.sleep(_WAIT_SECONDS)
+            await asyncio.sleep(_FIGURES_SECONDS)
             return
         positions = dict(self._positions)
-        for cluster, entries in (await self._store.read(positions, wait_seconds=_WAIT_SECONDS)).items():
-            if self._positions.get(cluster) != positions[cluster]:
-                continue  # taken over or read anew while we waited
-            position, unbroken = self._apply(positions[cluster], entries)
-            self._positions[cluster] = position
-            if not unbroken:
+        wait_seconds = max(_LEAST_WAIT_SECONDS, self._figures_due - _now())
+        for cluster, entries in (await self._store.read(positions, wait_seconds=wait_seconds)).items():
+            if not await self._apply_followed(cluster, positions[cluster], entries):
                 await self._load(cluster)
 
-    def _apply(self, position: str, entries: Iterable[Entry]) -> tuple[str, bool]:
-        """Apply entries that follow on `position`; returns where that ended, and whether the chain held."""
+    async def _apply_followed(self, cluster: ClusterName, position: str, entries: Iterable[Entry]) -> bool:
+        """Apply entries of a cluster that was followed up to `position`, as long as it is: while others have their turn it
+        may be taken over or read anew. Whether the chain held."""
+        turns = Turns()
+        for entry in entries:
+            if self._positions.get(cluster) != position:
+                return True
+            if entry.before != position:
+                return False
+            self._apply_data(entry.data)
+            self._positions[cluster] = position = entry.id
+            await turns.give_when_over()
+        return True
+
+    async def _apply(self, position: str, entries: Iterable[Entry]) -> tuple[str, bool]:
+        """Apply entries that follow on `position`; returns where that ended, and whether the chain held. For who holds the
+        cluster's lock."""
+        turns = Turns()
         for entry in entries:
             if entry.before != position:
                 return position, False
             self._apply_data(entry.data)
             position = entry.id
+            await turns.give_when_over()
         return position, True
 
     def _apply_data(self, data: bytes) -> None:
@@ -188,9 +217,7 @@ class Replication:
         while True:
             self._world.clear(cluster)
             position, chunks = await self._store.read_snapshot(cluster)
-            for chunk in chunks:
-                self._apply_data(chunk)
-                await asyncio.sleep(0)
+            await self._apply_chunks(chunks)
             position, unbroken = await self._read_on(cluster, position)
             if unbroken or await self._store.writer(cluster) is None:
                 return position
@@ -198,10 +225,16 @@ class Replication:
 
     async def _read_on(self, cluster: ClusterName, position: str) -> tuple[str, bool]:
         while entries := await self._store.tail(cluster, position):
-            position, unbroken = self._apply(position, entries)
+            position, unbroken = await self._apply(position, entries)
             if not unbroken:
                 return position, False
         return position, True
+
+    async def _apply_chunks(self, chunks: Iterable[bytes]) -> None:
+        turns = Turns()
+        for chunk in chunks:
+            self._apply_data(chunk)
+            await turns.give_when_over()
 
     async def _read_to_the_end(self, cluster: ClusterName) -> tuple[str, bool]:
         """Take everything that former writers recorded; they can add nothing, since the lease is ours.
@@ -209,15 +242,16 @@ class Replication:
         Returns the last entry, and whether the chain held. A break is taken as it is: the nodes' digests find what is
         missing, and a snapshot must end the break for those who follow.
         """
-        position = self._positions.get(cluster)
+        position = self._positions.pop(cluster, None)  # so that nothing that was read before is applied once more
         unbroken = True
         if position is None:
             position, chunks = await self._store.read_snapshot(cluster)
             self._world.clear(cluster)  # what memory may have from a lease that was lost is void
-            for chunk in chunks:
-                self._apply_data(chunk)
+            await self._apply_chunks(chunks)
+        turns = Turns()
         while entries := await self._store.tail(cluster, position):
             for entry in entries:
+                await turns.give_when_over()
                 unbroken = unbroken and entry.before == position
                 if entry.data:
                     self._apply_data(entry.data)

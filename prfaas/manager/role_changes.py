@@ -69,9 +69,10 @@ class RoleChanges:
             for member in self._world.live()
             for load in member.figures.engines
         }
+        here = {its.instance for member in self._world.live() for its in member.node.engines}
         waited = now - self._drained_since
-        busy = [name for name in plan.draining if loads.get(name, 0) and waited < self._config.role_drain_seconds]
-        if busy or waited < SETTLE_SECONDS:
+        busy = [name for name in plan.draining if name in here and loads.get(name, 1)]  # 1: nobody says what it runs
+        if (busy and waited < self._config.role_drain_seconds) or waited < SETTLE_SECONDS:
             return None
         for instance, role in plan.draining.items():
             left = loads.get(instance, 0)
@@ -86,6 +87,9 @@ class RoleChanges:
         for member in self._world.live():
             if member.node.cluster_kind == "pd":
                 _gather(gathered.setdefault(member.node.cluster, {"prefill": {}, "decode": {}}), member)
+        self._utilization = {key: its for key, its in self._utilization.items() if key[0] in gathered}
+        for gauge in (metrics.STAGE_UTILIZATION, metrics.STAGE_WAITING):
+            gauge.clear()
         clusters = []
         for name, stages in gathered.items():
             prefill = self._stage(name, "prefill", stages["prefill"], share, capacity=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Engine, Member
-from prfaas.manager.idling import live_member, until_idle
+from prfaas.manager.idling import live_member, requests_of, until_idle
 from prfaas.manager.replication import Replication
 from prfaas.manager.world import World, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
@@ -49,7 +49,7 @@ class RoleOrders:
             self._world.turning = frozenset(its.instance for its in before.node.engines)
             self._world.version += 1
             try:
-                left = await until_idle(self._world, name, seconds=seconds, clock=self._clock)
+                left = requests_of(await until_idle(self._world, name, seconds=seconds, clock=self._clock))
             finally:
                 self._world.turning = frozenset()
                 self._world.version += 1

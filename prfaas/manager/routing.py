@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from prfaas import grants
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
-from prfaas.index.membership import Engine, EngineLoad, Member
 from prfaas.index.query import Answer, Query
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.decided import Decided, Decisions
-from prfaas.manager.load import AssignedLoad
+from prfaas.manager.instances import Instances, Place, Places
 from prfaas.manager.paths import Paths
 from prfaas.manager.ppd_table import LiveTable
 from prfaas.manager.sessions import Session, Sessions
@@ -23,20 +21,11 @@ from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
 from prfaas.scheduler.route import NOBODY_PREFILLS, Decision, route
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
 
-_NOTHING = pb.InFlight()
 _SEED_BYTES = 4  # of a request's id
-
-
-@dataclass(frozen=True)
-class _Place:
-    """An instance and the node it stands on."""
-
-    engine: Engine
-    member: Member
 
 
 class Routing:
@@ -67,8 +56,7 @@ class Routing:
         self.ppd_table = LiveTable(self.policy.ppd_table, window_seconds=config.ppd_refresh_seconds, clock=clock)
         self._rate = RequestRate()
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
-        self._cold_uses: dict[InstanceId, float] = {}
-        self._assigned = AssignedLoad()
+        self._instances = Instances(world, clock=clock)
         self.decisions = Decisions()
         self._save_session = save_session
         self._note_match = note
@@ -89,14 +77,14 @@ class Routing:
         if request.num_prompt_tokens < 1:
             raise IndexRefusal("malformed", "num_prompt_tokens: a prompt has at least one token")
         now = self._clock()
-        places = self._places(request.model)
+        places = self._instances.serving(request.model)
         if not places:
             raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
         if not request.checkpoints:  # asked again, a request counts once
             self._rate.count(now)
         answer = self._match(request)
         facts = self._facts(request, answer, now)
-        snapshot = self.snapshot(places, request.cluster, request.in_flight)
+        snapshot = self._snapshot(request, places)
         decision = route(snapshot, facts)
         self._remember(request, snapshot, facts, decision)
         if decision.reason in NOBODY_PREFILLS and decision.route == "refused":
@@ -107,7 +95,7 @@ class Routing:
         if not request.checkpoints:
             self._see(request, facts, places[decision.decode], now)
         if not any(facts.cached_tokens.values()):
-            self._cold_uses[decision.decode] = now
+            self._instances.note_cold_use(decision.decode, now)
         return self._response(request, decision, places=places, facts=facts, answer=answer)
 
     def _remember(self, request: pb.RouteRequest, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
@@ -122,32 +110,9 @@ class Routing:
         """Take what the durable record has of this request's session."""
         self.sessions.put(request.tenant, request.session, session=session, now=self._clock())
 
-    def _places(self, model: str) -> dict[InstanceId, _Place]:
-        """The live instances that serve a model; those that drain only where there are no others."""
-        places = {
-            engine.instance: _Place(engine, member)
-            for member in self._world.live()
-            for engine in member.node.engines
-            if engine.model == model
-        }
-        leaving, draining = self._world.leaving, self._world.draining
-        staying = {
-            name: place
-            for name, place in places.items()
-            if place.member.node.name not in leaving and name not in draining
-        }
-        return staying if any(_decodes(place) for place in staying.values()) else places
-
-    def snapshot(
-        self, places: dict[InstanceId, _Place], cluster: str, in_flight: Iterable[pb.InFlight] = ()
-    ) -> Snapshot:
-        """The deployment as the scheduler sees it; only `cluster` decodes, when the asker names one."""
-        sent = {its.instance: its for its in in_flight}
-        instances = tuple(
-            self._instance_state(place, sent.get(place.engine.instance, _NOTHING))
-            for place in places.values()
-            if not cluster or place.member.node.cluster == cluster or place.member.node.cluster_kind == "prfaas"
-        )
+    def _snapshot(self, request: pb.RouteRequest, places: Places) -> Snapshot:
+        """The deployment as the scheduler sees it."""
+        instances = self._instances.states(places, cluster=request.cluster, in_flight=request.in_flight)
         always_abundant = self._config.bandwidth == "abundant"
         states = self._paths.states(
             (one.cluster for one in instances),
@@ -168,26 +133,6 @@ class Routing:
             without_prefill=self._config.without_prefill,
             requests_per_second=self._rate.per_second(self._clock()),
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
-        )
-
-    def _instance_state(self, place: _Place, sent: pb.InFlight) -> InstanceState:
-        engine, node = place.engine, place.member.node
-        load = next((its for its in place.member.figures.engines if its.instance == engine.instance), None)
-        load = load or EngineLoad(engine.instance, 0, 0, 0.0)
-        assigned = self._assigned.of(engine.instance, now=self._clock())
-        return InstanceState(
-            instance=engine.instance,
-            cluster=node.cluster,
-            cluster_kind=node.cluster_kind,
-            role=engine.role,
-            agent=node.name,
-            num_requests=load.num_running + load.num_waiting + assigned,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            kv_usage_ratio=load.kv_usage_ratio,
-            num_in_flight=sent.num_requests,
-            num_in_flight_tokens=sent.num_tokens,
-            last_cold_use=self._cold_uses.get(engine.instance),
         )
 
     def _match(self, request: pb.RouteRequest) -> Answer:
@@ -213,15 +158,15 @@ class Routing:
             seed=int.from_bytes(request.request_id[:_SEED_BYTES], "little"),
         )
 
-    def _note(self, request: pb.RouteRequest, decision: Decision, decode: _Place, now: float) -> None:
+    def _note(self, request: pb.RouteRequest, decision: Decision, decode: Place, now: float) -> None:
         instances = [instance for instance in (decision.decode, decision.prefill) if instance is not None]
-        self._assigned.assign(request.request_id or secrets.token_bytes(8), instances, now=now)
+        self._instances.assign(request.request_id or secrets.token_bytes(8), instances, now=now)
         if request.session:
             session = Session(decode.member.node.name, request.num_prompt_tokens)
             self.sessions.put(request.tenant, request.session, session=session, now=now)
             self._save_session(request.tenant, request.session, session)
 
-    def _see(self, request: pb.RouteRequest, facts: RequestFacts, decode: _Place, now: float) -> None:
+    def _see(self, request: pb.RouteRequest, facts: RequestFacts, decode: Place, now: float) -> None:
         cached = facts.cached_at(decode.member.node.name)
         self.traffic.note(Seen(now, request.num_prompt_tokens - cached, cached, request.max_output_tokens))
 
@@ -230,7 +175,7 @@ class Routing:
         request: pb.RouteRequest,
         decision: Decision,
         *,
-        places: dict[InstanceId, _Place],
+        places: Places,
         facts: RequestFacts,
         answer: Answer,
     ) -> pb.RouteResponse:
@@ -258,7 +203,7 @@ class Routing:
             response.transfer_id, response.grant = self._grant(request, prefill, decode)
         return response
 
-    def _grant(self, request: pb.RouteRequest, prefill: _Place, decode: _Place) -> tuple[TransferId, bytes]:
+    def _grant(self, request: pb.RouteRequest, prefill: Place, decode: Place) -> tuple[TransferId, bytes]:
         if len(request.prompt_hash) != HASH_BYTES:
             raise IndexRefusal("alien_hash", f"prompt_hash: {HASH_BYTES} bytes, the hash of all tokens but the last")
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
@@ -276,10 +221,6 @@ class Routing:
         return transfer_id, grants.sign(grant, self._grant_key)
 
 
-def _decodes(place: _Place) -> bool:
-    return place.member.node.cluster_kind == "pd" and place.engine.role != "prefill"
-
-
-def _target(place: _Place) -> pb.Target:
+def _target(place: Place) -> pb.Target:
     node = place.member.node
     return pb.Target(instance=place.engine.instance, url=place.engine.url, node=node.name, cluster=node.cluster)

@@ -4,7 +4,7 @@ record."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -46,6 +46,9 @@ class World:
         self._ordered_roles: dict[AgentName, InstanceRole] = {}  # by operators
         self.turning: frozenset[InstanceId] = frozenset()  # about to take the role that an operator ordered
         self._settled_at = clock() + expiry_seconds
+        self._members: Sequence[Member] = ()  # as `live` found them at these versions, until this time
+        self._members_of: tuple[int, int, ThresholdPlan | None] | None = None
+        self._members_until = 0.0
 
     @property
     def is_settling(self) -> bool:
@@ -154,9 +157,18 @@ class World:
         self.version += live != self._live
         self._live = live
 
-    def live(self) -> list[Member]:
-        """The nodes that are alive, their engines in the roles that an operator or the plan in force gives them."""
-        members = self.membership.live(self._clock())
+    def live(self) -> Sequence[Member]:
+        """The nodes that are alive, their engines in the roles that an operator or the plan in force gives them; the same
+        object again as long as nothing is heard of any node."""
+        now, its = self._clock(), (self.membership.version, self.version, self.plan)
+        if its != self._members_of or now >= self._members_until:
+            members = self.membership.live(now)
+            heard_at = min((member.heard_at for member in members), default=float("inf"))
+            self._members, self._members_of = self._with_roles(members), its
+            self._members_until = heard_at + self.membership.expiry_seconds
+        return self._members
+
+    def _with_roles(self, members: list[Member]) -> list[Member]:
         roles = self.plan.roles if self.plan else {}
         ordered = self._ordered_roles
         if not roles and not ordered:

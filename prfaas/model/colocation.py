@@ -46,7 +46,7 @@ class ShareTable:
 
 @dataclass(frozen=True)
 class SharedPrefill:
-    """Seconds of a whole prompt on a share of the compute units while decode runs on the rest."""
+    """Seconds of a whole prompt on a share of the compute units while decode runs on the rest; 1.0: both may use all."""
 
     num_tokens: int
     share: float

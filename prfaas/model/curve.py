@@ -70,15 +70,6 @@ class Curve:
             pieces.append((a + d, b + e, c + f))
         return Curve(knots, tuple(pieces))
 
-    @property
-    def is_convex(self) -> bool:
-        """No piece bends down, no knot does."""
-        slopes = [
-            (left[1] + 2 * left[2] * knot, right[1] + 2 * right[2] * knot)
-            for knot, left, right in zip(self.knots, self.pieces[:-1], self.pieces[1:], strict=True)
-        ]
-        return all(piece[2] >= 0 for piece in self.pieces) and all(b >= a * (1 - 1e-12) for a, b in slopes)
-
 
 @dataclass(frozen=True)
 class OfNewTokens:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.router.headers import header_bytes
 from prfaas.router.quotas import Quotas
+from prfaas.router.tenants import DEFAULT_CLIENT, Tenants
 
 _BEARER = "bearer "
 
 
-DEFAULT_CLIENT = "default"  # whose keys are without a name; everybody, where no keys are asked for
+@dataclass(frozen=True)
+class Client:
+    """Who asks, and whose cache serves him; `tenant` empty: that of all who have none."""
+
+    name: str
+    tenant: str
 
 
 class NotLetIn(Exception):
@@ -27,44 +34,63 @@ class NotLetIn(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Operators:
+    """Who may see the router's own pages: those with a key of theirs; everybody where nobody needs one."""
+
+    def __init__(self, keys: Iterable[str], *, clients_need_keys: bool) -> None:
+        self._known = frozenset(map(_digest, keys))
+        self._everybody = not (self._known or clients_need_keys)
+
+    def may_see(self, authorization: str | None) -> bool:
+        """Whether the Authorization header carries an operator's key, or none is asked for."""
+        return self._everybody or _digest(_key_in(authorization or "")) in self._known
+
+
 class Admission:
     """Keys of the clients, their quotas, and places for their requests. Without keys anybody may come."""
 
-    def __init__(self, keys: Mapping[str, str], *, max_requests: int, quotas: Quotas) -> None:
-        """`keys`: to which client each belongs."""
-        self._clients = {_digest(key): client for key, client in keys.items()}
+    def __init__(self, keys: Mapping[str, str], *, max_requests: int, quotas: Quotas, tenants: Tenants) -> None:
+        """`keys`: to which client each belongs.
+
+        Raises:
+            ConfigError: a client's tenant cannot be one.
+        """
+        tenants.check(keys.values())
+        self._clients = {_digest(key): Client(name, tenants.of(name)) for key, name in keys.items()}
+        self._everybody = Client(DEFAULT_CLIENT, tenants.of(DEFAULT_CLIENT))
         self._max_requests = max_requests
         self._quotas = quotas
         self._num_requests = 0
 
-    def admit(self, authorization: str | None) -> str:
+    def admit(self, authorization: str | None) -> Client:
         """The client whose key the Authorization header carries; one request of its quota is taken.
 
         Raises:
             NotLetIn: it carries none, or one that is not known; or its client's quota is used up.
         """
         client = self._client(authorization or "")
-        spent = self._quotas.admit(client)
+        spent = self._quotas.admit(client.name)
         if spent is not None:
-            metrics.QUOTA_REFUSALS.labels(client=client, limit=spent.limit).inc()
-            message = f"{client} has used up its {spent.limit} of this minute; come again in {spent.wait_seconds:.0f} s"
+            metrics.QUOTA_REFUSALS.labels(client=client.name, limit=spent.limit).inc()
+            message = (
+                f"{client.name} has used up its {spent.limit} of this minute; come again in {spent.wait_seconds:.0f} s"
+            )
             raise NotLetIn(429, message, retry_after_seconds=spent.wait_seconds)
         return client
 
-    def charge(self, client: str, num_tokens: int) -> None:
+    def charge(self, client: Client, num_tokens: int) -> None:
         """Take the estimate of a prompt out of a client's quota."""
-        self._quotas.charge(client, num_tokens)
+        self._quotas.charge(client.name, num_tokens)
 
-    def settle(self, client: str, *, estimated: int, used: int) -> None:
+    def settle(self, client: Client, *, estimated: int, used: int) -> None:
         """Set the estimate right and count what was used."""
-        metrics.CLIENT_TOKENS.labels(client=client).inc(used)
-        self._quotas.charge(client, used - estimated)
+        metrics.CLIENT_TOKENS.labels(client=client.name).inc(used)
+        self._quotas.charge(client.name, used - estimated)
 
-    def _client(self, given: str) -> str:
+    def _client(self, given: str) -> Client:
         if not self._clients:
-            return DEFAULT_CLIENT
-        key = given[len(_BEARER) :].strip() if given.lower().startswith(_BEARER) else ""
-        client = self._clients.get(_digest(key))
+            return self._everybody
+        client = self._clients.get(_digest(_key_in(given)))
         if client is None:
             raise NotLetIn(401, "no valid API key: send it as Authorization: Bearer <key>")
         return client
@@ -83,6 +109,11 @@ class Admission:
             yield
         finally:
             self._num_requests -= 1
+
+
+def _key_in(authorization: str) -> str:
+    """The key of a header; empty where it has none."""
+    return authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else ""
 
 
 def _digest(key: str) -> bytes:

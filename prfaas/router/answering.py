@@ -11,12 +11,14 @@ from typing import Any
 from aiohttp import web
 
 from prfaas import logs, tracing
+from prfaas.router.config import PdProtocol
 from prfaas.router.deciding import Ask, Deciding, Plan
 from prfaas.router.fleet import Fleet, Instance
 from prfaas.router.legs import UNREACHABLE, Leg, LegFailed, Legs, OpenAnswer
 from prfaas.router.openai import PATHS, ParsedRequest
 from prfaas.router.record import Record
 from prfaas.router.tokens import Prompt, Tokenizer
+from prfaas.router.two_steps import decode_body, prefill_body
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
@@ -37,6 +39,7 @@ class Answering:
     deciding: Deciding
     legs: Legs
     tokenizer: Tokenizer
+    pd_protocol: PdProtocol = "prfaas"
 
     async def answer(
         self, request: web.Request, parsed: ParsedRequest, record: Record, *, session: str
@@ -65,12 +68,12 @@ class Answering:
             seed=secrets.randbits(32),
         )
         if facts.obstacle is not None or not self.fleet.must_count(facts.num_prompt_tokens):
-            return Ask(facts, parsed.model, session=session)
+            return Ask(facts, parsed.model, session=session, tenant=parsed.tenant)
         prompt = await self._prompt(parsed)
         if prompt is None:
-            return Ask(replace(facts, obstacle="not_tokenised"), parsed.model, session=session)
+            return Ask(replace(facts, obstacle="not_tokenised"), parsed.model, session=session, tenant=parsed.tenant)
         counted = replace(facts, num_prompt_tokens=len(prompt.token_ids), counted=True)
-        return Ask(counted, parsed.model, prompt, session)
+        return Ask(counted, parsed.model, prompt, session, parsed.tenant)
 
     async def _prompt(self, parsed: ParsedRequest) -> Prompt | None:
         instance = self.fleet.any_decode(parsed.model)
@@ -113,13 +116,32 @@ class Answering:
         decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
-            body, num_tokens = parsed.local_body(plan.promised_tokens), ask.facts.num_prompt_tokens
-            with _leg("router.decode", decode):
-                return await self.legs.decode(decode, path, body, headers | tracing.headers(), num_tokens=num_tokens)
+            return await self._one_leg(decode, ask, parsed.local_body(plan.promised_tokens), path, headers)
         prompt, prefill = ask.prompt, self._instance("prefill", plan.decision.prefill)
+        if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
+            kept = await self._keep(prefill, ask, parsed, headers)
+            record.prefilled()
+            return await self._one_leg(decode, ask, decode_body(parsed.raw, kept), path, headers)
         first = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
         first.add_done_callback(lambda _: record.prefilled())
         return await self.legs.both(first, asyncio.create_task(self._decode(decode, plan, prompt, parsed, headers)))
+
+    async def _keep(
+        self, instance: Instance, ask: Ask, parsed: ParsedRequest, headers: dict[str, str]
+    ) -> dict[str, Any]:
+        """What a prefill instance of the decode instance's own cluster says of the KV that it has computed and keeps."""
+        path, num_tokens = PATHS[parsed.endpoint], ask.facts.num_prompt_tokens
+        with _leg("router.prefill", instance):
+            body, headers = prefill_body(path, parsed.body), headers | tracing.headers()
+            return await self.legs.prefill_and_keep(instance, body, headers, path=path, num_tokens=num_tokens)
+
+    async def _one_leg(
+        self, instance: Instance, ask: Ask, body: bytes, path: str, headers: dict[str, str]
+    ) -> OpenAnswer:
+        """A decode leg with no prefill leg beside it."""
+        with _leg("router.decode", instance):
+            num_tokens = ask.facts.num_prompt_tokens
+            return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=num_tokens)
 
     async def _prefill(
         self, instance: Instance, plan: Plan, prompt: Prompt, parsed: ParsedRequest, headers: dict[str, str]

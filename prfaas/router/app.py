@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from prfaas import tracing
-from prfaas.router.admission import Admission
+from prfaas import metrics, tracing
+from prfaas.router.admission import Admission, Client, Operators
 from prfaas.router.answering import Answering
 from prfaas.router.config import RouterConfig
 from prfaas.router.fleet import Fleet
 from prfaas.router.headers import SESSION_HEADER, request_id_of, session_of
-from prfaas.router.openai import Endpoint, parse
+from prfaas.router.openai import BYTES_PER_TOKEN, Endpoint, parse
 from prfaas.router.passing import Passing
+from prfaas.router.paths import check_path
 from prfaas.router.record import Record, Records
 from prfaas.router.refusals import REFUSALS, error_response, refused
 
@@ -34,12 +36,14 @@ class Router:
         answering: Answering,
         passing: Passing,
         admission: Admission,
+        operators: Operators,
         records: Records,
         report: Callable[[Record], None],
     ) -> None:
         """`report` hears of every request that has ended."""
         self._config = config
         self._admission = admission
+        self._operators = operators
         self._fleet = fleet
         self._answering = answering
         self._passing = passing
@@ -74,14 +78,19 @@ class Router:
             record.status = CLIENT_GONE
             raise
         finally:
-            record.finish()
-            self._report(record)
+            record.ended()
+            # Not before the answer has left: what only we read costs the client nothing.
+            asyncio.get_running_loop().call_soon(self._tell, record)
+
+    def _tell(self, record: Record) -> None:
+        record.tell()
+        self._report(record)
 
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
             with self._admission.place():
-                parsed = parse(endpoint, await request.read())
+                parsed = parse(endpoint, await request.read(), tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))
                 with self._charged(client, parsed.estimated_prompt_tokens, record):
                     return await self._answering.answer(request, parsed, record, session=session)
@@ -92,7 +101,7 @@ class Router:
         return response
 
     @contextlib.contextmanager
-    def _charged(self, client: str, estimated_tokens: int, record: Record) -> Iterator[None]:
+    def _charged(self, client: Client, estimated_tokens: int, record: Record) -> Iterator[None]:
         """Around an answer: the prompt counts as estimated until it is known what both were."""
         self._admission.charge(client, estimated_tokens)
         try:
@@ -101,34 +110,65 @@ class Router:
             used = record.num_tokens(estimated_tokens)
             self._admission.settle(client, estimated=estimated_tokens, used=used)
 
+    @contextlib.contextmanager
+    def _charged_when_passed_on(self, client: Client, num_tokens: int) -> Iterator[None]:
+        """Around an answer that is not read: what is refused costs nothing."""
+        self._admission.charge(client, num_tokens)
+        used = num_tokens
+        try:
+            yield
+        except REFUSALS:
+            used = 0
+            raise
+        finally:
+            self._admission.settle(client, estimated=num_tokens, used=used)
+
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""
         try:
-            self._admission.admit(request.headers.get("Authorization"))
+            client = self._admission.admit(request.headers.get("Authorization"))
+            check_path(request.path)
             with self._admission.place():
                 async with asyncio.timeout(self._config.request_timeout):
-                    return await self._passing.pass_on(request)
+                    num_tokens = len(await request.read()) // BYTES_PER_TOKEN  # of the prompt; its answer is not read
+                    with self._charged_when_passed_on(client, num_tokens):
+                        return await self._passing.pass_on(request, tenant=client.tenant)
         except REFUSALS as error:
             return refused(error, max_body_bytes=self._config.max_body_bytes)
         except TimeoutError:
             return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 when somebody can answer."""
+        """200 when somebody can answer; operators also see who."""
         ready = self._fleet.any_decode() is not None
-        states = {instance.address.name: instance.healthy for instance in self._fleet}
-        status = "ok" if ready else "no engine is ready"
-        return web.json_response({"status": status, "instances": states}, status=200 if ready else 503)
+        said: dict[str, object] = {"status": "ok" if ready else "no engine is ready"}
+        if self._operators.may_see(request.headers.get("Authorization")):
+            said["instances"] = {instance.address.name: instance.healthy for instance in self._fleet}
+        return web.json_response(said, status=200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
+        refusal = self._refusal(request, "metrics")
+        if refusal is not None:
+            return refusal
         return web.Response(body=generate_latest(), content_type="text/plain", charset="utf-8")
 
     async def explain(self, request: web.Request) -> web.Response:
         """Why a recent request went where it went."""
+        refusal = self._refusal(request, "decision")
+        if refusal is not None:
+            return refusal
         record = self._records.get(request.match_info["request_id"])
         if record is None:
             return error_response(404, "no recent request of that id", kind="not_found")
         return web.json_response(record.explanation())
+
+    def _refusal(self, request: web.Request, page: Literal["metrics", "decision"]) -> web.Response | None:
+        """What somebody is told who may not see a page of operators; None: he may."""
+        if self._operators.may_see(request.headers.get("Authorization")):
+            return None
+        metrics.PAGE_REFUSALS.labels(page=page).inc()
+        message = "an operator's page: send a key of operator_keys_file as Authorization: Bearer <key>"
+        return error_response(401, message, kind="authentication_error")
 
 
 def make_app(router: Router, *, max_body_bytes: int) -> web.Application:

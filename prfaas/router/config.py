@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from prfaas.config import check_together, record, records, setting
+from prfaas.conditions import check_engine_tls, check_together
+from prfaas.config import record, records, setting
 from prfaas.router.quotas import Quota
+from prfaas.router.tenants import Tenants, check_salt
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.tls import Certificates, EngineTls
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
+
+PdProtocol = Literal["prfaas", "nixl"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,17 @@ class QuotaConfig:
 
 
 @dataclass(frozen=True)
+class TenantConfig:
+    """Clients that share a cache."""
+
+    tenant: str = setting("text", required=True, doc="Its salt, as agents may have it under `tenants`.")
+    clients: tuple[str, ...] = setting("text_list", required=True, doc="The names after their keys in `api_keys_file`.")
+
+    def __post_init__(self) -> None:
+        check_salt(self.tenant)
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """One front door."""
 
@@ -134,6 +150,12 @@ class RouterConfig:
         doc="What prefills a request that no PrfaaS cluster takes: the decode instance, or always a prefill instance of its "
         "own cluster. With managers they decide.",
     )
+    pd_protocol: PdProtocol = setting(
+        choice("prfaas", "nixl"),
+        default="prfaas",
+        doc="How a prefill instance hands over to a decode instance of its own cluster: prfaas (both legs at once, through the "
+        "agents) or nixl (prefill first, its kv_transfer_params go to decode: vLLM's NixlConnector and what speaks alike).",
+    )
     without_prefill: WithoutPrefill = setting(
         choice("local", "refuse"),
         default="local",
@@ -151,6 +173,12 @@ class RouterConfig:
         doc="File with the keys of the clients, one a line, each with its client's name after it or for the client `default`; "
         "when not given anybody is served.",
     )
+    operator_keys_file: Path | None = setting(
+        "path",
+        default=None,
+        doc="File with the keys of operators, one a line: for /metrics, /debug/decision, and the instances in /health. When "
+        "not given these are refused where clients need a key, and open where they need none.",
+    )
     requests_per_minute: int = setting(
         "count",
         default=0,
@@ -161,6 +189,11 @@ class RouterConfig:
     )
     quotas: tuple[QuotaConfig, ...] = setting(
         records(QuotaConfig), default=(), doc="Limits of single clients. Each router counts by itself."
+    )
+    tenants: tuple[TenantConfig, ...] = setting(
+        records(TenantConfig),
+        default=(),
+        doc="Clients that share a cache. Each that is not named here has one of its own; keys without a name are of `tenant`.",
     )
     engine_api_key_file: Path | None = setting(
         "path", default=None, doc="File with the key that the engines ask for (vLLM's --api-key)."
@@ -191,14 +224,22 @@ class RouterConfig:
     tls_revocations: Path | None = setting(
         "path", default=None, doc="PEM file: the authority's revocation list; gateways that it names are refused."
     )
-    tenant: str = setting("text", default="", doc="Salt of every prefix hash; equal in every engine's connector.")
+    engine_tls: EngineTls = setting(
+        choice("system", "deployment"),
+        default="system",
+        doc="Who vouches for engines whose URLs begin with https: the system's authorities, or tls_authority; to engines of "
+        "the deployment the router shows tls_certificate.",
+    )
+    tenant: str = setting(
+        "text",
+        default="",
+        doc="Salt of the hashes of clients without a name, and of everybody where no keys are asked for.",
+    )
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
-        if len({its.client for its in self.quotas}) < len(self.quotas):
-            raise ValueError("quotas: a client is named twice")
-        if not (self.api_keys_file or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
-            raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, where everybody could ask")
+        check_engine_tls(self)
+        self._check_clients()
         clusters = [cluster.name for cluster in self.clusters]
         if self.cluster and clusters and self.cluster not in clusters:
             raise ValueError(f"cluster: {self.cluster!r} is none of {', '.join(clusters)}")
@@ -209,6 +250,8 @@ class RouterConfig:
                 raise ValueError(f"clusters: {what} {twice[0]} is named twice")
         if self.managers and self.local_policy != "decode":
             raise ValueError("local_policy: the managers decide; leave it out")
+        if self.managers and self.without_prefill != "local":
+            raise ValueError("without_prefill: the managers decide, and have a setting of this name; leave it out")
         if self.discovery.looks and (self.managers or self.clusters):
             raise ValueError("discovery: managers and clusters name the instances; leave one of them out")
         if (
@@ -220,6 +263,19 @@ class RouterConfig:
                 "clusters: no pd cluster with an instance, no managers and no discovery; nobody could decode"
             )
 
+    def _check_clients(self) -> None:
+        if len({its.client for its in self.quotas}) < len(self.quotas):
+            raise ValueError("quotas: a client is named twice")
+        members = [client for its in self.tenants for client in its.clients]
+        if len({its.tenant for its in self.tenants}) < len(self.tenants) or len(set(members)) < len(members):
+            raise ValueError("tenants: a tenant is named twice, or a client is of two")
+        try:
+            check_salt(self.tenant)
+        except ValueError as error:
+            raise ValueError(f"tenant: {error}") from error
+        if not (self.api_keys_file or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
+            raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, where everybody could ask")
+
     def default_quota(self) -> Quota:
         """Of each client that has none of its own."""
         return Quota(self.requests_per_minute, self.tokens_per_minute)
@@ -228,9 +284,10 @@ class RouterConfig:
         """Of those that have."""
         return {its.client: Quota(its.requests_per_minute, its.tokens_per_minute) for its in self.quotas}
 
+    def client_tenants(self) -> Tenants:
+        """Whose cache each client's requests use."""
+        return Tenants({client: its.tenant for its in self.tenants for client in its.clients}, self.tenant)
+
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What gateways are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
-        if not (self.tls_authority and self.tls_certificate and self.tls_key):
-            return None
-        files = CertificateFiles(self.tls_authority, self.tls_certificate, self.tls_key, self.tls_revocations)
-        return Certificates(files, speaks=speaks)
+        return Certificates.of(self, speaks=speaks)

@@ -22,12 +22,13 @@ MAX_SESSIONS = 100_000  # about 20 MB; the longest unused goes first
 
 @dataclass(frozen=True)
 class Ask:
-    """One request as decisions see it: `prompt` None when its tokens do not matter."""
+    """One request as decisions see it: `prompt` None when its tokens do not matter. `tenant` salts its hashes."""
 
     facts: RequestFacts
     model: str | None
     prompt: Prompt | None = None
     session: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Deciding:
         self._grant_key = grants.derive_key(secret, "grant")
         self._fleet = fleet
         self._manager = manager
-        self._sessions: OrderedDict[str, AgentName] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], AgentName] = OrderedDict()  # by tenant and name
 
     async def plan(self, ask: Ask) -> Plan:
         """The plan for one request; prompts that were not worth tokenising never reach the manager."""
@@ -108,7 +109,7 @@ class Deciding:
             plan = await self._plan(replace(ask, facts=self._with_session(ask)))
             span.note(route=plan.decision.route, reason=plan.decision.reason, decided_by=plan.decided_by)
         if ask.session and plan.decision.decode is not None and plan.decision.decode in self._fleet:
-            self._remember(ask.session, self._fleet[plan.decision.decode].address.agent)
+            self._remember((ask.tenant, ask.session), self._fleet[plan.decision.decode].address.agent)
         return plan
 
     async def _plan(self, ask: Ask) -> Plan:
@@ -116,7 +117,7 @@ class Deciding:
         own = route(snapshot, ask.facts)
         if ask.prompt is None or own.decode is None or ask.facts.obstacle is not None:
             return Plan(own, ask.facts, snapshot)
-        chain = self._chain(self._fleet[own.decode].identity, ask.prompt)
+        chain = _chain(self._fleet[own.decode].identity, ask.prompt, ask.tenant)
         if self._manager is not None:
             ruling = await self._manager.route(self._fleet[own.decode].identity, chain, ask)
             if ruling is not None:
@@ -128,24 +129,23 @@ class Deciding:
         if own.route != "remote" or own.prefill is None or own.decode is None:
             return Plan(own, ask.facts, snapshot)
         transfer_id = TransferId(secrets.token_bytes(16))
-        grant = self._grant(transfer_id, chain, prefill=self._fleet[own.prefill], decode=self._fleet[own.decode])
+        prefill, decode = self._fleet[own.prefill], self._fleet[own.decode]
+        grant = self._grant(transfer_id, chain, prefill=prefill, decode=decode, tenant=ask.tenant)
         return Plan(own, ask.facts, snapshot, transfer_id=transfer_id, grant=grant)
 
-    def _chain(self, model: str, prompt: Prompt) -> HashChain:
-        """The hashes of what is transferred: all tokens but the last."""
-        return HashChain(root_hash(model, self._config.tenant.encode()), prompt.token_ids[:-1])
-
     def _with_session(self, ask: Ask) -> RequestFacts:
-        agent = self._sessions.get(ask.session) if ask.session else None
+        agent = self._sessions.get((ask.tenant, ask.session)) if ask.session else None
         return replace(ask.facts, session_agent=agent) if agent is not None else ask.facts
 
-    def _remember(self, session: str, agent: AgentName) -> None:
+    def _remember(self, session: tuple[str, str], agent: AgentName) -> None:
         self._sessions[session] = agent
         self._sessions.move_to_end(session)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
 
-    def _grant(self, transfer_id: TransferId, chain: HashChain, *, prefill: Instance, decode: Instance) -> str:
+    def _grant(
+        self, transfer_id: TransferId, chain: HashChain, *, prefill: Instance, decode: Instance, tenant: str
+    ) -> str:
         grant = grants.Grant(
             transfer_id=transfer_id,
             source=prefill.address.agent,
@@ -154,7 +154,12 @@ class Deciding:
             prompt_hash=chain.at(chain.num_tokens),
             num_tokens=chain.num_tokens,
             max_bytes=self._config.max_transfer_bytes,
-            tenant=self._config.tenant,
+            tenant=tenant,
             expires_at=time.time() + self._config.transfer_deadline,
         )
         return grants.to_text(grants.sign(grant, self._grant_key))
+
+
+def _chain(model: str, prompt: Prompt, tenant: str) -> HashChain:
+    """The hashes of what is transferred: all tokens but the last."""
+    return HashChain(root_hash(model, tenant.encode()), prompt.token_ids[:-1])

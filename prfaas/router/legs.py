@@ -160,6 +160,20 @@ class Legs:
             except (aiohttp.ClientError, OSError, LegFailed) as error:
                 raise _translated("prefill", instance, error) from error
 
+    async def prefill_and_keep(
+        self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
+    ) -> dict[str, Any]:
+        """The prefill leg of a hand-over in two steps: what the engine says of the KV that it keeps for another one.
+
+        Raises:
+            LegFailed: it has not computed it, or keeps nothing.
+        """
+        kept = await self.prefill(instance, body, headers, path=path, num_tokens=num_tokens)
+        if not kept:
+            message = f"{instance.address.name} answered without kv_transfer_params: no connector hands over there"
+            raise LegFailed("prefill", "prefill_without_transfer", message)
+        return kept
+
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
         """The decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
 

@@ -48,7 +48,7 @@ class ManagerLink:
         """Keep the fleet what the managers say; while none answers it stays as it was."""
         while True:
             try:
-                async for state in self._client.watch_state(self._config.cluster):
+                async for state in self._client.watch_state():
                     self._take(state)
             except PrfaasError as error:
                 _log.error("manager.refuses", error=str(error))
@@ -92,7 +92,7 @@ class ManagerLink:
             units=b"".join(chain.units),
             num_prompt_tokens=ask.facts.num_prompt_tokens,
             prompt_hash=chain.at(chain.num_tokens),
-            tenant=self._config.tenant,
+            tenant=ask.tenant,
             session=ask.session,
             cluster=self._config.cluster,
             max_output_tokens=ask.facts.max_output_tokens,

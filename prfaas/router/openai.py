@@ -17,7 +17,9 @@ PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/cha
 GRANT_PARAM = "prfaas_grant"
 PROMISED_PARAM = "prfaas_promised_tokens"
 TRACE_PARAM = "prfaas_trace"
-REFUSED_FIELDS = ("kv_transfer_params", "cache_salt")  # they name other people's KV; only the router writes them
+PARAMS_FIELD, SALT_FIELD = "kv_transfer_params", "cache_salt"
+EXTRA_FIELD = "vllm_xargs"  # an engine's connectors find what stands there where they look for PARAMS_FIELD's
+REFUSED_FIELDS = (PARAMS_FIELD, SALT_FIELD)  # they name other people's KV; only the router writes them
 # Fields that stand alike in /tokenize and in the request itself.
 _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
     "completions": ("model", "prompt", "add_special_tokens"),
@@ -31,7 +33,7 @@ _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
         "add_special_tokens",
     ),
 }
-_PREFILL_FIELDS = ("model", "priority")  # what the prefill leg takes over from the client's request
+_PREFILL_FIELDS = ("model", "priority", SALT_FIELD)  # what the prefill leg takes over from the client's request
 BYTES_PER_TOKEN = 4  # of English text, about
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_OUTPUT_TOKENS = (1 << 32) - 1
@@ -53,6 +55,11 @@ class ParsedRequest:
     def model(self) -> str | None:
         model = self.body.get("model")
         return model if isinstance(model, str) else None
+
+    @property
+    def tenant(self) -> str:
+        """Whose salt its hashes carry; empty: none."""
+        return str(self.body.get(SALT_FIELD) or "")
 
     @cached_property
     def token_ids(self) -> list[int] | None:
@@ -132,7 +139,7 @@ class ParsedRequest:
         if promised_tokens:
             params[PROMISED_PARAM] = promised_tokens
         sampling = {"max_tokens": 1, "temperature": 0}
-        return _with_tokens(kept | sampling | {"kv_transfer_params": params}, "prompt", token_ids[:-1])
+        return _with_tokens(kept | sampling | {PARAMS_FIELD: params}, "prompt", token_ids[:-1])
 
     def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool, trace: str = "") -> bytes:
         """The decode leg: the client's request with the grant, over the token ids that the prefill leg computes.
@@ -143,15 +150,15 @@ class ParsedRequest:
         """
         params = _params("do_remote_prefill", grant, trace)
         if self.endpoint == "chat" and rendered:
-            return _spliced(self.raw, _with_tokens(params, "prompt_token_ids", token_ids))
+            return _spliced(self.raw, PARAMS_FIELD, _with_tokens(params, "prompt_token_ids", token_ids))
         if self.endpoint == "chat" or self.token_ids is not None:
             return spliced(self.raw, params)
         others = {name: value for name, value in self.body.items() if name != "prompt"}
-        return _with_tokens(others | {"kv_transfer_params": params}, "prompt", token_ids)
+        return _with_tokens(others | {PARAMS_FIELD: params}, "prompt", token_ids)
 
 
-def parse(endpoint: Endpoint, raw: bytes) -> ParsedRequest:
-    """The request in `raw`.
+def parse(endpoint: Endpoint, raw: bytes, *, tenant: str = "") -> ParsedRequest:
+    """The request in `raw`, salted for its client's tenant, if it has one.
 
     Raises:
         BadRequest: it is no JSON object, lacks its prompt, or carries a field that only the router may write.
@@ -160,14 +167,16 @@ def parse(endpoint: Endpoint, raw: bytes) -> ParsedRequest:
     needed = "prompt" if endpoint == "completions" else "messages"
     if needed not in body and "prompt_embeds" not in body:
         raise BadRequest(f"{needed}: missing")
-    return ParsedRequest(endpoint, body, raw)
+    if not tenant:
+        return ParsedRequest(endpoint, body, raw)
+    return ParsedRequest(endpoint, body | {SALT_FIELD: tenant}, _spliced(raw, SALT_FIELD, _dumps(tenant)))
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes, *, refused: Sequence[str] = REFUSED_FIELDS) -> dict[str, Any]:
     """The JSON object in `raw`.
 
     Raises:
-        BadRequest: it is none, or carries a field that only the router may write.
+        BadRequest: it is none, or carries a field that is `refused`.
     """
     try:
         body = json.loads(raw.decode())
@@ -175,30 +184,36 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON in UTF-8: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
-    _check_fields(body)
+    _check_fields(body, refused)
     return body
 
 
-def check_passed_on(raw: bytes) -> None:
-    """Any body that an engine would take for JSON, in whatever encoding, is held to the same.
+def passed_on(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_FIELDS) -> bytes:
+    """Any body, as an engine gets it: salted where it is a JSON object and the client has a tenant.
 
     Raises:
-        BadRequest: it carries a field that only the router may write, or is too deep to be looked at.
+        BadRequest: what an engine would take for JSON, in whatever encoding, carries a field that is `refused`, or is too
+            deep to be looked at.
     """
     try:
         body = json.loads(raw)  # as engines do: a byte-order mark, UTF-16 and UTF-32 are JSON to them
     except ValueError:
-        return
+        return raw
     except RecursionError as error:
         raise BadRequest(f"the body is too deep: {error}") from error
-    if isinstance(body, dict):
-        _check_fields(body)
+    if not isinstance(body, dict):
+        return raw
+    _check_fields(body, refused)
+    return _dumps(body | {SALT_FIELD: tenant}) if tenant else raw
 
 
-def _check_fields(body: dict[str, Any]) -> None:
-    for name in REFUSED_FIELDS:
+def _check_fields(body: dict[str, Any], refused: Sequence[str]) -> None:
+    extra = body.get(EXTRA_FIELD)
+    for name in refused:
         if body.get(name) is not None:
             raise BadRequest(f"{name}: clients may not set this field")
+        if isinstance(extra, dict) and name in extra:
+            raise BadRequest(f"{EXTRA_FIELD}.{name}: clients may not set this field")
 
 
 def error_body(message: str, *, kind: str, code: int) -> bytes:
@@ -208,11 +223,11 @@ def error_body(message: str, *, kind: str, code: int) -> bytes:
 
 def spliced(raw: bytes, params: dict[str, Any]) -> bytes:
     """`raw` with kv_transfer_params as its last field, which counts should the client have sent a null one."""
-    return _spliced(raw, _dumps(params))
+    return _spliced(raw, PARAMS_FIELD, _dumps(params))
 
 
-def _spliced(raw: bytes, params: bytes) -> bytes:
-    return raw.rstrip()[:-1] + b',"kv_transfer_params":' + params + b"}"
+def _spliced(raw: bytes, name: str, value: bytes) -> bytes:
+    return raw.rstrip()[:-1] + f',"{name}":'.encode() + value + b"}"
 
 
 def _params(direction: str, grant: str, trace: str) -> dict[str, Any]:

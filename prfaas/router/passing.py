@@ -1,8 +1,8 @@
-"""Passes requests that need no decision (models, embeddings, whatever an engine knows) to a decode instance unread."""
+"""Passes requests that need no decision (models, embeddings, whatever an engine knows) to a decode instance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -11,7 +11,7 @@ from aiohttp import web
 from prfaas.router.answering import NobodyReady
 from prfaas.router.fleet import Instance
 from prfaas.router.legs import NOT_CONNECTED, LegFailed, in_pieces
-from prfaas.router.openai import check_passed_on
+from prfaas.router.openai import REFUSED_FIELDS, passed_on
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class Passing:
     choose: Callable[[], Instance | None]
     session: aiohttp.ClientSession
     headers: tuple[str, ...] = ("Content-Type", "Accept")  # that go with the request
+    refused: Sequence[str] = REFUSED_FIELDS  # that its JSON may not carry
 
-    async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """The response, sent.
+    async def pass_on(self, request: web.Request, *, tenant: str = "") -> web.StreamResponse:
+        """The response, sent; JSON is salted for the client's tenant, if it has one.
 
         Raises:
-            BadRequest: its JSON carries a field that only the router may write.
+            BadRequest: its JSON carries a field that is `refused`.
             NobodyReady: there is no healthy decode instance.
             LegFailed: the engine broke off before its first byte.
         """
-        body = await request.read()
-        check_passed_on(body)
+        body = passed_on(await request.read(), tenant=tenant, refused=self.refused)
         tried: set[Instance] = set()
         while True:
             instance = self.choose()

@@ -33,6 +33,7 @@ class Record:
     decide_seconds: float | None = None  # until the legs were sent
     prefill_seconds: float | None = None  # from then until the prefill leg was answered
     started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0  # until it ended
     _first_at: float = 0.0
     _last_at: float = 0.0
     _end: bytes = b""  # the last bytes of an answer
@@ -141,7 +142,11 @@ class Record:
         summary = self.summary()
         return {name: summary.get(name) for name in said}
 
-    def finish(self) -> None:
+    def ended(self) -> None:
+        """The last byte of its answer is known."""
+        self.seconds = time.monotonic() - self.started
+
+    def tell(self) -> None:
         """Count it, and write its one line."""
         if self.plan is not None:
             decision = self.plan.decision
@@ -150,7 +155,7 @@ class Record:
                 metrics.TTFT_SECONDS.labels(route=decision.route).observe(self.ttft_seconds)
             if self.fallback is not None:
                 metrics.FALLBACKS.labels(reason=self.fallback).inc()
-        _log.info("request.complete", seconds=round(time.monotonic() - self.started, 6), **self.summary())
+        _log.info("request.complete", seconds=round(self.seconds, 6), **self.summary())
 
     def explanation(self) -> dict[str, Any]:
         """Everything: in words, and as the data from which `scheduler.route` makes the same decision again."""

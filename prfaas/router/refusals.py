@@ -10,8 +10,17 @@ from prfaas.router.admission import NotLetIn
 from prfaas.router.answering import NobodyReady
 from prfaas.router.legs import LegFailed
 from prfaas.router.openai import BadRequest, error_body
+from prfaas.router.paths import PathRefused
 
-REFUSALS = (BadRequest, web.HTTPRequestEntityTooLarge, NobodyReady, NotLetIn, LegFailed)
+REFUSALS = (
+    BadRequest,
+    PathRefused,
+    web.RequestPayloadError,
+    web.HTTPRequestEntityTooLarge,
+    NobodyReady,
+    NotLetIn,
+    LegFailed,
+)
 
 
 def error_response(status: int, message: str, *, kind: str) -> web.Response:
@@ -25,6 +34,10 @@ def refused(error: Exception, *, max_body_bytes: int) -> web.Response:
     match error:
         case BadRequest():
             return error_response(400, str(error), kind="invalid_request_error")
+        case PathRefused():
+            return error_response(403, str(error), kind="permission_error")
+        case web.RequestPayloadError():
+            return error_response(400, f"the body cannot be read: {error}", kind="invalid_request_error")
         case web.HTTPRequestEntityTooLarge():
             return error_response(413, f"the body exceeds {max_body_bytes} bytes", kind="invalid_request_error")
         case NotLetIn(status=429):

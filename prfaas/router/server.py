@@ -13,7 +13,7 @@ from aiohttp import web
 
 from prfaas import logs, metrics
 from prfaas.errors import ConfigError
-from prfaas.router.admission import Admission, read_clients, read_key
+from prfaas.router.admission import Admission, Operators, read_clients, read_key
 from prfaas.router.answering import Answering
 from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
@@ -28,10 +28,12 @@ from prfaas.router.quotas import Quotas
 from prfaas.router.record import Records
 from prfaas.router.tokens import Tokenizer
 from prfaas.rpc.tasks import end, lasting
+from prfaas.transport.tls import Certificates
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # vLLM closes idle connections after 5 s; a request must not meet that moment
+CERTIFICATE_LOOK_SECONDS = 5.0
 DRAIN_SECONDS = 10.0  # answers under way when the router is told to stop
 OpenPicker = Callable[[RouterConfig, Choosing], contextlib.AbstractAsyncContextManager[str]]
 _log = logs.get("router")
@@ -97,8 +99,13 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     """A router, and its answers to gateways, whose fleet is kept up to date as long as the block runs."""
     keys = read_clients(config.api_keys_file, setting="api_keys_file")
     quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
-    admission = Admission(keys, max_requests=config.max_requests, quotas=quotas)
-    async with engine_session(read_key(config.engine_api_key_file, setting="engine_api_key_file")) as session:
+    operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
+    operators = Operators(operator_keys, clients_need_keys=bool(keys))
+    tenants = config.client_tenants()
+    admission = Admission(keys, max_requests=config.max_requests, quotas=quotas, tenants=tenants)
+    engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
+    certificates = config.certificates(speaks=()) if config.engine_tls == "deployment" else None
+    async with engine_session(engine_key, certificates) as session, following(certificates):
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
         watches = [lasting(fleet.probe_forever(), name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
@@ -115,6 +122,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             deciding=Deciding(config, secret, fleet, manager),
             legs=Legs(session, prefill_seconds=config.transfer_deadline),
             tokenizer=Tokenizer(session),
+            pd_protocol=config.pd_protocol,
         )
         records = Records()
         passing = Passing(fleet.any_decode, session)
@@ -125,6 +133,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
                 answering=answering,
                 passing=passing,
                 admission=admission,
+                operators=operators,
                 records=records,
                 report=manager.ended if manager is not None else lambda record: None,
             )
@@ -141,11 +150,34 @@ def _dialling(config: RouterConfig) -> Callable[[], ssl.SSLContext] | None:
     return certificates.dialling if certificates is not None else None
 
 
-def engine_session(key: str = "") -> aiohttp.ClientSession:
-    """Connections to the engines, as many as there are requests, with the key that the engines ask for."""
+@contextlib.asynccontextmanager
+async def following(certificates: Certificates | None) -> AsyncIterator[None]:
+    """Have the engines' connections take new files as long as the block runs."""
+    watches = []
+    if certificates is not None:
+        watches.append(lasting(_follow(certificates), name="certificates", ended=metrics.ROUTER_TASKS_ENDED))
+    try:
+        yield
+    finally:
+        await end(watches)
+
+
+async def _follow(certificates: Certificates) -> None:
+    while True:
+        await asyncio.sleep(CERTIFICATE_LOOK_SECONDS)
+        certificates.lasting()
+
+
+def engine_session(key: str = "", certificates: Certificates | None = None) -> aiohttp.ClientSession:
+    """Connections to the engines, as many as there are requests, with the key that the engines ask for.
+
+    At https: URLs they show `certificates` and take those of the same authority; None: the system's authorities vouch.
+    """
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=IDLE_SECONDS, ssl=True if certificates is None else certificates.lasting()
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),  # what an engine tells one client is not for the next
         headers={"Authorization": f"Bearer {key}"} if key else {},
     )

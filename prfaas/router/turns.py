@@ -27,6 +27,7 @@ STAND_IN: Sequence[Any] = ({"role": "user", "content": "x"},)
 _WITHOUT = frozenset(
     (
         "messages",
+        "cache_salt",  # it shapes whose conversation it is, not its prompt
         "stream",
         "stream_options",
         "temperature",
@@ -95,7 +96,8 @@ class Turns:
         shape = {name: value for name, value in body.items() if name not in _WITHOUT}
         form_digest = hashlib.blake2b(_bytes(shape), digest_size=16)
         digests, sizes = [], []
-        running = form_digest.copy()
+        salt, running = _bytes(body.get("cache_salt")), form_digest.copy()
+        running.update(len(salt).to_bytes(8, "little") + salt)
         for message in body["messages"]:
             text = _bytes(message)
             running.update(len(text).to_bytes(8, "little") + text)

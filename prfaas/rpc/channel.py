@@ -85,6 +85,12 @@ class Channel:
             channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*chain), options=_OPTIONS)
         return _Opened(channel, client_calls(channel))
 
+    @property
+    def connection(self) -> object:
+        """What calls use from now on: another one once the certificates have changed."""
+        self._renew()
+        return self._opened
+
     async def call(self, method: str, request: Any, *, timeout_seconds: float) -> Any:
         """The response.
 

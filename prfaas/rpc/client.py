@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from prfaas.errors import Fenced, ManagerUnreachable
 from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.questions import Asked, Questions
 
 _RETRY_SECONDS = 0.2
 _LEAST_SECONDS = 0.05  # with less left a call has no chance
@@ -28,17 +29,18 @@ class ManagerClient:
         tls: Tls | None = None,
     ) -> None:
         self._channels = [Channel(address, name=name, secret=secret, tls=tls) for address in addresses]
+        self._questions = [Questions(channel) for channel in self._channels]
         self._deadline_seconds = deadline_seconds
         self._preferred = 0
 
     async def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
         """How much of a prompt is cached where. Raises as `Channel.call`."""
-        response: pb.MatchResponse = await self._call("Match", request)
+        response: pb.MatchResponse = await self._ask("match", request)
         return response
 
     async def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
         """Where a request runs, why, and its grant. Raises as `Channel.call`."""
-        response: pb.RouteResponse = await self._call("Route", request)
+        response: pb.RouteResponse = await self._ask("route", request)
         return response
 
     async def report_requests(self, request: pb.ReportRequestsRequest) -> None:
@@ -98,26 +100,35 @@ class ManagerClient:
                 raise ManagerUnreachable(f"the cluster's writer, {error.writer}, is none of ours") from error
             return await writer.call(method, request, timeout_seconds=timeout_seconds)
 
+    async def _ask(self, kind: Asked, request: Any) -> Any:
+        return await self._of_any(
+            lambda place, seconds: self._questions[place].ask(kind, request, timeout_seconds=seconds)
+        )
+
     async def _call(self, method: str, request: Any) -> Any:
+        return await self._of_any(
+            lambda place, seconds: self._channels[place].call(method, request, timeout_seconds=seconds)
+        )
+
+    async def _of_any(self, call: Callable[[int, float], Awaitable[Any]]) -> Any:
+        """The answer of the first manager that gives one; `call` is of a place in the list and the seconds it has."""
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
         share = self._deadline_seconds / len(self._channels)
         failure = ManagerUnreachable("no manager is configured")
         for attempt in range(len(self._channels)):
-            channel = self._channels[(self._preferred + attempt) % len(self._channels)]
+            place = (self._preferred + attempt) % len(self._channels)
             left = deadline - asyncio.get_running_loop().time()
             last = attempt == len(self._channels) - 1
             try:
-                response = await channel.call(
-                    method, request, timeout_seconds=max(0.01, left if last else min(share, left))
-                )
+                response = await call(place, max(0.01, left if last else min(share, left)))
             except ManagerUnreachable as error:
                 failure = error
                 continue
-            self._preferred = self._channels.index(channel)
+            self._preferred = place
             return response
         raise failure
 
-    async def watch_state(self, cluster: str = "") -> AsyncGenerator[pb.StateSnapshot, None]:
+    async def watch_state(self) -> AsyncGenerator[pb.StateSnapshot, None]:
         """Snapshots for ever: at once, at every change and at least each second; another manager when one goes silent.
 
         A pause of more than a second means that no manager answers: judge by the time since the last snapshot.
@@ -126,7 +137,7 @@ class ManagerClient:
         while True:
             channel = self._channels[attempt % len(self._channels)]
             try:
-                async for snapshot in _snapshots(channel, pb.WatchStateRequest(cluster=cluster)):
+                async for snapshot in _snapshots(channel, pb.WatchStateRequest()):
                     yield snapshot
             except (ManagerUnreachable, TimeoutError):
                 pass
@@ -134,6 +145,8 @@ class ManagerClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def close(self) -> None:
+        for questions in self._questions:
+            await questions.close()
         for channel in self._channels:
             await channel.close()
 

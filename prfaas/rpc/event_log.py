@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from prfaas.events import PoolEvent
-from prfaas.index.inventory import Inventory
+from prfaas.index.inventory import Change, Inventory
 from prfaas.index.segments import Announcement
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, digest_messages
@@ -17,7 +16,7 @@ from prfaas.rpc.translate import batch_message, digest_messages
 ANNOUNCEMENTS_PER_BATCH = 256  # 150 KB of full segments
 MAX_UNACKNOWLEDGED = 1024  # batches; what falls out is announced anew should it be needed
 MAX_UNTAKEN = 64 * ANNOUNCEMENTS_PER_BATCH  # announcements; with more than these it is cheaper to announce everything
-_MAX_UNGATHERED = 4096  # events; to apply so many takes about 10 ms
+_MAX_UNGATHERED = 4096  # blocks; to apply so many takes 4 to 20 ms
 
 
 class EventLog:
@@ -28,13 +27,14 @@ class EventLog:
         self.sequence = 0  # of the last batch that was made
         self.acknowledged = 0
         self.num_full_announcements = 0
-        self._events: list[PoolEvent] = []
+        self._events: list[Change] = []
+        self._num_gathered = 0  # blocks in these
         self._fresh: list[Announcement] = []
         self._is_overrun = False  # too much came while nobody took it: the inventory alone knows it all
         self._kept: deque[pb.Batch] = deque(maxlen=MAX_UNACKNOWLEDGED)
         self._outbox: deque[pb.Batch] = deque()
 
-    def publish(self, events: Iterable[PoolEvent]) -> bool:
+    def publish(self, events: Iterable[Change]) -> bool:
         """Take changes of the pool; True when there is something to send. While nobody takes it, no more than
         `MAX_UNTAKEN` announcements are kept: then everything is announced anew.
 
@@ -44,7 +44,8 @@ class EventLog:
         for event in events:
             self.inventory.check(event)
             self._events.append(event)
-            if len(self._events) >= _MAX_UNGATHERED:
+            self._num_gathered += event.num_blocks
+            if self._num_gathered >= _MAX_UNGATHERED:
                 self._gather()
         return bool(self._events or self._fresh or self._is_overrun)
 
@@ -52,6 +53,7 @@ class EventLog:
         """Apply what was published: blocks that came one by one are announced by the cell."""
         self._fresh += self.inventory.apply(self._events)
         self._events.clear()
+        self._num_gathered = 0
         if len(self._fresh) > MAX_UNTAKEN:
             self._fresh, self._is_overrun = [], True
 

@@ -5,11 +5,13 @@ What protoc's gRPC plugin would write besides binds to one release of grpcio; th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf import message_factory
+from google.protobuf.message import DecodeError
 
 from prfaas.rpc.generated import manager_pb2 as pb
 
@@ -24,7 +26,7 @@ def _path(name: str) -> str:
 
 def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
     """gRPC's generic handler for the service; `implementations` has one coroutine function or async generator per
-    method."""
+    method. They get None for a message that cannot be read."""
     handlers = {}
     for method in SERVICE.methods:
         kind = {
@@ -35,10 +37,18 @@ def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
         request = message_factory.GetMessageClass(method.input_type)
         handlers[method.name] = kind(
             implementations[method.name],
-            request_deserializer=request.FromString,
+            request_deserializer=functools.partial(read_message, request),
             response_serializer=lambda message: message.SerializeToString(),
         )
     return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
+
+
+def read_message(kind: Any, data: bytes) -> Any:
+    """A message of a kind; None where the bytes are none, so that whoever answers refuses it in its own words."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
 
 
 def client_calls(channel: Any) -> dict[str, Any]:

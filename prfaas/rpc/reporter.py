@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from prfaas import logs
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
-from prfaas.events import PoolEvent
-from prfaas.index.inventory import Inventory
+from prfaas.index.inventory import Change, Inventory
 from prfaas.index.membership import Engine, Figures, Node
 from prfaas.index.segments import digest_of_node
 from prfaas.rpc.channel import Channel, Tls, translated_errors
@@ -35,7 +34,9 @@ from prfaas.rpc.translate import (
 from prfaas.types import CopyCommand, CopyEnd, PoolCommand, TransferTiming
 
 _CALL_SECONDS = 3.0
-_FIGURES_SECONDS = 1.0
+_FIGURES_SECONDS = 1.0  # and those that have changed at the next look
+_LOOK_SECONDS = 0.5  # what changes is to be on a page within two seconds, over another manager too
+_OUTCOMES_SECONDS = 1.0
 _MAX_PROMISES = 10_000  # those that no manager has taken; the oldest go first
 _MAX_COPY_ENDS = 4096  # that no manager has taken; it asks again for those that are lost
 _GATHER_SECONDS = 0.005  # changes of one step of the pool travel in one batch
@@ -71,7 +72,7 @@ class Reporter:
         on_copy: Callable[[CopyCommand], None] | None = None,
         on_pool: Callable[[PoolCommand], None] | None = None,
     ) -> None:
-        """`figures` is called each second, `on_copy` and `on_pool` for each command, which may come several times;
+        """`figures` is called twice a second, `on_copy` and `on_pool` for each command, which may come several times;
         `node.layouts` and `node.engines` may grow later."""
         self._managers = list(managers)
         self._node = node
@@ -121,7 +122,7 @@ class Reporter:
         self._registered.clear()
         self._changed.set()
 
-    def publish(self, events: Iterable[PoolEvent]) -> None:
+    def publish(self, events: Iterable[Change]) -> None:
         """Report changes of the pool, in order. Never waits.
 
         Raises:
@@ -229,16 +230,21 @@ class Reporter:
             await channel.call("Heartbeat", request, timeout_seconds=_CALL_SECONDS)
 
     async def _send_figures(self, channel: Channel) -> None:
+        told, due, loop = Figures(), 0.0, asyncio.get_running_loop()
         while self._figures is not None:
             its = self._figures()
-            request = pb.ReportLinksRequest(
-                node=self._node.name,
-                epoch=self._node.epoch,
-                links=map(link_message, its.links),
-                engines=map(load_message, its.engines),
-            )
-            await channel.call("ReportLinks", request, timeout_seconds=_CALL_SECONDS)
-            await asyncio.sleep(_FIGURES_SECONDS)
+            if its != told or loop.time() >= due:
+                await channel.call("ReportLinks", self._figures_message(its), timeout_seconds=_CALL_SECONDS)
+                told, due = its, loop.time() + _FIGURES_SECONDS
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _figures_message(self, its: Figures) -> pb.ReportLinksRequest:
+        return pb.ReportLinksRequest(
+            node=self._node.name,
+            epoch=self._node.epoch,
+            links=map(link_message, its.links),
+            engines=map(load_message, its.engines),
+        )
 
     async def _send_outcomes(self, channel: Channel) -> None:
         while True:
@@ -254,7 +260,7 @@ class Reporter:
                 self._promises.extendleft(reversed(promises))
                 self._timings.extendleft(reversed(timings))
                 raise
-            await asyncio.sleep(_FIGURES_SECONDS)
+            await asyncio.sleep(_OUTCOMES_SECONDS)
 
     async def _watch_commands(self, channel: Channel) -> None:
         request = pb.WatchCommandsRequest(node=self._node.name, epoch=self._node.epoch)

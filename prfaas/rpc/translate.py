@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 import msgpack
@@ -101,13 +101,17 @@ def _engine(message: pb.Engine) -> Engine:
 
 def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset: bool = False) -> pb.Batch:
     positions: dict[Holding, int] = {}
-    changes = [_change(its, positions.setdefault(its.holding, len(positions))) for its in announcements]
+    changes = [_change(its, lambda holding: positions.setdefault(holding, len(positions))) for its in announcements]
     return pb.Batch(sequence=sequence, reset=reset, holdings=map(_holding_message, positions), changes=changes)
 
 
-def _change(its: Announcement, holding: int) -> pb.Change:
+def _change(its: Announcement, position: Callable[[Holding], int]) -> pb.Change:
+    holding = position(its.holding)
     if isinstance(its, Segment):
-        segment = pb.Segment(holding=holding, head=its.head, tails=its.tails, bitmap=its.bitmap, removed=not its.stored)
+        states = [pb.States(holding=position(where), bitmap=bitmap) for where, bitmap in its.states]
+        segment = pb.Segment(
+            holding=holding, head=its.head, tails=its.tails, bitmap=its.bitmap, removed=not its.stored, states=states
+        )
         return pb.Change(segment=segment)
     return pb.Change(
         checkpoint=pb.Checkpoint(
@@ -116,6 +120,7 @@ def _change(its: Announcement, holding: int) -> pb.Change:
             anchor=its.anchor,
             num_tokens=its.num_tokens,
             removed=not its.stored,
+            head=its.head or b"",
         )
     )
 
@@ -143,8 +148,12 @@ def _announcement(change: pb.Change, holdings: list[Holding]) -> Announcement:
         raise IndexRefusal("malformed", "a change is a segment or a checkpoint of one of the batch's holdings")
     holding = holdings[its.holding]
     if isinstance(its, pb.Segment):
-        return Segment(holding, BlockHash(its.head), its.tails, its.bitmap, not its.removed)
-    return Checkpoint(holding, BlockHash(its.block_hash), BlockHash(its.anchor), its.num_tokens, not its.removed)
+        if any(states.holding >= len(holdings) for states in its.states):
+            raise IndexRefusal("malformed", "states belong to one of the batch's holdings")
+        states = tuple((holdings[each.holding], each.bitmap) for each in its.states)
+        return Segment(holding, BlockHash(its.head), its.tails, its.bitmap, not its.removed, states)
+    head = BlockHash(its.head) if its.head else None
+    return Checkpoint(holding, BlockHash(its.block_hash), BlockHash(its.anchor), its.num_tokens, not its.removed, head)
 
 
 def digest_messages(digests: Mapping[Holding, Digest]) -> list[pb.HoldingDigest]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.picking import EndpointPicker, PickReason
+from prfaas.scheduler.placement import tie
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import InstanceRole
 
@@ -39,7 +40,9 @@ def _picker(snapshot: Snapshot) -> EndpointPicker:
 
 
 def _usable(instances: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
-    return [one for one in instances if one.healthy and one.instance not in request.excluded]
+    """In an order of each request's own: of equal scores the picker takes the first."""
+    usable = (one for one in instances if one.healthy and one.instance not in request.excluded)
+    return sorted(usable, key=lambda one: tie(one, request))
 
 
 def _named(candidates: Iterable[InstanceState], endpoint: Endpoint) -> InstanceState:

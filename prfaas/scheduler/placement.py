@@ -14,6 +14,11 @@ SESSION_TOKENS = (
 )  # what the conversation's own node is taken to hold while nothing is known of caches
 
 
+def tie(one: InstanceState, request: RequestFacts) -> int:
+    """What orders instances that are equally good for a request: by chance, so that a crowd of requests spreads."""
+    return zlib.crc32(f"{request.seed} {one.instance}".encode()) if request.seed else 0
+
+
 def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
     """The instance with the fewest tokens to compute: the prompt's uncached ones, and those of the requests under way;
     one that is full beside the others is left out.
@@ -29,7 +34,6 @@ def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> Instan
     def cost(one: InstanceState) -> tuple[int, bool, int, str]:
         is_own = one.agent == request.session_agent
         cached = SESSION_TOKENS if is_own and not knows else request.cached_at(one.agent)
-        tie = zlib.crc32(f"{request.seed} {one.instance}".encode()) if request.seed else 0
-        return one.num_requests * REQUEST_TOKENS - cached, not is_own, tie, one.instance
+        return one.num_requests * REQUEST_TOKENS - cached, not is_own, tie(one, request), one.instance
 
     return min((one for one in usable if one.num_requests <= least + LOAD_SLACK), key=cost)

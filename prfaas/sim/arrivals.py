@@ -23,11 +23,34 @@ Process = Callable[["ArrivalSpec", int, float, Generator], FloatArray]
 class ArrivalSpec:
     """What the processes may be told; each takes its own part."""
 
-    cv: float = setting(NUMBER, default=2.0, minimum=0.05, doc="gamma: standard deviation of the gaps over their mean.")
-    on: float = setting("seconds", default=10.0, minimum=1e-3, doc="onoff: mean length of a burst.")
-    off: float = setting("seconds", default=10.0, doc="onoff: mean length of the silence between two.")
-    period: float = setting("seconds", default=86_400.0, minimum=1.0, doc="diurnal: from one peak to the next.")
-    depth: float = setting("ratio", default=0.5, maximum=1.0, doc="diurnal: how far the rate swings around its mean.")
+    process: str = setting("text", required=True, doc="One of `PROCESSES`.")
+    cv: float = setting(
+        NUMBER,
+        default=2.0,
+        minimum=0.05,
+        only_where={"process": "gamma"},
+        doc="Standard deviation of the gaps over their mean.",
+    )
+    on: float = setting(
+        "seconds", default=10.0, minimum=1e-3, only_where={"process": "onoff"}, doc="Mean length of a burst."
+    )
+    off: float = setting(
+        "seconds", default=10.0, only_where={"process": "onoff"}, doc="Mean length of the silence between two."
+    )
+    period: float = setting(
+        "seconds",
+        default=86_400.0,
+        minimum=1.0,
+        only_where={"process": "diurnal"},
+        doc="From one peak to the next.",
+    )
+    depth: float = setting(
+        "ratio",
+        default=0.5,
+        maximum=1.0,
+        only_where={"process": "diurnal"},
+        doc="How far the rate swings around its mean.",
+    )
 
 
 def poisson(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
@@ -77,7 +100,7 @@ def arrivals(text: str, count: int, rate: float, generator: Generator) -> FloatA
     """The first `count` arrival times of a description such as "gamma:cv=3", in seconds, ascending.
 
     Raises:
-        ConfigError: an unknown process, key or unit.
+        ConfigError: an unknown process or unit, or a key that this process does not take.
     """
     kind, _, rest = text.partition(":")
     process = PROCESSES.get(kind.strip())
@@ -85,4 +108,5 @@ def arrivals(text: str, count: int, rate: float, generator: Generator) -> FloatA
         raise ConfigError(f"arrivals {text!r}: none of {', '.join(PROCESSES)}, trace")
     pairs = [item.partition("=") for item in rest.split(",") if item.strip()]
     values = {key.strip(): value.strip() for key, _, value in pairs}
-    return process(config.load_mapping(ArrivalSpec, values, where=f"arrivals {text!r}"), count, rate, generator)
+    spec = config.load_mapping(ArrivalSpec, {**values, "process": kind.strip()}, where=f"arrivals {text!r}")
+    return process(spec, count, rate, generator)

@@ -6,7 +6,10 @@ import heapq
 import math
 
 from prfaas.model.profile import DecodeProfile
+from prfaas.sim.gaps import StepLog
 from prfaas.sim.request import Request
+
+_ENDLESS = 1 << 62  # tokens
 
 
 class DecodeBatch:
@@ -26,21 +29,49 @@ class DecodeBatch:
             if profile is None
             else (profile.base_seconds, profile.seconds_per_request, profile.seconds_per_context_token)
         )
-        self._ends: list[tuple[int, int, Request, int]] = []  # heap: step, order, request, context then
+        self._ends: list[tuple[int, int]] = []  # heap: step, order; of those who left early too
+        # By order: step and context at its end, the step from which on its tokens follow one another.
+        self._members: dict[int, tuple[Request, int, int, int]] = {}
+        self._log = StepLog()
         self._joined = 0
+        self._num_fresh = 0  # whose first token ever is the next step's
 
-    def join(self, request: Request, context: int, num_tokens: int) -> None:
-        """Add a request that holds `context` tokens and is to get `num_tokens` more."""
+    def join(self, request: Request, context: int, num_tokens: int, *, has_token: bool = True) -> None:
+        """Add a request that holds `context` tokens and is to get `num_tokens` more; the first ever follows no other."""
         self._joined += 1
         self.num += 1
         self.context += context
         self.reserved += context + num_tokens
-        heapq.heappush(self._ends, (self.steps + num_tokens, self._joined, request, context + num_tokens))
+        self._num_fresh += not has_token
+        end = self.steps + num_tokens
+        self._members[self._joined] = request, end, context + num_tokens, self.steps + (not has_token)
+        heapq.heappush(self._ends, (end, self._joined))
 
     @property
     def steps_to_next_end(self) -> int:
         """After so many steps the first of them has all its tokens."""
+        while self._ends[0][1] not in self._members:
+            heapq.heappop(self._ends)
         return self._ends[0][0] - self.steps
+
+    def steps_within(self, kv_tokens: float) -> int:
+        """So many steps, at least 1, before the contexts would be more than this."""
+        return max(1, int((min(kv_tokens, _ENDLESS) - self.context) // self.num))
+
+    def give_up_latest(self) -> tuple[Request, int]:
+        """Take out who joined last; returns it with how many tokens it still was to get."""
+        order = next(reversed(self._members))
+        request, end, final, start = self._members.pop(order)
+        request.decoded.append((self._log, start, self.steps))
+        left = end - self.steps
+        self.num -= 1
+        self.context -= final - left
+        self.reserved -= final
+        return request, left
+
+    def num_gaps(self, num_steps: int) -> int:
+        """Of the tokens of so many steps, those that follow another one of their request."""
+        return self.num * num_steps - self._num_fresh
 
     @property
     def fixed_seconds(self) -> float:
@@ -69,15 +100,20 @@ class DecodeBatch:
             steps += 1
         return steps
 
-    def advance(self, num_steps: int) -> list[Request]:
-        """Take so many steps; returns those who then have all their tokens."""
+    def advance(self, num_steps: int, seconds: float) -> list[Request]:
+        """Take so many steps, which took so long together; returns those who then have all their tokens."""
         self.steps += num_steps
+        self._num_fresh = 0
+        self._log.add(num_steps, seconds / num_steps)
         self.context += self.num * num_steps
         ended = []
         while self._ends and self._ends[0][0] <= self.steps:
-            _, _, request, context = heapq.heappop(self._ends)
-            self.num -= 1
-            self.context -= context
-            self.reserved -= context
-            ended.append(request)
+            member = self._members.pop(heapq.heappop(self._ends)[1], None)
+            if member is not None:
+                request, _, context, start = member
+                request.decoded.append((self._log, start, self.steps))
+                self.num -= 1
+                self.context -= context
+                self.reserved -= context
+                ended.append(request)
         return ended

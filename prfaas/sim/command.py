@@ -13,13 +13,13 @@ from prfaas.sim.run import Run, arrival_rate, prepare, simulate
 from prfaas.sim.scenario import Scenario
 
 
-def read(file: Path | None, flags: Mapping[str, str]) -> Scenario:
-    """The scenario of a file, the environment and the command line.
+def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Scenario:
+    """The scenario of a file, the environment and the command line; `varied` is what several values are tried of.
 
     Raises:
         ConfigError: as `config.load` does.
     """
-    return config.load(Scenario, component="sim", file=file, flags=flags)
+    return config.load(Scenario, component="sim", file=file, flags=flags, varied=varied)
 
 
 def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, Run]]:
@@ -50,9 +50,10 @@ def replay_file(path: Path) -> str:
 
 def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, Run]]:
     """A run for each value of "setting=a,b,c", all at the rate of the scenario without it, with the same seed."""
-    base = read(file, flags)
+    variants = _variants(file, flags, choice)
+    base = read(file, flags, varied=_varied(choice))
     rate = arrival_rate(base, prepare(base))
-    return [(name, simulate(scenario, rate=rate)) for name, scenario in _variants(file, flags, choice)]
+    return [(name, simulate(scenario, rate=rate)) for name, scenario in variants]
 
 
 def sweep(file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress) -> list[tuple[str, Run]]:
@@ -63,9 +64,13 @@ def sweep(file: Path | None, flags: Mapping[str, str], choice: str, progress: Pr
 
 
 def _variants(file: Path | None, flags: Mapping[str, str], choice: str) -> Sequence[tuple[str, Scenario]]:
-    setting, _, values = choice.partition("=")
+    setting, (_, _, values) = _varied(choice), choice.partition("=")
     known = {".".join(path) for path, _ in config.paths(Scenario)}
-    if setting.strip() not in known or not values.strip():
+    if setting not in known or not values.strip():
         raise ConfigError(f'{choice!r}: write a setting and its values, "load=50%,80%,95%" or "variant=a,b"')
     named = [value.strip() for value in values.split(",")]
-    return [(value, read(file, {**flags, setting.strip(): value})) for value in named]
+    return [(value, read(file, {**flags, setting: value}, varied=setting)) for value in named]
+
+
+def _varied(choice: str) -> str:
+    return choice.partition("=")[0].strip()

@@ -89,7 +89,7 @@ def read_conversations(scenario: Scenario) -> Conversations | None:
     if scenario.turns:
         scripts = [_written(scenario.turns)]
     elif scenario.conversations:
-        scripts = _recorded(scenario.conversations)
+        scripts = recorded(scenario.conversations)
     else:
         return None
     return Conversations(scripts, block_tokens=scenario.block_tokens, think_seconds=scenario.think)
@@ -98,13 +98,20 @@ def read_conversations(scenario: Scenario) -> Conversations | None:
 def _written(text: str) -> list[Turn]:
     try:
         pairs = [[int(number) for number in turn.split(">")] for turn in text.split(",")]
-        return [Turn(new, output) for new, output in pairs]
+        turns = [Turn(new, output) for new, output in pairs]
     except ValueError:
         raise ConfigError(f'turns {text!r}: write new>output tokens of each, "1024>256,64>256"') from None
+    if any(min(turn.num_new_tokens, turn.num_output_tokens) < 1 for turn in turns):
+        raise ConfigError(f"turns {text!r}: each brings a token or more and is answered with one or more")
+    return turns
 
 
-def _recorded(path: Path) -> list[list[Turn]]:
-    """The conversations of a file; a request of turn 1 begins each."""
+def recorded(path: Path) -> list[list[Turn]]:
+    """The conversations of a file; a request of turn 1 begins each.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
     scripts: list[list[Turn]] = []
     for request in read_requests(path)[0]:
         turn = Turn(int(request.prompt_tokens - request.cached_tokens), int(request.output_tokens or 1))

@@ -12,10 +12,12 @@ from prfaas.model.plan import Plan
 from prfaas.model.workload import Workload
 from prfaas.scheduler.colocation import Policy
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
+from prfaas.sim.blueprint import FollowUp, Node, Rules, Watch, Wires
 from prfaas.sim.engine_settings import EngineSettings
 from prfaas.sim.instance import EngineSpec
+from prfaas.sim.link_changes import bursts
 from prfaas.sim.shared_instance import SharingSpec
-from prfaas.sim.twin import FollowUp, Node, Rules, Twin, Watch, Wires
+from prfaas.sim.twin import Twin
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 NOTHING_IS_LONGER = 1 << 62
@@ -46,10 +48,33 @@ def deploy(
         ppd_table=settings.ppd_table,
         requests_per_second=settings.requests_per_second,
     )
-    egress = {ClusterName(cluster.name): deployment.egress(cluster) for cluster in deployment.prfaas}
-    wires = Wires(deployment.model.curve(), egress, num_layers=settings.num_layers, rtt_seconds=settings.rtt_seconds)
-    rules = Rules(snapshot, settings.caches, max_sessions=settings.max_sessions, operations=settings.operations)
+    path = settings.path
+    egress = {ClusterName(its.name): path.carried(deployment.egress(its)) for its in deployment.prfaas}
+    wires = Wires(
+        deployment.model.curve(),
+        egress,
+        num_layers=settings.num_layers,
+        rtt_seconds=path.rtt_seconds,
+        loss_ratio=path.loss_ratio,
+    )
+    rules = Rules(
+        snapshot,
+        settings.caches,
+        max_sessions=settings.max_sessions,
+        operations=settings.operations,
+        follows_congestion=settings.follows_congestion,
+    )
     return Twin(_nodes(deployment, workload, plan, settings), wires, rules, follow_up=follow_up, watch=watch)
+
+
+def with_bursts(settings: EngineSettings, deployment: Deployment, *, end: float) -> EngineSettings:
+    """The settings with what others send until `end` drawn, over the egress of each PrfaaS cluster."""
+    if settings.cross_traffic is None:
+        return settings
+    clusters = [ClusterName(its.name) for its in deployment.prfaas]
+    drawn = bursts(settings.cross_traffic, clusters, end=end, seed=settings.seed)
+    operations = settings.operations
+    return replace(settings, operations=replace(operations, link_changes=(*operations.link_changes, *drawn)))
 
 
 def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: EngineSettings) -> Iterator[Node]:
@@ -70,7 +95,7 @@ def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: Eng
 def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, settings: EngineSettings) -> EngineSpec:
     """With the batch that its objective allows, the slower steps of a shared device counted."""
     if settings.interference is not None:
-        slower = 1.0 - settings.interference.decode_memory_ratio
+        slower = settings.interference.best_decode_speed
         objectives = deployment.objectives
         asked = replace(objectives, decode_tokens_per_second=objectives.decode_tokens_per_second / slower)
         deployment = replace(deployment, objectives=asked)
@@ -78,7 +103,12 @@ def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, sett
     memory, token = pd.profile.kv_memory_bytes, deployment.model.bytes_per_token
     kv_tokens = memory / token if memory and token else math.inf
     return EngineSpec(
-        pd.profile.prefill, pd.profile.decode, capacity.max_batch, kv_tokens, chunk_tokens=settings.chunk_tokens
+        pd.profile.prefill,
+        pd.profile.decode,
+        capacity.max_batch,
+        kv_tokens if settings.kv_tokens is None else settings.kv_tokens,
+        chunk_tokens=settings.chunk_tokens,
+        preempts=settings.preempts,
     )
 
 

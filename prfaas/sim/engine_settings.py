@@ -10,11 +10,14 @@ from prfaas.cachepool.eviction import policy_of
 from prfaas.errors import ConfigError
 from prfaas.scheduler.ppd import PpdTable, read_measured
 from prfaas.scheduler.snapshot import LocalPolicy
+from prfaas.sim.blueprint import DEFAULT_CACHE_BLOCKS
 from prfaas.sim.caches import CacheRules
+from prfaas.sim.link_changes import CrossTraffic, read_cross_traffic, read_link_changes
+from prfaas.sim.lossy_path import CongestionControl, LossyPath
+from prfaas.sim.measured_sharing import read_sharing
 from prfaas.sim.operations import Operations, read_outages, read_role_changes
 from prfaas.sim.scenario import Scenario
-from prfaas.sim.shared_instance import Interference
-from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS
+from prfaas.sim.shared_instance import Interference, Speeds
 
 _LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd", "suffix": "suffix"}
 
@@ -31,17 +34,22 @@ class EngineSettings:
     cache_blocks: int = DEFAULT_CACHE_BLOCKS
     caches: CacheRules = field(default_factory=lambda: CacheRules(block_tokens=512))
     num_layers: int = 1
-    rtt_seconds: float = 0.0
+    path: LossyPath = field(default_factory=LossyPath)
+    cross_traffic: CrossTraffic | None = None
+    follows_congestion: bool = False
+    seed: int = 0  # of what others send
     max_sessions: float = float("inf")
     operations: Operations = field(default_factory=Operations)
-    interference: Interference | None = None  # PD instances that prefill and decode at the same time
+    kv_tokens: float | None = None  # of each PD engine; the profile's memory when None
+    preempts: bool = True
+    interference: Speeds | None = None  # PD instances that prefill and decode at the same time
 
 
 def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
     """The scenario's.
 
     Raises:
-        ConfigError: the PPD table, an outage or a role change cannot be used.
+        ConfigError: the PPD table, an outage, a role change or a change of a link cannot be used.
     """
     tokens, block_tokens = scenario.cache_tokens, scenario.block_tokens
     return EngineSettings(
@@ -50,15 +58,38 @@ def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
         ppd_table=None if scenario.ppd_table is None else _ppd_table(scenario.ppd_table),
         requests_per_second=rate,
         chunk_tokens=scenario.chunk_tokens,
+        kv_tokens=scenario.kv_tokens,
+        preempts=scenario.preemption,
         cache_blocks=DEFAULT_CACHE_BLOCKS if tokens is None else tokens // block_tokens,
         caches=CacheRules(block_tokens, policy_of(scenario.eviction), scenario.announce),
         num_layers=scenario.layers,
-        rtt_seconds=scenario.rtt,
+        path=lossy_path(scenario),
+        cross_traffic=read_cross_traffic(scenario.cross_traffic),
+        follows_congestion=scenario.congestion,
+        seed=scenario.seed,
         operations=Operations(
-            read_outages(scenario.outages), read_role_changes(scenario.role_changes), scenario.heartbeats
+            read_outages(scenario.outages),
+            read_role_changes(scenario.role_changes),
+            read_link_changes(scenario.link_changes),
+            scenario.heartbeats,
         ),
-        interference=Interference() if scenario.shared else None,
+        interference=speeds(scenario) if scenario.shared else None,
     )
+
+
+def speeds(scenario: Scenario) -> Speeds:
+    """Of two sides that share a device: measured where the scenario names a profile, else RAPID-Serve's.
+
+    Raises:
+        ConfigError: as `read_sharing`.
+    """
+    return Interference() if scenario.sharing_profile is None else read_sharing(scenario.sharing_profile)
+
+
+def lossy_path(scenario: Scenario) -> LossyPath:
+    """Between clusters."""
+    control: CongestionControl = "cubic" if scenario.congestion_control == "cubic" else "bbr"
+    return LossyPath(scenario.rtt, scenario.link_loss or 0.0, scenario.connections, control)
 
 
 def _ppd_table(path: Path) -> PpdTable:

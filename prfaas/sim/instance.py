@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prfaas.model.profile import DecodeProfile, PrefillProfile
 from prfaas.sim.batch import DecodeBatch
 from prfaas.sim.gaps import Gaps
+from prfaas.sim.meter import Meter
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
 
@@ -17,10 +18,12 @@ from prfaas.sim.timeline import Timeline
 class EngineSpec:
     """How an engine computes.
 
-    `max_batch` requests decode at once and `kv_tokens` bound what they hold at their end (no request is preempted: its
-    place is reserved when it starts). `chunk_tokens` is what an iteration takes of prompts and decode tokens together,
-    several prompts if they fit; None: one whole prompt an iteration. A request whose KV has come from elsewhere holds up
-    the iteration that takes it in by `load_seconds`.
+    `max_batch` requests decode at once and `kv_tokens` bound what they hold: at their end, so that a place is reserved when
+    a request starts; or, if it `preempts`, at any moment: when a step does not fit, whoever joined last gives its KV up, is
+    first in the queue again, and computes its prompt and what it had said anew (vLLM's recomputation; a prompt that is
+    being computed is not given up, and nothing of the lost KV is found again). `chunk_tokens` is what an iteration takes of
+    prompts and decode tokens together, several prompts if they fit; None: one whole prompt an iteration. A request whose KV
+    has come from elsewhere holds up the iteration that takes it in by `load_seconds`.
     """
 
     prefill: PrefillProfile
@@ -29,16 +32,27 @@ class EngineSpec:
     kv_tokens: float = float("inf")
     chunk_tokens: int | None = None
     load_seconds: float = 0.0
+    preempts: bool = False
 
 
 class Prefill:
-    """A prompt to compute: `new` tokens behind `cached` ones. One that `stays` decodes where it was prefilled."""
+    """A prompt to compute: `new` tokens behind `cached` ones. One that `stays` decodes where it was prefilled.
 
-    __slots__ = ("cached", "done", "new", "request", "stays")
+    Of a preempted request: `owed` tokens are still to come, the last one came at `since`.
+    """
 
-    def __init__(self, request: Request, new: int, cached: int, *, stays: bool) -> None:
+    __slots__ = ("cached", "done", "new", "owed", "request", "since", "stays")
+
+    def __init__(
+        self, request: Request, new: int, cached: int, *, stays: bool, owed: int = 0, since: float = 0.0
+    ) -> None:
         self.request, self.new, self.cached, self.stays = request, new, cached, stays
+        self.owed, self.since = owed, since
         self.done = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.new + self.cached
 
     @property
     def left(self) -> int:
@@ -57,8 +71,17 @@ class Callbacks:
 Chunk = list[tuple[Prefill, int]]
 
 
+def give_up_latest(batch: DecodeBatch, now: float) -> Prefill:
+    """Preempt who joined last: out of the batch, and what is to be computed before its next token."""
+    request, owed = batch.give_up_latest()
+    request.num_preemptions += 1
+    return Prefill(
+        request, request.num_prompt_tokens + request.num_output_tokens - owed, 0, stays=True, owed=owed, since=now
+    )
+
+
 class Instance:
-    """An engine on a timeline. `busy_seconds` is the time in which it computed anything.
+    """An engine on a timeline. `busy` are the seconds in which it computed anything.
 
     An iteration with prompts in it takes the greater of both fixed parts, the decode step's own part, and what the chunk
     adds: T(m | n) − T(0). Runs of pure decode steps are one event; who comes in the middle is taken in after the step
@@ -66,7 +89,8 @@ class Instance:
     """
 
     def __init__(self, timeline: Timeline, spec: EngineSpec, callbacks: Callbacks, gaps: Gaps) -> None:
-        self.busy_seconds = 0.0
+        self.busy = Meter()
+        self.held = Meter()  # token-seconds of KV
         self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps
         self._fixed_prefill = spec.prefill.seconds(0.0)
         self._batch = DecodeBatch(spec.decode)
@@ -82,6 +106,11 @@ class Instance:
         self._idle = True
         self._is_stopped = False
 
+    @property
+    def kv_tokens(self) -> float:
+        """What its memory holds."""
+        return self._spec.kv_tokens
+
     def prefill(self, prefill: Prefill) -> None:
         """Queue a prompt; a stopped engine loses it."""
         if not self._is_stopped:
@@ -93,6 +122,10 @@ class Instance:
         if not self._is_stopped:
             self._joining.append(request)
             self._wake()
+
+    def forget(self, request: Request) -> None:
+        """A prompt that still waits is not computed."""
+        self._queue = deque(one for one in self._queue if one.request is not request)
 
     def stop(self) -> None:
         """Lose everything; nobody is told."""
@@ -120,12 +153,13 @@ class Instance:
             self._begin_at(self._started, steps, self._batch.seconds(steps))
 
     def _iterate(self) -> None:
+        self._make_room()
         loading = self._admit() * self._spec.load_seconds
         self._chunk = self._next_chunk()
         self._idle = not self._chunk and not self._batch.num
         if self._idle:
             return
-        steps = 1 if self._chunk or loading else self._batch.steps_to_next_end
+        steps = 1 if self._chunk or loading else self._num_equal_steps()
         seconds = loading + (self._mixed_seconds() if self._chunk else self._batch.seconds(steps))
         now = self._timeline.now
         self._begin_at(now, steps, seconds)
@@ -144,26 +178,52 @@ class Instance:
         self._fresh.clear()
 
     def _started_on(self, prefill: Prefill, tokens: int, seconds: float) -> None:
+        if prefill.owed:
+            return
         if not prefill.done:
             prefill.request.prefill_start = self._timeline.now
         if tokens == prefill.left:
             self._callbacks.on_last_chunk(prefill, seconds)
 
+    def _num_equal_steps(self) -> int:
+        """Until somebody ends, or the memory is full."""
+        steps = self._batch.steps_to_next_end
+        if self._spec.preempts and self._batch.num > 1:
+            steps = min(steps, self._batch.steps_within(self._spec.kv_tokens))
+        return steps
+
+    def _make_room(self) -> None:
+        """Preempt whoever joined last until the next step fits."""
+        if not self._spec.preempts:
+            return
+        prompts = sum(one.num_tokens for one in self._current if one.stays)
+        while self._batch.num > 1 and self._batch.context + self._batch.num + prompts > self._spec.kv_tokens:
+            self._queue.appendleft(give_up_latest(self._batch, self._timeline.now))
+
     def _admit(self) -> int:
-        """Take in who fits; how many those are."""
+        """Take in who fits, preempted requests first; how many those are."""
         admitted = 0
-        while self._joining and self._has_room(self._joining[0]):
-            request = self._joining.popleft()
+        while self._joining and not (self._queue and self._queue[0].owed):
+            request = self._joining[0]
+            if not self._has_room(request, request.num_prompt_tokens):
+                break
+            self._joining.popleft()
             request.decode_start = self._timeline.now
-            self._batch.join(request, request.num_prompt_tokens, request.num_output_tokens)
+            self._batch.join(request, request.num_prompt_tokens, request.num_output_tokens, has_token=False)
             self._fresh.append(request)
             admitted += 1
         return admitted
 
-    def _has_room(self, request: Request) -> bool:
+    def _has_room(self, request: Request, num_tokens: int) -> bool:
+        """Whether a request that holds so many tokens by its next step may start."""
         staying = [one for one in self._current if one.stays]
-        held = self._batch.reserved + sum(_held(one.request) for one in staying)
-        fits = held + _held(request) <= self._spec.kv_tokens or not held
+        if self._spec.preempts:
+            held = self._batch.context + sum(one.num_tokens for one in staying)
+            asked = self._batch.num + num_tokens + 1
+        else:
+            held = self._batch.reserved + sum(_held(one.request) for one in staying)
+            asked = _held(request)
+        fits = held + asked <= self._spec.kv_tokens or not held
         return fits and self._batch.num + len(staying) < self._spec.max_batch
 
     def _next_chunk(self) -> Chunk:
@@ -182,7 +242,10 @@ class Instance:
 
     def _start_next(self) -> bool:
         """Begin the next prompt of the queue; one that stays needs a place in the batch first."""
-        if not self._queue or (self._queue[0].stays and not self._has_room(self._queue[0].request)):
+        if not self._queue:
+            return False
+        first = self._queue[0]
+        if first.stays and not self._has_room(first.request, first.num_tokens):
             return False
         self._current.append(self._queue.popleft())
         return True
@@ -195,12 +258,14 @@ class Instance:
     def _end(self, version: int) -> None:
         if version != self._version:  # the run was cut
             return
-        passed = self._timeline.now - self._started
-        self.busy_seconds += passed
+        now, passed = self._timeline.now, self._timeline.now - self._started
+        self.busy.add(self._started, now, passed)
+        prompts = sum(one.num_tokens for one in self._current if one.stays)
+        self.held.add(self._started, now, passed * (self._batch.context + prompts))
         steps, self._num_steps = self._num_steps, 1  # nothing is left to cut for whoever comes from here on
         if self._batch.num:
-            self._gaps.add(passed / steps, self._batch.num * steps)
-            for request in self._batch.advance(steps):
+            self._gaps.add(passed / steps, self._batch.num_gaps(steps))
+            for request in self._batch.advance(steps, passed):
                 self._ended(request)
         for prefill, tokens in self._chunk:
             prefill.done += tokens
@@ -211,6 +276,9 @@ class Instance:
     def _finish(self, prefill: Prefill) -> None:
         self._current.remove(prefill)
         request, now = prefill.request, self._timeline.now
+        if prefill.owed:
+            self._resume(prefill)
+            return
         request.prefill_end = now
         if prefill.stays:
             request.transfer_end = request.decode_start = request.first_token = now
@@ -219,6 +287,16 @@ class Instance:
             else:
                 self._ended(request)
         self._callbacks.on_prefilled(prefill)
+
+    def _resume(self, prefill: Prefill) -> None:
+        """What a preempted request had is there again, and its next token with it."""
+        stall = self._timeline.now - prefill.since
+        self._gaps.add(stall, 1)
+        prefill.request.stalls.append(stall)
+        if prefill.owed > 1:
+            self._batch.join(prefill.request, prefill.num_tokens, prefill.owed - 1)
+        else:
+            self._ended(prefill.request)
 
     def _ended(self, request: Request) -> None:
         request.decode_end = self._timeline.now

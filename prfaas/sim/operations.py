@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from prfaas.errors import ConfigError
+from prfaas.sim.link_changes import LinkChange
 from prfaas.types import InstanceId, InstanceRole
 from prfaas.units import parse_seconds
 
@@ -34,10 +35,12 @@ class RoleChange:
 
 @dataclass(frozen=True)
 class Operations:
-    """All of a run. Who is dead is known to be so `notice_seconds` later: its requests are then sent again."""
+    """All of a run. What is dead, or a link that is down, is known to be so `notice_seconds` later: its requests are then
+    sent again."""
 
     outages: Sequence[Outage] = ()
     role_changes: Sequence[RoleChange] = ()
+    link_changes: Sequence[LinkChange] = ()
     notice_seconds: float = 5.0
 
 

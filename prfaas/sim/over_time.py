@@ -1,4 +1,4 @@
-"""How many requests were waiting, in prefill, on a link and in decode, over the time of a run."""
+"""A run in parts of equal length: how many requests were in each stage, how busy and how full everything was."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from prfaas.model.curve import FloatArray
+from prfaas.sim.meter import Load
 from prfaas.sim.request import Request
 
 NUM_BINS = 100
@@ -23,7 +24,7 @@ def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tup
 
     A request that never ended is left out.
     """
-    edges = np.linspace(0.0, max(end, 1e-12), NUM_BINS + 1)
+    edges = _edges(end)
     ended = [one for one in requests if one.decode_end == one.decode_end]
     counts = {}
     for name, between in _STAGES.items():
@@ -31,6 +32,15 @@ def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tup
         spent = np.diff(_since(np.sort(moments[:, 0]), edges) - _since(np.sort(moments[:, 1]), edges))
         counts[name] = tuple((spent / (edges[1] - edges[0])).tolist())
     return counts
+
+
+def loads_over_time(loads: Mapping[str, Load], end: float) -> dict[str, tuple[float, ...]]:
+    """Each load in each of the same parts."""
+    return {name: load.over(_edges(end)) for name, load in loads.items()}
+
+
+def _edges(end: float) -> FloatArray:
+    return np.linspace(0.0, max(end, 1e-12), NUM_BINS + 1)
 
 
 def _since(moments: FloatArray, edges: FloatArray) -> FloatArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,11 +9,11 @@ from prfaas.model.planning import best_plan, homogeneous
 from prfaas.sim.deployed import deploy, threshold_tokens
 from prfaas.sim.engine_settings import EngineSettings
 from prfaas.sim.parallel import Progress, on_all_cores
-from prfaas.sim.request import Request
 from prfaas.sim.run import prepare
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.shared_instance import Interference
 from prfaas.sim.summary import Counting, summarise
+from prfaas.sim.sustained import sustained
 from prfaas.sim.traffic import draw_requests
 
 OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer
@@ -59,21 +58,7 @@ def outcome(case: Case) -> Outcome:
     rate = _OVERLOAD * plan.system_throughput
     twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))
     summary = summarise(twin.requests, Counting(), gaps=twin.gaps.arrays())
-    return Outcome(case, plan.system_throughput, _sustained(twin.requests), summary.tpot.mean)
-
-
-def _sustained(requests: Sequence[Request]) -> float:
-    """What the slower of the two ways lets through: the least, over the reasons, of its rate over its share."""
-    ends = defaultdict[str, list[float]](list)
-    for one in requests:
-        ends[one.reason].append(one.decode_end)
-    return min(_rate(sorted(its)) * len(requests) / len(its) for its in ends.values())
-
-
-def _rate(ends: Sequence[float]) -> float:
-    """Between the first tenth and the last fifth."""
-    first, last = len(ends) // 10, len(ends) - len(ends) // 5
-    return (last - first) / (ends[last] - ends[first])
+    return Outcome(case, plan.system_throughput, sustained(twin.requests), summary.tpot.mean)
 
 
 def outcomes(progress: Progress) -> list[Outcome]:

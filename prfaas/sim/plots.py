@@ -11,11 +11,15 @@ from matplotlib.figure import Figure
 
 from prfaas.sim.run import Run
 from prfaas.sim.summary import Distribution
+from prfaas.solve.figure_file import save
 
 Named = tuple[str, Run]
 # A palette that stays apart in greyscale and for colour-blind readers (Okabe and Ito).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-_SIZE, _DPI = (6.4, 4.0), 120
+_SIZE = (6.4, 4.0)
+# What is drawn over time: the requests in each stage, then the loads whose names begin so, by their unit.
+_STAGES = ("waiting", "prefill", "transfer", "decode")
+_OVER_TIME = {"busy": "busy share", "memory": "share of KV memory", "egress": "egress (bytes/s)"}
 _LATENCIES: dict[str, Callable[[Run], Distribution]] = {
     "ttft": lambda run: run.summary.ttft,
     "itl": lambda run: run.summary.itl,
@@ -27,7 +31,14 @@ def write_all(runs: Sequence[Named], folder: Path) -> list[Path]:
     """Write every plot into `folder` as SVG; returns the files. Of one run there is no frontier and no load."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [_write(folder / f"{name}-cdf.svg", _cdf(runs, name)) for name in _LATENCIES]
-    files += [_write(folder / f"{_file_name(name)}-over-time.svg", _over_time(run)) for name, run in runs]
+    for name, run in runs:
+        drawn = {
+            "over-time": _over_time(run, [stage for stage in run.summary.over_time if stage in _STAGES], "requests")
+        }
+        for kind, label in _OVER_TIME.items():
+            loads = [load for load in run.summary.over_time if load.split()[0] == kind]
+            drawn |= {f"{kind}-over-time": _over_time(run, loads, label)} if loads else {}
+        files += [_write(folder / f"{_file_name(name)}-{what}.svg", draw) for what, draw in drawn.items()]
     if len(runs) > 1:
         files.append(_write(folder / "frontier.svg", lambda axes: _draw_frontier(axes, runs)))
     if len({run.rate for _, run in runs}) > 1:
@@ -41,8 +52,7 @@ def _write(path: Path, draw: Callable[[Axes], None]) -> Path:
     axes = figure.add_subplot()
     draw(axes)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=_DPI, metadata={"Date": None})  # the same file for the same runs
-    return path
+    return save(figure, path)
 
 
 def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
@@ -56,11 +66,12 @@ def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
     return draw
 
 
-def _over_time(run: Run) -> Callable[[Axes], None]:
+def _over_time(run: Run, series: Sequence[str], label: str) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
-        for colour, (stage, counts) in zip(_COLOURS, run.summary.over_time.items(), strict=False):
-            axes.plot([(n + 0.5) / len(counts) for n in range(len(counts))], counts, color=colour, label=stage)
-        axes.set(xlabel="share of the run's time", ylabel="requests")
+        for colour, name in zip(_COLOURS, series, strict=False):
+            counts = run.summary.over_time[name]
+            axes.plot([(n + 0.5) / len(counts) for n in range(len(counts))], counts, color=colour, label=name)
+        axes.set(xlabel="share of the run's time", ylabel=label)
         axes.legend()
 
     return draw
@@ -71,11 +82,22 @@ def _file_name(name: str) -> str:
 
 
 def _draw_frontier(axes: Axes, runs: Sequence[Named]) -> None:
-    """Throughput against P90 TTFT: what is left of or above all others is not beaten."""
+    """Throughput against P90 TTFT; the line joins those that no other beats in both."""
     for colour, (name, run) in zip(_colours(runs), runs, strict=True):
         axes.plot(run.summary.throughput, run.summary.ttft.quantile(0.9), "o", color=colour, label=name)
+    best = not_beaten([(run.summary.throughput, run.summary.ttft.quantile(0.9)) for _, run in runs])
+    axes.plot(*zip(*best, strict=True), "-", color="grey", linewidth=0.8, zorder=0)
     axes.set(xlabel="throughput (req/s)", ylabel="P90 TTFT (s)", yscale="log")
     axes.legend()
+
+
+def not_beaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (more is better, less is better) those that no other is as good as in both, ascending."""
+    found: list[tuple[float, float]] = []
+    for more, less in sorted(set(points), key=lambda one: (-one[0], one[1])):
+        if not found or less < found[-1][1]:
+            found.append((more, less))
+    return found[::-1]
 
 
 def _draw_load(axes: Axes, runs: Sequence[Named]) -> None:

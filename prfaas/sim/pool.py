@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from prfaas.sim.meter import Meter
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
 
@@ -15,12 +16,12 @@ Ended = Callable[[Request], None]
 class Pool:
     """Serves each request for as long as `enter` says, and calls `on_start(request, seconds)` and `on_end(request)`.
 
-    `busy_seconds` is the servers' time given so far, `area` the time integral of the number of requests here.
+    `busy` are the servers' seconds given so far, `area` the time integral of the number of requests here.
     """
 
     def __init__(self, timeline: Timeline, num_servers: int, *, on_start: Started, on_end: Ended) -> None:
         self.num_servers = num_servers
-        self.busy_seconds = 0.0
+        self.busy = Meter()  # the servers' seconds
         self.num_served = 0
         self.area = 0.0
         self._timeline = timeline
@@ -29,6 +30,10 @@ class Pool:
         self._present = 0
         self._changed_at = 0.0
         self._on_start, self._on_end = on_start, on_end
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.busy.total
 
     def enter(self, request: Request, seconds: float) -> None:
         """Serve `request` for `seconds` as soon as a server is free."""
@@ -40,8 +45,9 @@ class Pool:
             self._waiting.append((request, seconds))
 
     def _serve(self, request: Request, seconds: float) -> None:
-        self.busy_seconds += seconds
-        self._timeline.at(self._timeline.now + seconds, self._leave, request)
+        end = self._timeline.now + seconds
+        self.busy.add(self._timeline.now, end, seconds)
+        self._timeline.at(end, self._leave, request)
         self._on_start(request, seconds)
 
     def _leave(self, request: Request) -> None:

@@ -31,14 +31,18 @@ def render(runs: Sequence[tuple[str, Run]]) -> str:
 
 def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], str]]]:
     lines: list[tuple[str, Callable[[Run], str]]] = [
-        ("t (tokens)", lambda run: str(run.setup.plan.threshold_tokens or "-")),
+        ("t (tokens)", _threshold),
         ("N_p / N_d", lambda run: f"{run.setup.plan.num_prefill:g} / {run.setup.plan.num_decode:g}"),
         ("capacity (req/s)", lambda run: f"{run.setup.capacity:.3f}"),
         ("arrivals (req/s)", lambda run: f"{run.summary.arrivals:.3f}"),
         ("throughput (req/s)", lambda run: f"{run.summary.throughput:.3f}"),
         ("goodput (req/s)", lambda run: f"{run.summary.goodput:.3f}"),
+        ("objectives met", lambda run: f"{run.summary.attainment:.1%}"),
         ("success", lambda run: f"{run.summary.success_ratio:.1%}"),
         ("sent again", lambda run: f"{run.summary.retried_ratio:.1%}"),
+        ("prefix found", lambda run: f"{run.summary.cached_ratio:.1%}"),
+        ("less found than known", lambda run: f"{run.summary.stale_ratio:.1%}"),
+        ("preempted", lambda run: f"{run.summary.preempted_ratio:.1%}"),
         ("price of 1,000 requests", _price),
         ("egress (Gbps)", lambda run: f"{run.summary.egress_bytes_per_second / _GBIT:.2f}"),
     ]
@@ -48,7 +52,14 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
             label = f"{name} P{ratio * 100:g} (s)"
             lines.append((label, lambda run, of=of, ratio=ratio: _seconds(of(run.summary).quantile(ratio))))  # type: ignore[misc]
     lines += [(f"busy {name}", _share_of("utilisation", name)) for name in _names(runs, "utilisation")]
+    lines += [(name, _share_of("memory", name)) for name in _names(runs, "memory")]
     return lines + [(f"reason {name}", _share_of("reasons", name)) for name in _names(runs, "reasons")]
+
+
+def _threshold(run: Run) -> str:
+    """Where a plan has one."""
+    tokens = run.setup.plan.threshold_tokens
+    return "-" if tokens is None else str(tokens)
 
 
 def price_per_thousand(run: Run) -> float | None:
@@ -93,9 +104,15 @@ def to_json(name: str, run: Run) -> dict[str, Any]:
         **plain,
         "success_ratio": summary.success_ratio,
         "retried_ratio": summary.retried_ratio,
+        "attainment": summary.attainment,
+        "cached_ratio": summary.cached_ratio,
+        "stale_ratio": summary.stale_ratio,
+        "preempted_ratio": summary.preempted_ratio,
+        "num_preemptions": summary.num_preemptions,
         "egress_bytes_per_second": summary.egress_bytes_per_second,
         "price_per_thousand": price_per_thousand(run),
         "utilisation": dict(summary.utilisation),
+        "memory": dict(summary.memory),
         "over_time": {name: list(counts) for name, counts in summary.over_time.items()},
         "reasons": dict(summary.reasons),
         **{name.lower().replace(" ", "_"): _figures(of(summary)) for name, of in _LATENCIES.items()},

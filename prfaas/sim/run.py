@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,16 +13,15 @@ from prfaas.model.plan import Plan
 from prfaas.model.planning import best_plan, homogeneous, naive
 from prfaas.model.solver import SinglePd
 from prfaas.model.workload import Workload
+from prfaas.sim.blueprint import Watch
 from prfaas.sim.conversations import read_conversations
-from prfaas.sim.deployed import deploy, threshold_tokens
-from prfaas.sim.engine_settings import engine_settings
+from prfaas.sim.deployed import deploy, threshold_tokens, with_bursts
+from prfaas.sim.engine_settings import engine_settings, lossy_path, speeds
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
-from prfaas.sim.shared_instance import Interference
 from prfaas.sim.stations import Stations, StationSettings
 from prfaas.sim.summary import Counting, Slo, Summary, summarise
 from prfaas.sim.traffic import draw_requests, recorded_requests
-from prfaas.sim.twin import Watch
 from prfaas.solve import catalog
 from prfaas.solve.command import find_trace
 from prfaas.solve.deployment_file import read_deployment
@@ -63,36 +63,43 @@ def prepare(scenario: Scenario) -> Setup:
     if len(deployment.pd) != 1:
         raise ConfigError(f"{file}: the twin takes one PD cluster")
     if scenario.shared:
-        deployment = _shared(deployment)
+        deployment = _shared(deployment, speeds(scenario).overlap)
     plan, capacity = _plan(scenario, deployment, workload)
     return Setup(deployment, workload, plan, capacity)
 
 
-def _shared(deployment: Deployment) -> Deployment:
+def _shared(deployment: Deployment, overlap: float) -> Deployment:
     """All instances of the PD cluster give shares of themselves to both roles."""
     (pd,) = deployment.pd
-    shared = replace(pd, shared_instances=pd.num_instances, overlap=Interference().overlap)
+    shared = replace(pd, shared_instances=pd.num_instances, overlap=overlap)
     return replace(deployment, pd=(shared,))
 
 
 def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tuple[Plan, float]:
     """The plan with what the scenario fixes, and what it sustains by the exact equations."""
     if scenario.prefill_instances is not None:
+        there = deployment.pd[0].num_instances
+        if scenario.prefill_instances >= there:
+            raise ConfigError(f"prefill_instances: {scenario.prefill_instances} of {there} leave none that decodes")
         pd = replace(deployment.pd[0], num_prefill=scenario.prefill_instances)
         deployment = replace(deployment, pd=(pd,))
     plan = best_plan(deployment, workload, method="paper" if scenario.method == "paper" else "exact")
-    if scenario.threshold is not None:
+    if scenario.threshold is not None and scenario.variant == "prfaas-pd":
         plan = SinglePd(LoadModel(deployment, workload, "exact")).at(scenario.threshold, plan.num_prefill)
     solver = SinglePd(LoadModel(deployment, workload, "exact"))
     return plan, solver.sustained(threshold_tokens(plan), plan.num_prefill)
 
 
 def arrival_rate(scenario: Scenario, setup: Setup) -> float:
-    """Requests per second that the scenario asks for.
+    """Requests per second that the scenario asks for, or that its trace has.
 
     Raises:
-        ConfigError: `load` is neither a share nor a rate.
+        ConfigError: `load` is neither a share nor a rate, or the trace cannot be used.
     """
+    if scenario.arrivals == "trace":
+        return _rate_of(traffic(scenario, setup, 0.0))
+    if not setup.capacity:
+        raise ConfigError("threshold, prefill_instances: a plan with these sustains no request")
     text = scenario.load.strip()
     try:
         if text.endswith("req/s"):
@@ -108,6 +115,13 @@ def arrival_rate(scenario: Scenario, setup: Setup) -> float:
     return value
 
 
+def _rate_of(requests: Sequence[Request]) -> float:
+    span = requests[-1].arrival - requests[0].arrival
+    if span <= 0:
+        raise ConfigError("trace: all of its requests arrive at one moment, so there is no rate")
+    return (len(requests) - 1) / span
+
+
 def traffic(scenario: Scenario, setup: Setup, rate: float) -> list[Request]:
     """The scenario's requests, ascending by arrival."""
     if scenario.arrivals == "trace":
@@ -118,7 +132,7 @@ def traffic(scenario: Scenario, setup: Setup, rate: float) -> list[Request]:
 def counting(scenario: Scenario) -> Counting:
     """What the scenario counts."""
     asked = scenario.goodput
-    slo = Slo(asked.ttft, asked.ttft_per_thousand, asked.tpot)
+    slo = Slo(asked.ttft, asked.ttft_per_thousand, asked.tpot, asked.itl, asked.attained)
     return Counting(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
 
 
@@ -126,19 +140,19 @@ def simulate(scenario: Scenario, *, rate: float | None = None, watch: Watch | No
     """Run a scenario, at `rate` requests (of `turns`: conversations) per second where given, else at its own load.
 
     Raises:
-        ConfigError: as `prepare`, or `shared` or `watch` ask for what stations do not have.
+        ConfigError: as `prepare`, or decisions are to be recorded that stations do not take.
     """
     setup = prepare(scenario)
     asked = arrival_rate(scenario, setup) if rate is None else rate
     if scenario.fidelity == "instances":
         return Run(scenario, setup, asked, _with_instances(scenario, setup, asked, watch))
-    if scenario.shared or watch:
-        raise ConfigError("shared instances and recorded decisions need fidelity: instances")
+    if watch:
+        raise ConfigError("recorded decisions need fidelity: instances")
     return Run(scenario, setup, asked, _with_stations(scenario, setup, asked))
 
 
 def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
-    settings = StationSettings(scenario.layers, scenario.rtt, scenario.first_token_steps)
+    settings = StationSettings(scenario.layers, lossy_path(scenario), scenario.first_token_steps)
     twin = Stations(setup.deployment, setup.workload, setup.plan, settings=settings)
     requests = traffic(scenario, setup, rate)
     twin.run(requests)
@@ -147,15 +161,16 @@ def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
         counting(scenario),
         egress_bytes=twin.egress.bytes_out,
         utilisation=twin.utilisation(requests[-1].arrival),
+        loads=twin.loads(),
     )
 
 
 def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch | None) -> Summary:
     conversations = read_conversations(scenario)
     follow_up = conversations.following if conversations else None
-    settings = engine_settings(scenario, rate)
-    twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up, watch=watch)
     opening = traffic(scenario, setup, rate)
+    settings = with_bursts(engine_settings(scenario, rate), setup.deployment, end=opening[-1].arrival)
+    twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up, watch=watch)
     if conversations:
         opening = [conversations.first(one.index, one.arrival) for one in opening]
     twin.run(opening)
@@ -165,5 +180,6 @@ def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch 
         counting(scenario),
         gaps=twin.gaps.arrays(),
         egress_bytes=sum(one.bytes_out for one in twin.egress.values()),
-        utilisation={name: one.busy_seconds / end for name, one in twin.instances.items()},
+        utilisation={name: one.busy.total / end for name, one in twin.instances.items()},
+        loads=twin.loads(),
     )

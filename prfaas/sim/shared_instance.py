@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from prfaas.model.colocation import ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Load, Partition, Policy, Sharing, next_sharing
 from prfaas.sim.batch import DecodeBatch
 from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, EngineSpec, Prefill
+from prfaas.sim.instance import Callbacks, EngineSpec, Prefill, give_up_latest
+from prfaas.sim.meter import Meter
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
 
@@ -30,6 +32,11 @@ class Interference:
     prefill_memory_ratio: float = 0.02
     overallocated_prefill: float = 0.75
     overallocated_decode: float = 0.6
+
+    @property
+    def best_decode_speed(self) -> float:
+        """On a share that is large enough."""
+        return 1.0 - self.decode_memory_ratio
 
     @property
     def overlap(self) -> float:
@@ -54,7 +61,25 @@ class Interference:
         return partition.prefill_share * (1.0 - self.prefill_memory_ratio)
 
 
-def share_table(spec: EngineSpec, interference: Interference, *, context_tokens: float) -> ShareTable:
+class Speeds(Protocol):
+    """How fast both sides are under a partition: RAPID-Serve's figures (`Interference`), or measured (`MeasuredSharing`)."""
+
+    @property
+    def best_decode_speed(self) -> float:
+        """The greatest speed that decode has beside a prefill."""
+
+    @property
+    def overlap(self) -> float:
+        """What an instance gains by sharing, in instances."""
+
+    def decode_speed(self, partition: Partition) -> float:
+        """Relative to the whole device alone."""
+
+    def prefill_speed(self, partition: Partition) -> float:
+        """Relative to the whole device alone."""
+
+
+def share_table(spec: EngineSpec, interference: Speeds, *, context_tokens: float) -> ShareTable:
     """What the resource manager learns offline: steps at contexts of so many tokens, by batch and share."""
     assert spec.decode is not None, "a shared instance decodes"
     shares = tuple(step / 20 for step in range(2, 19))
@@ -65,7 +90,7 @@ def share_table(spec: EngineSpec, interference: Interference, *, context_tokens:
         shares,
         batches,
         tuple(tuple(seconds / speed for speed in speeds) for seconds in alone),
-        tuple(seconds / interference.overallocated_decode for seconds in alone),
+        tuple(seconds / interference.decode_speed(OVERALLOCATED) for seconds in alone),
     )
 
 
@@ -74,7 +99,7 @@ class SharingSpec:
     """How a device is shared: the speeds, the manager's policy, and the context length of its offline profile."""
 
     policy: Policy
-    interference: Interference = Interference()
+    interference: Speeds = field(default_factory=Interference)
     context_tokens: float = 8192.0
 
 
@@ -89,14 +114,15 @@ class SharedInstance:
     def __init__(
         self, timeline: Timeline, spec: EngineSpec, callbacks: Callbacks, gaps: Gaps, *, sharing: SharingSpec
     ) -> None:
-        self.busy_seconds = 0.0
+        self.busy = Meter()
+        self.held = Meter()  # token-seconds of KV
         self.reasons: dict[str, int] = {}
         self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps
         self._interference, self._policy = sharing.interference, sharing.policy
         self._profile = share_table(spec, sharing.interference, context_tokens=sharing.context_tokens)
         self._batch = DecodeBatch(spec.decode)
         self._queue: deque[Prefill] = deque()
-        self._joining: deque[Request] = deque()
+        self._joining: deque[Prefill] = deque()  # their KV is here
         self._current: Prefill | None = None
         self._work_left = 0.0  # of the current prompt, in seconds of the whole device
         self._speed = 1.0
@@ -108,6 +134,11 @@ class SharedInstance:
         self._life = 0  # counts the stops: a step of an earlier life has no end
         self._fresh: list[Request] = []  # decode without having had a token
 
+    @property
+    def kv_tokens(self) -> float:
+        """What its memory holds."""
+        return self._spec.kv_tokens
+
     def prefill(self, prefill: Prefill) -> None:
         """Queue a prompt; a stopped engine loses it."""
         if not self._is_stopped:
@@ -118,9 +149,13 @@ class SharedInstance:
         """Take over a request whose KV is here."""
         if self._is_stopped:
             return
-        self._joining.append(request)
+        self._joining.append(Prefill(request, 0, request.num_prompt_tokens, stays=True))
         if not self._is_stepping:
             self._step()
+
+    def forget(self, request: Request) -> None:
+        """A prompt that still waits is not computed."""
+        self._queue = deque(one for one in self._queue if one.request is not request)
 
     def stop(self) -> None:
         """Lose everything; nobody is told."""
@@ -138,28 +173,48 @@ class SharedInstance:
     # Prefill side
 
     def _start_prompt(self) -> None:
-        if self._current is None and self._queue and self._has_room(self._queue[0].request):
-            self._current = self._queue.popleft()
-            request = self._current.request
-            request.prefill_start = self._moved_at = self._timeline.now
-            self._work_left = self._spec.prefill.seconds(self._current.new, self._current.cached)
-            if not self._is_stepping:
-                self._share()
+        if self._current is not None or not self._queue or not self._has_room(self._queue[0]):
+            return
+        self._current = self._queue.popleft()
+        self._moved_at = self._timeline.now
+        self._work_left = self._spec.prefill.seconds(self._current.new, self._current.cached)
+        if not self._is_stepping:
+            self._share()
+        if not self._current.owed:
+            self._current.request.prefill_start = self._timeline.now
             self._callbacks.on_last_chunk(self._current, self._work_left / max(self._speed, 1e-9))
-            self._await_prompt()
+        self._await_prompt()
 
-    def _has_room(self, request: Request) -> bool:
-        held = self._batch.reserved + sum(_held(one) for one in self._joining)
-        fits = held + _held(request) <= self._spec.kv_tokens or not held
+    def _has_room(self, prefill: Prefill) -> bool:
+        if self._spec.preempts:
+            held = self._batch.context + self._joining_tokens()
+            asked = self._batch.num + prefill.num_tokens + 1
+        else:
+            held = self._batch.reserved + sum(_held(one.request) for one in self._joining)
+            asked = _held(prefill.request)
+        fits = held + asked <= self._spec.kv_tokens or not held
         return fits and self._batch.num + len(self._joining) < self._spec.max_batch
+
+    def _joining_tokens(self) -> int:
+        return sum(one.num_tokens for one in self._joining)
+
+    def _make_room(self) -> None:
+        """Preempt whoever joined last until the next step fits beside the prompt under way."""
+        if not self._spec.preempts:
+            return
+        prompts = self._joining_tokens() + (self._current.num_tokens if self._current else 0)
+        while self._batch.num > 1 and self._batch.context + self._batch.num + prompts > self._spec.kv_tokens:
+            self._queue.appendleft(give_up_latest(self._batch, self._timeline.now))
 
     def _move(self) -> None:
         """Let the current prompt be computed until now."""
-        passed = self._timeline.now - self._moved_at
-        self._moved_at = self._timeline.now
+        before, self._moved_at = self._moved_at, self._timeline.now
+        passed = self._moved_at - before
         if self._current is not None:
             self._work_left -= passed * self._speed
-            self.busy_seconds += 0.0 if self._is_stepping else passed
+            self.held.add(before, self._moved_at, passed * self._current.num_tokens)
+            if not self._is_stepping:
+                self.busy.add(before, self._moved_at, passed)
 
     def _await_prompt(self) -> None:
         self._version += 1
@@ -174,13 +229,19 @@ class SharedInstance:
         self._move()
         done, self._current = self._current, None
         assert done is not None, "a prompt that nobody computes is not awaited"
-        request, now = done.request, self._timeline.now
-        request.prefill_end = request.transfer_end = request.first_token = now
-        if done.stays and request.num_output_tokens > 1:
-            self._joining.append(request)
+        if done.owed:
+            stall = self._timeline.now - done.since
+            self._gaps.add(stall, 1)
+            done.request.stalls.append(stall)
+        else:
+            request = done.request
+            request.prefill_end = request.transfer_end = request.first_token = self._timeline.now
+        if done.stays and (done.owed or done.request.num_output_tokens) > 1:
+            self._joining.append(done)
         elif done.stays:
-            self._ended(request)
-        self._callbacks.on_prefilled(done)
+            self._ended(done.request)
+        if not done.owed:
+            self._callbacks.on_prefilled(done)
         self._start_prompt()
         if not self._is_stepping:
             self._step()
@@ -197,6 +258,7 @@ class SharedInstance:
         self._await_prompt()
 
     def _step(self) -> None:
+        self._make_room()
         while self._joining and (self._batch.num < self._spec.max_batch):
             self._join(self._joining.popleft())
         self._is_stepping = bool(self._batch.num)
@@ -205,11 +267,16 @@ class SharedInstance:
             seconds = self._batch.seconds(1) / self._interference.decode_speed(self._sharing.partition)
             self._timeline.at(self._timeline.now + seconds, self._stepped, (seconds, self._life))
 
-    def _join(self, request: Request) -> None:
+    def _join(self, prefilled: Prefill) -> None:
         """One whose KV came from elsewhere has had no token: its last prompt token is computed again."""
+        request = prefilled.request
+        if prefilled.owed:
+            self._batch.join(request, prefilled.num_tokens, prefilled.owed - 1)
+            return
         request.decode_start = self._timeline.now
         has_token = not math.isnan(request.first_token)
-        self._batch.join(request, request.num_prompt_tokens, request.num_output_tokens - has_token)
+        num_tokens = request.num_output_tokens - has_token
+        self._batch.join(request, request.num_prompt_tokens, num_tokens, has_token=has_token)
         if not has_token:
             self._fresh.append(request)
 
@@ -217,12 +284,14 @@ class SharedInstance:
         seconds, life = step
         if life != self._life:
             return
-        self.busy_seconds += seconds
-        self._gaps.add(seconds, self._batch.num)
+        now = self._timeline.now
+        self.busy.add(now - seconds, now, seconds)
+        self.held.add(now - seconds, now, seconds * self._batch.context)
+        self._gaps.add(seconds, self._batch.num_gaps(1))
         for request in self._fresh:
             request.first_token = self._timeline.now
         self._fresh.clear()
-        for request in self._batch.advance(1):
+        for request in self._batch.advance(1, seconds):
             self._ended(request)
         self._start_prompt()
         self._step()

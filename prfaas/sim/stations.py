@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.errors import ConfigError
 from prfaas.model.decoding import decode_capacity
@@ -17,6 +17,8 @@ from prfaas.model.plan import Plan
 from prfaas.model.workload import Workload
 from prfaas.scheduler.threshold import prefill_site
 from prfaas.sim.deployed import threshold_tokens
+from prfaas.sim.lossy_path import LossyPath
+from prfaas.sim.meter import Load
 from prfaas.sim.pool import Ended, Pool, Started
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
@@ -30,7 +32,7 @@ class StationSettings:
     slot was free, 0 being the paper's account, in which prefill makes it."""
 
     num_layers: int = 1
-    rtt_seconds: float = 0.0
+    path: LossyPath = field(default_factory=LossyPath)
     first_token_steps: int = 1
 
 
@@ -53,8 +55,8 @@ class Stations:
         for cluster in deployment.prfaas:
             self._remote_seconds = cluster.profile.prefill.seconds
             self.remote = self._prefill_pool(cluster.num_instances, self._remote_started, self._remote_ended)
-            self.egress = Egress(self.timeline, deployment.egress(cluster))
-        link = self.egress.link(math.inf, rtt_seconds=self.settings.rtt_seconds)
+            self.egress = Egress(self.timeline, self.settings.path.carried(deployment.egress(cluster)))
+        link = self.egress.link(math.inf, rtt_seconds=self.settings.path.rtt_seconds)
         self._transfers = Transfers(self.timeline, self.egress, link, num_layers=self.settings.num_layers)
         capacity = decode_capacity(pd, deployment, workload)
         slots = _whole(split.num_decode) * capacity.max_batch
@@ -77,6 +79,12 @@ class Stations:
         pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
         shares = {name: pool.busy_seconds / pool.num_servers / seconds for name, pool in pools.items() if pool}
         return shares | ({"egress": self.egress.busy_seconds / seconds} if self.remote else {})
+
+    def loads(self) -> dict[str, Load]:
+        """How busy each station is, and the egress in bytes/s."""
+        pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
+        found = {f"busy {name}": Load([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
+        return found | ({"egress": Load([self.egress.sent])} if self.remote else {})
 
     def _await_next(self) -> None:
         request = next(self._arriving, None)

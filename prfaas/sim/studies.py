@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
-from prfaas.sim import overlap_study
+from prfaas.sim import overlap_study, search_study
+from prfaas.sim.conversations import recorded
 from prfaas.sim.parallel import Progress, on_all_cores
 from prfaas.sim.ppd import experiment as ppd
+from prfaas.sim.ppd import figures
 from prfaas.sim.ppd.deployments import GRID
 from prfaas.sim.rapid import study as rapid
 from prfaas.sim.run import simulate
 from prfaas.sim.scenario import VARIANTS, Scenario
 
 LOADS = ("50%", "80%", "90%", "95%")
+SAME_LOAD = "1.9req/s"  # 94 % of what the homogeneous deployment sustains
 TPOT_WEIGHTS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0)
 
 Row = tuple[str | float, ...]
@@ -52,14 +57,25 @@ def _shown(cell: str | float) -> str:
 
 
 def queueing(progress: Progress) -> list[Table]:
-    """TTFT of the case study's three deployments, each at shares of its own exact capacity."""
+    """TTFT of the case study's three deployments, each at shares of its own exact capacity, then all at `SAME_LOAD`."""
     scenarios = [Scenario(variant=variant, load=load, requests=60_000) for load in LOADS for variant in VARIANTS]
     runs = on_all_cores(simulate, scenarios, progress)
     rows = tuple(
         (run.scenario.load, run.scenario.variant, run.rate, run.summary.ttft.mean, run.summary.ttft.quantile(0.9))
         for run in runs
     )
-    return [Table("TTFT with queues", ("load", "deployment", "req/s", "mean (s)", "P90 (s)"), rows)]
+    columns = ("load", "deployment", "req/s", "mean (s)", "P90 (s)")
+    return [Table("TTFT with queues", columns, rows), _same_arrivals(progress)]
+
+
+def _same_arrivals(progress: Progress) -> Table:
+    scenarios = [Scenario(variant=variant, load=SAME_LOAD, requests=60_000) for variant in VARIANTS]
+    runs = on_all_cores(simulate, scenarios, progress)
+    rows = tuple(
+        (run.scenario.variant, run.summary.ttft.mean, run.summary.ttft.quantile(0.9), run.setup.capacity)
+        for run in runs
+    )
+    return Table("TTFT at the same arrivals", ("deployment", "mean (s)", "P90 (s)", "capacity (req/s)"), rows)
 
 
 def rapid_serve(progress: Progress) -> list[Table]:
@@ -73,13 +89,31 @@ def rapid_serve(progress: Progress) -> list[Table]:
         (one.model, one.trace.name, *(one.goodput_gain(name) or "baseline near 0" for name in baselines))
         for one in cells
     )
+    loads: Rows = tuple(
+        (one.model, one.trace.name, system, run.arrivals, run.throughput, run.goodput, run.itl.mean)
+        for one in cells
+        for system, runs in one.runs.items()
+        for run in runs
+    )
     where = ("model", "trace")
     return [
         Table("RAPID-Serve's ratios", ("ratio", "printed", "twin", "may differ by"), claims),
         Table("Sustained (req/s)", (*where, *cells[0].sustained), sustained),
         Table("Mean throughput gain of the shared node over", (*where, *baselines), gains),
         Table("Goodput gain of the shared node over", (*where, *baselines), goodput),
+        Table("Over the load", (*where, "system", "asked", "served", "goodput", "ITL (s)"), loads),
     ]
+
+
+def rapid_sensitivity(progress: Progress) -> list[Table]:
+    """RAPID-Serve's gains under other speeds of an over-allocated prefill."""
+    rows: Rows = tuple(
+        (one.name, speed, one.found, "yes" if one.holds else "no")
+        for speed, its in rapid.sensitivity(progress).items()
+        for one in its[-2:]
+    )
+    columns = ("gain", "over-allocated prefill", "twin", "within the band")
+    return [Table("By the speed of an over-allocated prefill", columns, rows)]
 
 
 def overlap(progress: Progress) -> list[Table]:
@@ -137,14 +171,96 @@ def ppd_weights(progress: Progress) -> list[Table]:
     return [Table("1P_3D, w_ttft = 1", ("w_tpot", "local share of cells"), tuple(rows))]
 
 
+_LATENCY_COLUMNS = (
+    "conversations", "configuration", "QPS", "later turns", "latency (s)", "P50", "P90", "over 30 s", "preempted", "local"
+)  # fmt: skip
+
+
+def ppd_figures(progress: Progress, chats: figures.Chats | None = None) -> list[Table]:
+    """Figures 1, 4 and 5 of PPD's paper: frontiers, latency over load, what weighing TPOT trades.
+
+    The conversations of 4 and 5 are drawn, where none are given, from what the authors' measurements show of theirs.
+    """
+    chats = chats or figures.drawn()
+    frontier: Rows = tuple(
+        (
+            f"{case.qps:g} conversations/s",
+            case.configuration,
+            "D-local capable" if figures.prefills_later_turns(case.configuration) else "baseline",
+            its.tokens_per_second,
+            its.ttft_p99_seconds,
+        )
+        for case, its in figures.frontiers(progress)
+    )
+    tables = figures.tables_of_splits(progress)
+    latency: Rows = tuple(
+        (
+            name,
+            case.configuration,
+            case.qps,
+            _mode(case),
+            *_latency(its),
+            its.num_late,
+            its.num_preemptions,
+            its.local_ratio,
+        )
+        for name, case, its in figures.latencies(chats, tables, progress)
+    )
+    trade: Rows = tuple(
+        (name, 1000 * its.later_ttft_seconds, 1000 * its.later_tpot_seconds, its.local_ratio)
+        for name, _, its in figures.trade_off(chats, tables[1, 3], progress)
+    )
+    return [
+        Table("PPD, Figure 1", ("load", "configuration", "kind", "tokens/s", "P99 TTFT (s)"), frontier),
+        Table("PPD, Figure 4", _LATENCY_COLUMNS, latency),
+        Table("PPD, Figure 5", ("later turns", "TTFT (ms)", "TPOT (ms)", "local"), trade),
+    ]
+
+
+def _latency(its: figures.Outcome) -> tuple[float, float, float]:
+    return its.latency.mean, its.latency.quantile(0.5), its.latency.quantile(0.9)
+
+
+def _mode(case: figures.Case) -> str:
+    return "by the table" if case.later and case.later.table else "x = 0"
+
+
+def searches(progress: Progress) -> list[Table]:
+    """Figure 5 of PrfaaS: capacity over the split and over t, solved and simulated."""
+    splits, thresholds = search_study.search(progress)
+    by_split: Rows = tuple((one.num_prefill, one.solved, one.served) for one in splits)
+    by_threshold: Rows = tuple((one.threshold_tokens, one.solved, one.served) for one in thresholds)
+    figures_of = ("solver (req/s)", "twin (req/s)")
+    return [
+        Table("t = 19.4K, N_p of 8", ("N_p", *figures_of), by_split),
+        Table("N_p = 3, t", ("t (tokens)", *figures_of), by_threshold),
+    ]
+
+
+def ppd_figures_of(path: Path) -> Study:
+    """The same with the conversations of a file.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    return partial(ppd_figures, chats={path.stem: figures.multi_turn(recorded(path))})
+
+
 Study = Callable[[Progress], list[Table]]
 STUDIES: Mapping[str, Study] = MappingProxyType({
     "queueing": queueing,
     "rapid": rapid_serve,
+    "rapid-sensitivity": rapid_sensitivity,
     "overlap": overlap,
+    "search": searches,
     "ppd": ppd_grid,
+    "ppd-figures": ppd_figures,
     "ppd-weights": ppd_weights,
 })  # fmt: skip
+
+
+# Of the studies those that take conversations of one's own.
+OF_CONVERSATIONS: Mapping[str, Callable[[Path], Study]] = MappingProxyType({"ppd-figures": ppd_figures_of})
 
 
 def shown(tables: Sequence[Table]) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prfaas.model.curve import FloatArray
-from prfaas.sim.over_time import requests_over_time
+from prfaas.sim.meter import Load
+from prfaas.sim.over_time import loads_over_time, requests_over_time
 from prfaas.sim.request import Request
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -39,6 +40,8 @@ class Slo:
     ttft_seconds: float | None = None
     ttft_seconds_per_thousand: float | None = None
     tpot_seconds: float | None = None
+    itl_seconds: float | None = None  # of the P95 of a request's own gaps
+    attained_ratio: float = 0.0  # so many requests must meet it, else nothing is good
 
     def met(self, request: Request) -> bool:
         """Whether a request that ended meets all of them."""
@@ -47,14 +50,17 @@ class Slo:
             bounds.append(self.ttft_seconds_per_thousand * -(-request.num_prompt_tokens // 1000))
         if any(request.ttft > bound for bound in bounds):
             return False
-        return self.tpot_seconds is None or request.tpot <= self.tpot_seconds
+        if self.tpot_seconds is not None and request.tpot > self.tpot_seconds:
+            return False
+        return self.itl_seconds is None or request.gap_quantile(0.95) <= self.itl_seconds
 
 
 @dataclass(frozen=True)
 class Summary:
     """`throughput`, `goodput` and `arrivals` are requests per second, between the warm-up's end and the last arrival.
 
-    `success_ratio` is the share of requests whose last token came within the time-out. `utilisation` is by station.
+    `success_ratio` is the share of requests whose last token came within the time-out. `utilisation` is by station;
+    `over_time` also has the `Load`s.
     """
 
     num_requests: int
@@ -71,6 +77,12 @@ class Summary:
     egress_bytes_per_second: float
     utilisation: Mapping[str, float] = field(default_factory=dict)
     retried_ratio: float = 0.0  # of the requests, those that were sent again
+    attainment: float = 1.0  # share of the requests that meet the objectives
+    cached_ratio: float = 0.0  # of the prompts' tokens, those that were found where they were prefilled
+    stale_ratio: float = 0.0  # of the requests, those of whose prefix less was there than the index had said
+    memory: Mapping[str, float] = field(default_factory=dict)  # share of the KV memory held, by cluster and role
+    preempted_ratio: float = 0.0  # of the requests, those that gave their KV up at least once
+    num_preemptions: int = 0
     over_time: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `over_time.py`
 
 
@@ -107,6 +119,7 @@ def summarise(
     gaps: tuple[FloatArray, FloatArray] | None = None,
     egress_bytes: float = 0.0,
     utilisation: Mapping[str, float] | None = None,
+    loads: Mapping[str, Load] | None = None,
 ) -> Summary:
     """The summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]
@@ -115,11 +128,15 @@ def summarise(
     in_time = [one for one in counted if one.end_to_end <= counting.timeout_seconds]
     ended = sum(1 for one in requests if start < one.decode_end <= end)
     reasons = Counter(one.reason for one in counted)
+    attainment = sum(1 for one in in_time if counting.slo.met(one)) / len(counted)
+    prompts = sum(one.num_prompt_tokens for one in counted)
+    memory = {name: load for name, load in (loads or {}).items() if name.startswith("memory ")}
     return Summary(
         num_requests=len(counted),
         arrivals=(len(counted) - 1) / span,
         throughput=ended / span,
-        goodput=sum(1 for one in in_time if counting.slo.met(one)) / len(counted) * ended / span,
+        goodput=attainment * ended / span if attainment >= counting.slo.attained_ratio else 0.0,
+        attainment=attainment,
         success_ratio=len(in_time) / len(counted),
         ttft=_of(in_time, lambda one: one.ttft),
         tpot=_of([one for one in in_time if one.num_output_tokens > 1], lambda one: one.tpot),
@@ -129,8 +146,13 @@ def summarise(
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
         egress_bytes_per_second=egress_bytes / max(end, 1e-12),
         utilisation=dict(utilisation or {}),
-        over_time=requests_over_time(requests, end),
+        over_time=requests_over_time(requests, end) | loads_over_time(loads or {}, end),
+        memory={name: load.over(np.array([0.0, end]))[0] for name, load in memory.items()},
+        cached_ratio=sum(one.num_found_tokens for one in counted) / prompts,
+        stale_ratio=sum(1 for one in counted if one.num_found_tokens < one.num_known_tokens) / len(counted),
         retried_ratio=sum(1 for one in counted if one.num_retries) / len(counted),
+        preempted_ratio=sum(1 for one in counted if one.num_preemptions) / len(counted),
+        num_preemptions=sum(one.num_preemptions for one in counted),
     )
 
 

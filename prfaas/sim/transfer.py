@@ -18,14 +18,26 @@ class Transfers:
     the last layer goes alone, at the prefill's end.
     """
 
-    def __init__(self, timeline: Timeline, egress: Egress, link: Link, *, num_layers: int) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        egress: Egress,
+        link: Link,
+        *,
+        num_layers: int,
+        is_wanted: Callable[[Request], bool] = lambda _: True,
+    ) -> None:
+        self._is_wanted = is_wanted
         self._timeline, self._egress, self._link = timeline, egress, link
         self._pieces = list(_pieces(num_layers))
 
     def start(
         self, request: Request, num_bytes: float, *, prefill_seconds: float, arrived: Callable[[Request], None]
     ) -> None:
-        """The prefill starts now and takes so long; `arrived(request)` once every byte is there."""
+        """The prefill starts now and takes so long; `arrived(request)` once every byte is there.
+
+        A piece that is due when `is_wanted` denies its request does not leave.
+        """
         left = [len(self._pieces)]
 
         def one_arrived(request: Request) -> None:
@@ -40,7 +52,8 @@ class Transfers:
 
     def _send(self, piece: tuple[Request, float, Callable[[Request], None]]) -> None:
         request, num_bytes, arrived = piece
-        self._egress.send(self._link, num_bytes, arrived, request)
+        if self._is_wanted(request):
+            self._egress.send(self._link, num_bytes, arrived, request)
 
 
 def _pieces(num_layers: int) -> Iterator[tuple[float, float]]:

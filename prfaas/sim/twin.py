@@ -4,81 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from prfaas.errors import ConfigError
-from prfaas.model.curve import Curve
 from prfaas.scheduler.route import Decision, route
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.sim.caches import CacheRules, Caches
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts
+from prfaas.sim.blueprint import FollowUp, Node, Rules, Watch, Wires
+from prfaas.sim.caches import Caches
 from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, EngineSpec, Instance, Prefill
+from prfaas.sim.instance import Callbacks, Instance, Prefill
+from prfaas.sim.link_changes import LinkChange, Shares
+from prfaas.sim.link_watch import LinkWatch
+from prfaas.sim.meter import Load
 from prfaas.sim.operations import Operations, Outage, RoleChange
 from prfaas.sim.request import Request
-from prfaas.sim.shared_instance import SharedInstance, SharingSpec
+from prfaas.sim.shared_instance import SharedInstance
 from prfaas.sim.timeline import Timeline
 from prfaas.sim.transfer import Transfers
 from prfaas.sim.wire import Egress
 from prfaas.types import AgentName, ClusterName, InstanceId
 
-FollowUp = Callable[[Request, float], Request | None]  # the request that an answer calls forth, given when it ended
-Watch = Callable[[Snapshot, RequestFacts, Decision], None]  # sees every decision with what it was made from
-Assign = Callable[[Request], tuple[Snapshot, frozenset[InstanceId]]]
-DEFAULT_CACHE_BLOCKS = 1 << 16
 _NOBODY: frozenset[InstanceId] = frozenset()
 
 
-@dataclass(frozen=True)
-class Node:
-    """One machine with one engine: what the scheduler knows of it, how it computes, what its cache may hold.
-
-    With `sharing` it prefills and decodes at the same time.
-    """
-
-    state: InstanceState
-    spec: EngineSpec
-    cache_blocks: int = DEFAULT_CACHE_BLOCKS
-    sharing: SharingSpec | None = None
-
-
-@dataclass(frozen=True)
-class Wires:
-    """What carries KV: S_kv(l), each cluster's egress to others, each node's rate within its cluster.
-
-    `setup_seconds` pass before each transfer's first byte. With `sends_all` also what the receiver holds is sent.
-    """
-
-    kv: Curve
-    egress_bytes_per_second: Mapping[ClusterName, float]
-    intra_bytes_per_second: float = math.inf
-    rtt_seconds: float = 0.0
-    setup_seconds: float = 0.0
-    num_layers: int = 1
-    sends_all: bool = False
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The snapshot's fixed part, and what stands before the engines.
-
-    A request takes `overhead_seconds` and `overhead_per_token_seconds` for each prompt token before its engine has it.
-    No more than `max_sessions` conversations are under way; the others wait before they are routed. `assign` gives a
-    request rules of its own, and the decode instances that it may not go to.
-    """
-
-    snapshot: Snapshot
-    caches: CacheRules = field(default_factory=CacheRules)
-    overhead_seconds: float = 0.0
-    overhead_per_token_seconds: float = 0.0
-    max_sessions: float = math.inf
-    assign: Assign | None = None
-    operations: Operations = field(default_factory=Operations)
+def _refuse_unknown(what: str, named: Collection[str], known: Collection[str]) -> None:
+    if unknown := set(named) - set(known):
+        raise ConfigError(f"no {what} {', '.join(sorted(unknown))}; there are {', '.join(sorted(known)) or 'none'}")
 
 
 class Twin:
-    """A deployment at work. `requests` are all that have arrived, in that order; `gaps` their inter-token gaps."""
+    """A deployment at work. `requests` are all that have arrived, in that order; `gaps` their inter-token gaps;
+    `area` is the time integral of how many were here."""
 
     def __init__(
         self,
@@ -99,16 +57,35 @@ class Twin:
         room = {node.state.agent: node.cache_blocks for node in self._nodes.values()}
         self._caches = Caches(self.timeline, rules.caches, room)
         self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
+        self._groups: dict[str, list[Instance | SharedInstance]] = {}  # by the role at the start
+        for node in self._nodes.values():
+            group = f"{node.state.cluster} {node.state.role}"
+            self._groups.setdefault(group, []).append(self.instances[node.state.instance])
         self._session_agent: dict[int, AgentName] = {}
         self._decisions: dict[Request, Decision] = {}
         self.egress = {
             name: Egress(self.timeline, wires.egress_bytes_per_second.get(name, math.inf))
             for name in dict.fromkeys(state.cluster for state in self._states)
         }
+        self._shares = {
+            name: Shares(egress, egress.bytes_per_second)
+            for name, egress in self.egress.items()
+            if math.isfinite(egress.bytes_per_second)
+        }
+        self.links = LinkWatch(
+            self.timeline,
+            {name: self.egress[name] for name in self._shares},
+            list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
+            under_way=self._decisions,
+            threshold_tokens=rules.snapshot.threshold_tokens,
+            loss_ratio=wires.loss_ratio,
+        )
         self._paths: dict[tuple[InstanceId, ClusterName], Transfers] = {}
         self._arriving: Iterator[Request] = iter(())
         self._outside: deque[Request] = deque()
         self._num_sessions = 0
+        self.area = 0.0
+        self._present, self._present_since = 0, 0.0
         self._dead: set[InstanceId | None] = set()
         self._draining: dict[InstanceId, RoleChange] = {}
         self._plan_operations(rules.operations)
@@ -120,6 +97,16 @@ class Twin:
         prefills = node.state.role == "prefill"
         spec = replace(node.spec, decode=None, chunk_tokens=None) if prefills else node.spec
         return Instance(self.timeline, spec, callbacks, self.gaps)
+
+    def loads(self) -> dict[str, Load]:
+        """How busy each cluster's instances of a role are, how full their KV memory is, and each egress in bytes/s."""
+        found: dict[str, Load] = {}
+        for group, engines in self._groups.items():
+            found[f"busy {group}"] = Load([one.busy for one in engines], len(engines))
+            room = sum(one.kv_tokens for one in engines)
+            if math.isfinite(room):
+                found[f"memory {group}"] = Load([one.held for one in engines], room)
+        return found | {f"egress {name}": Load([self.egress[name].sent]) for name in self._shares}
 
     def run(self, requests: Iterable[Request]) -> None:
         """Take these requests, which ascend by arrival, and what follows them, and let all of them end. Once."""
@@ -144,20 +131,28 @@ class Twin:
             self._outside.append(request)
 
     def _arrive(self, request: Request) -> None:
+        self._count_present(1)
+        request.admitted = self.timeline.now
         self.requests.append(request)
         self._route(request)
 
     def _route(self, request: Request) -> None:
         base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, _NOBODY)
-        snapshot, facts = replace(base, instances=tuple(self._states)), self._facts(request, excluded)
+        snapshot = replace(base, instances=tuple(self._states), **self.links.fields)
+        facts = self._facts(request, excluded)
         decision = route(snapshot, facts)
         if self._watch is not None:
             self._watch(snapshot, facts, decision)
         request.reason = decision.reason
         if decision.decode is None:
+            self._count_present(-1)
             self._end_session()
             return
+        where = self._nodes[decision.prefill or decision.decode].state.agent
+        request.num_known_tokens = min(facts.cached_at(where), request.num_prompt_tokens - 1)
         self._decisions[request] = decision
+        if self.rules.follows_congestion and self._shares:
+            self.links.wake()
         for name in {decision.decode, decision.prefill or decision.decode}:
             self._count(name, 1)
         self._session_agent[request.session] = self._nodes[decision.decode].state.agent
@@ -176,6 +171,10 @@ class Twin:
             seed=request.index + 1,
         )
 
+    def _count_present(self, change: int) -> None:
+        self.area += self._present * (self.timeline.now - self._present_since)
+        self._present, self._present_since = self._present + change, self.timeline.now
+
     def _count(self, name: InstanceId, change: int) -> None:
         position = self._position[name]
         state = self._states[position]
@@ -191,6 +190,7 @@ class Twin:
         name = decision.prefill or decision.decode
         cached = self._caches.usable(request, self._nodes[name].state.agent)
         new = request.num_prompt_tokens - cached
+        request.num_found_tokens = cached
         self.instances[name].prefill(Prefill(request, new, cached, stays=decision.prefill is None))
 
     def _send(self, prefill: Prefill, seconds: float) -> None:
@@ -219,7 +219,9 @@ class Twin:
             rate = wires.intra_bytes_per_second
             egress = Egress(self.timeline, rate) if within else self.egress[source.cluster]
             link = egress.link(math.inf, rtt_seconds=0.0 if within else wires.rtt_seconds)
-            known = Transfers(self.timeline, egress, link, num_layers=wires.num_layers)
+            known = Transfers(
+                self.timeline, egress, link, num_layers=wires.num_layers, is_wanted=self._decisions.__contains__
+            )
             self._paths[source.instance, target] = known
         return known
 
@@ -252,6 +254,7 @@ class Twin:
     def _answered(self, request: Request) -> None:
         decision = self._decisions.pop(request)
         assert decision.decode is not None
+        self._count_present(-1)
         self._count(decision.decode, -1)
         self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks_after)
         following = self._follow_up(request, self.timeline.now) if self._follow_up else None
@@ -269,13 +272,19 @@ class Twin:
     # Operations
 
     def _plan_operations(self, operations: Operations) -> None:
-        known = {one.instance for one in operations.outages} | {one.instance for one in operations.role_changes}
-        if unknown := known - self._nodes.keys():
-            raise ConfigError(f"no instance {', '.join(sorted(unknown))}; there are {', '.join(sorted(self._nodes))}")
+        named = {one.instance for one in operations.outages} | {one.instance for one in operations.role_changes}
+        _refuse_unknown("instance", named, self._nodes)
+        only_prefill = {state.instance for state in self._states if state.cluster_kind == "prfaas"}
+        for change in operations.role_changes:
+            if change.instance in only_prefill:
+                raise ConfigError(f"role_changes: {change.instance} is of a PrfaaS cluster, which only prefills")
+        _refuse_unknown("cluster with egress", {one.cluster for one in operations.link_changes}, self._shares)
         for outage in operations.outages:
             self.timeline.at(outage.start, self._die, outage)
         for change in operations.role_changes:
             self.timeline.at(change.start, self._drain, change)
+        for link in operations.link_changes:
+            self.timeline.at(link.start, self._change_link, link)
 
     def _set(self, name: InstanceId, **fields: Any) -> None:
         position = self._position[name]
@@ -298,12 +307,35 @@ class Twin:
             if has_lost:
                 self._send_again(request, decision)
 
+    def _change_link(self, change: LinkChange) -> None:
+        self._shares[change.cluster].begin(change)
+        if change.seconds > self.rules.operations.notice_seconds and not change.share:
+            moment = self.timeline.now + self.rules.operations.notice_seconds
+            self.timeline.at(moment, self._notice_link, change.cluster)
+        self.timeline.at(self.timeline.now + change.seconds, self._end_link_change, change)
+
+    def _notice_link(self, cluster: ClusterName) -> None:
+        """Nothing has come over a cluster's links for long enough: what was to come from there is prefilled elsewhere."""
+        self.links.set_down(cluster, is_down=True)
+        for request, decision in list(self._decisions.items()):
+            source = decision.prefill and self._nodes[decision.prefill].state.cluster
+            if source == cluster and math.isnan(request.transfer_end):
+                self._send_again(request, decision)
+        self.egress[cluster].drop(lambda request: request not in self._decisions)
+
+    def _end_link_change(self, change: LinkChange) -> None:
+        shares = self._shares[change.cluster]
+        shares.end(change)
+        if not shares.is_down:
+            self.links.set_down(change.cluster, is_down=False)
+
     def _send_again(self, request: Request, decision: Decision) -> None:
         del self._decisions[request]
         assert decision.decode is not None
         self._count(decision.decode, -1)
         if decision.prefill is not None and math.isnan(request.prefill_end):
             self._count(decision.prefill, -1)
+            self.instances[decision.prefill].forget(request)
         again = request.again()
         self.requests[self.requests.index(request)] = again
         self._route(again)
@@ -327,4 +359,6 @@ class Twin:
         name = change.instance
         self._set(name, role=change.role, healthy=True)
         self._nodes[name] = replace(self._nodes[name], state=self._states[self._position[name]])
-        self.instances[name] = self._engine(self._nodes[name])
+        before, after = self.instances[name], self._engine(self._nodes[name])
+        after.busy, after.held = before.busy, before.held
+        self.instances[name] = after

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from prfaas.sim.meter import Meter
 from prfaas.sim.timeline import Timeline
 
 Arrived = Callable[[Any], None]
@@ -15,7 +16,8 @@ _ROUNDING = 1e-12  # what a moment in seconds, as a float, may be wrong by, rela
 
 class Link:
     """One path. `served` is how many bytes each flow that was there all along would have sent: a flow of S bytes that
-    joined at `served` = v is done at v + S. `bytes_in` were handed to it, `bytes_out` have left it."""
+    joined at `served` = v is done at v + S. `bytes_in` were handed to it, `bytes_out` have left it (of a flow that is not
+    done, once it is)."""
 
     def __init__(self, rate: float, rtt_seconds: float) -> None:
         self.rate = rate
@@ -36,6 +38,8 @@ class Egress:
     def __init__(self, timeline: Timeline, bytes_per_second: float) -> None:
         self.bytes_per_second = bytes_per_second
         self.busy_seconds = 0.0
+        self.sent = Meter()  # bytes, also of flows that are not done
+        self.bytes_dropped = 0.0  # of flows that were given up, what had not left
         self.links: list[Link] = []
         self._timeline = timeline
         self._moved_at = 0.0
@@ -52,6 +56,7 @@ class Egress:
         link.bytes_in += num_bytes
         if math.isinf(min(link.rate, self.bytes_per_second)):
             link.bytes_out += num_bytes
+            self.sent.add(self._timeline.now, self._timeline.now, num_bytes)
             self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
             return
         self._move()
@@ -59,12 +64,38 @@ class Egress:
         heapq.heappush(link.flows, (link.served + num_bytes, self._sent, num_bytes, arrived, argument))
         self._share()
 
+    def set_rate(self, bytes_per_second: float) -> None:
+        """Carry so much together from here on; 0: nothing, and what is under way waits."""
+        self._move()
+        self.bytes_per_second = bytes_per_second
+        self._share()
+
+    def drop(self, is_unwanted: Callable[[Any], bool]) -> None:
+        """Give up the flows whose argument nobody waits for any more."""
+        self._move()
+        for link in self.links:
+            for done_at, _, num_bytes, _, argument in link.flows:
+                if is_unwanted(argument):
+                    left = done_at - link.served
+                    link.bytes_out += num_bytes - left
+                    self.bytes_dropped += left
+            link.flows = [flow for flow in link.flows if not is_unwanted(flow[4])]
+            heapq.heapify(link.flows)
+        self._share()
+
+    def queued_bytes(self) -> float:
+        """What has been handed over and has not left yet."""
+        self._move()
+        return math.fsum(flow[0] - link.served for link in self.links for flow in link.flows)
+
     def _move(self) -> None:
         """Let the flows send until now."""
-        passed = self._timeline.now - self._moved_at
-        self._moved_at = self._timeline.now
-        if passed and any(link.flows for link in self.links):
+        before, self._moved_at = self._moved_at, self._timeline.now
+        passed = self._moved_at - before
+        if passed and self.bytes_per_second and any(link.flows for link in self.links):
             self.busy_seconds += passed
+            rate = sum(link.flow_rate * len(link.flows) for link in self.links)
+            self.sent.add(before, self._moved_at, rate * passed)
             for link in self.links:
                 link.served += link.flow_rate * passed
 
@@ -77,7 +108,7 @@ class Egress:
             left -= link.flow_rate * len(link.flows)
             num_flows -= len(link.flows)
         self._wake += 1
-        if active:
+        if active and self.bytes_per_second:
             after = min((link.flows[0][0] - link.served) / link.flow_rate for link in active)
             self._timeline.at(self._timeline.now + max(after, 0.0), self._done, self._wake)
 

@@ -23,7 +23,7 @@ class PrefillOnShare:
     """One measurement, beside decode steps that run on the rest."""
 
     tokens: int = setting("tokens", required=True, minimum=1, doc="Tokens of the prompt.")
-    share: float = setting("ratio", required=True, doc="Prefill's share of the compute units.")
+    share: float = setting("ratio", required=True, doc="Prefill's share of the compute units; 1: both may use all.")
     seconds: float = setting("seconds", required=True, minimum=1e-9, doc="How long the prefill took.")
 
 

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from prfaas.errors import ConfigError
+from prfaas.solve.figure_file import save
 from prfaas.solve.study import Study
 from prfaas.solve.surfaces import (
     Frontier,
@@ -26,7 +27,6 @@ from prfaas.solve.surfaces import (
 # A palette that stays apart in greyscale and for colour-blind readers (Okabe and Ito).
 _REMOTE, _LOCAL, _DECODE, _SYSTEM = "#0072B2", "#E69F00", "#009E73", "#000000"
 _SIZE = (6.4, 4.0)
-_DPI = 120
 
 
 def write_all(study: Study, folder: Path) -> list[Path]:
@@ -53,11 +53,7 @@ def _write(path: Path, draw: Callable[[Axes, Figure], None]) -> list[Path]:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     draw(axes, figure)
-    files = [path.with_suffix(".svg"), path.with_suffix(".png")]
-    for file in files:
-        metadata = {"Date": None} if file.suffix == ".svg" else {"Software": None}  # the same file for the same plan
-        figure.savefig(file, dpi=_DPI, metadata=metadata)
-    return files
+    return [save(figure, path.with_suffix(suffix)) for suffix in (".svg", ".png")]
 
 
 def _finish(axes: Axes, *, title: str, x: str, y: str) -> None:

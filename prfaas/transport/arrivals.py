@@ -65,6 +65,7 @@ class _Arrival:
     wire_bytes: int = 0
     num_pieces: int = 0  # of what has arrived, disjoint
     ended_at: float | None = None
+    answers: OrderedEvents[tuple[list[Connection], bytes]] = field(default_factory=lambda: OrderedEvents(say_on_any))
 
     @property
     def has_ended(self) -> bool:
@@ -93,44 +94,53 @@ class Arrivals:
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, _Arrival] = {}
         self._num_pieces = 0  # of all of them
-        self._outbox: OrderedEvents[tuple[list[Connection], bytes]] = OrderedEvents(say_on_any)
         self._remembered: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  # what a late OPEN or chunk is answered
 
     # Opening
 
     def open(self, connection: Connection, request: OpenRequest, sizes: ObjectSizes) -> None:
         """A peer opens a transfer, or asks again after it lost a connection."""
-        key = (request.peer_name, request.transfer_id)
-        is_new = False
         with self._changed:
             arrival = self._arrivals.get(request.transfer_id)
-            answer = self._remembered.get(key)
-            if answer is None and arrival is not None:
-                answer = self._again(connection, arrival, request)
-            elif answer is None and len(self._arrivals) >= MAX_TRANSFERS:
-                answer = _error(request.transfer_id, "no_memory", f"{MAX_TRANSFERS} transfers are arriving already")
-            elif answer is None and self._body_bytes() + len(request.open_body) > MAX_OPENING_BYTES:
-                answer = _error(request.transfer_id, "no_memory", "what opens transfers takes too much memory already")
-            elif answer is None:
+            refusal = self._refusal(arrival, request)
+            is_new = refusal is None and arrival is None
+            if is_new:
                 arrival = _Arrival(request, sizes, time.monotonic() + request.deadline_seconds, {connection})
                 self._arrivals[request.transfer_id] = arrival
-                is_new = True
-            if answer:
-                self._outbox.put(([connection], answer))
-        self._tell()
-        if is_new and arrival is not None:
-            self._accept(request, functools.partial(self._decided, arrival))
+            elif refusal is None and arrival is not None:
+                self._again(connection, arrival)
+        if refusal is not None:
+            say(connection, refusal)
+        elif arrival is not None:
+            self._tell(arrival)
+            if is_new:
+                self._accept(request, functools.partial(self._decided, arrival))
+
+    def _refusal(self, arrival: _Arrival | None, request: OpenRequest) -> bytes | None:
+        """How a transfer of this id has ended already, or why it is not taken; `arrival` is the one that is here."""
+        transfer_id = request.transfer_id
+        known = self._remembered.get((request.peer_name, transfer_id))
+        if known is not None:
+            return known
+        if arrival is not None:
+            if arrival.request.peer_name == request.peer_name and not arrival.has_ended:
+                return None
+            return _error(transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
+        if len(self._arrivals) >= MAX_TRANSFERS:
+            return _error(transfer_id, "no_memory", f"{MAX_TRANSFERS} transfers are arriving already")
+        if self._body_bytes() + len(request.open_body) > MAX_OPENING_BYTES:
+            return _error(transfer_id, "no_memory", "what opens transfers takes too much memory already")
+        return None
 
     def _body_bytes(self) -> int:
         return sum(len(its.request.open_body) for its in self._arrivals.values())
 
-    def _again(self, connection: Connection, arrival: _Arrival, request: OpenRequest) -> bytes:
-        """What to answer to an OPEN of a transfer that is here: nothing while the caller has not decided."""
-        if arrival.request.peer_name != request.peer_name or arrival.has_ended:
-            return _error(request.transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
+    def _again(self, connection: Connection, arrival: _Arrival) -> None:
+        """Answer another OPEN of a transfer that is here, once the caller has decided."""
         arrival.connections.add(connection)
         arrival.alone_since = None
-        return _have(arrival) if arrival.assembler else b""
+        if arrival.assembler:
+            arrival.answers.put(([connection], _have(arrival)))
 
     def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
@@ -143,10 +153,10 @@ class Arrivals:
                 arrival.assembler = Assembler(arrival.sizes, ranges_of(decision.held))
                 frame = _have(arrival)
             if not arrival.has_ended:
-                self._outbox.put((list(arrival.connections), frame))
+                arrival.answers.put((list(arrival.connections), frame))
             if arrival.assembler is not None:
                 self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
-        self._tell()
+        self._tell(arrival)
 
     # Chunks
 
@@ -224,7 +234,7 @@ class Arrivals:
                     text = f"{slab} came changed {MAX_ATTEMPTS_PER_CHUNK} times"
                     self._fail(arrival, "checksum", text)
             self._count_pieces(arrival)
-        self._tell()
+        self._tell(arrival)
         return comes_again
 
     def _count_pieces(self, arrival: _Arrival) -> None:
@@ -250,7 +260,7 @@ class Arrivals:
             if header.offset != arrival.assembler.total_bytes:
                 text = f"the sender counts {header.offset} bytes, this side {arrival.assembler.total_bytes}"
                 self._fail(arrival, "protocol", text)
-        self._tell()
+        self._tell(arrival)
 
     # Ending
 
@@ -273,7 +283,7 @@ class Arrivals:
 
     def _end(self, arrival: _Arrival, answer: bytes) -> None:
         arrival.ended_at = time.monotonic()
-        self._outbox.put((list(arrival.connections), answer))
+        arrival.answers.put((list(arrival.connections), answer))
         self._remember(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
     def _remember(self, peer: str, transfer_id: bytes, answer: bytes) -> None:
@@ -295,7 +305,7 @@ class Arrivals:
             arrival = self._arrivals.get(transfer_id)
             if arrival is not None and not arrival.has_ended:
                 self._fail(arrival, reason, message, tell_caller=False)
-        self._tell()
+        self._tell(arrival)
 
     def cancelled(self, peer: str, transfer_id: bytes, ending: Ending) -> None:
         """The sender gave up, perhaps before its OPEN came (they may cross on two connections)."""
@@ -306,7 +316,7 @@ class Arrivals:
             elif arrival is None and (peer, transfer_id) not in self._remembered:
                 self._remember(peer, transfer_id, _error(transfer_id, ending.reason, ending.message))
                 self._events.put(ReceiveFailed(transfer_id, peer, ending.reason, ending.message))
-        self._tell()
+        self._tell(arrival)
 
     def forget(self, connection: Connection) -> None:
         """A connection is gone."""
@@ -321,6 +331,7 @@ class Arrivals:
     def expire(self, now: float) -> None:
         """Fail what is late, take memory from who is stuck in it; `now` is monotonic seconds."""
         with self._changed:
+            failed = []
             for arrival in list(self._arrivals.values()):
                 if arrival.ended_at is not None and now - arrival.ended_at > STUCK_MEMORY_SECONDS:
                     for writer in arrival.writers:
@@ -328,12 +339,15 @@ class Arrivals:
                 reason = self._lateness(arrival, now)
                 if reason is not None:
                     self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")
-        self._tell()
+                    failed.append(arrival)
+        self._tell(*failed)
 
-    def _tell(self) -> None:
-        """What was decided under the lock is said outside of it."""
-        self._outbox.tell()
+    def _tell(self, *arrivals: _Arrival | None) -> None:
+        """What was decided under the lock is said outside of it; a peer that reads slowly holds up its own answers."""
         self._events.tell()
+        for arrival in arrivals:
+            if arrival is not None:
+                arrival.answers.tell()
 
     def _lateness(self, arrival: _Arrival, now: float) -> FailureReason | None:
         if arrival.has_ended:

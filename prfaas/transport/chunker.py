@@ -56,9 +56,6 @@ class Chunker:
         """A transfer may have slabs from here on; a lower `priority` is more urgent."""
         self._flows[transfer_id] = _Flow(transfer_id, _weight(priority))
 
-    def set_priority(self, transfer_id: bytes, priority: int) -> None:
-        self._flows[transfer_id].weight = _weight(priority)
-
     def clear(self, transfer_id: bytes) -> None:
         """Forget what a transfer has queued."""
         flow = self._flows.get(transfer_id)

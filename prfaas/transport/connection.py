@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 
 from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
-from prfaas.transport.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED
+from prfaas.transport.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
 from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.tls import Certificates, TlsStream
+from prfaas.transport.views import bytes_after, first_bytes
 from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
 from prfaas.units import split_address
 
@@ -23,8 +24,11 @@ CONNECT_SECONDS = 5.0
 HANDSHAKE_SECONDS = 5.0  # for each read of the handshake, of which there are four
 SEND_SECONDS = 10.0  # a peer that takes nothing for this long is gone
 SILENCE_SECONDS = 15.0  # a peer that says nothing for this long is gone; PING goes out at a third of it
+LEAVE_SECONDS = 1.0  # a peer that was refused is listened to for so long, at most twice
+LEAVE_STEP_BYTES = 64 << 10
 FRAME_SECONDS = 60.0  # a frame that has begun is there by then, or the connection ends
 SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
+RECEIVE_STEP_BYTES = 256 << 10  # a thread that reads a chunk is woken for so much, not for each packet
 _TCP_NOTSENT_LOWAT = 25
 _TCP_USER_TIMEOUT = 18
 _SO_MAX_PACING_RATE, _UNPACED = 47, (1 << 64) - 1
@@ -48,21 +52,31 @@ class PlainStream:
             if left:
                 if time.monotonic() > deadline:
                     raise TimeoutError("the peer takes a frame too slowly")
-                buffers = _after(buffers, sent)
+                buffers = bytes_after(buffers, sent)
         return total
 
     def receive(self, views: Sequence[memoryview], *, within_seconds: float) -> int:
         """Fill `views`; returns their length."""
-        left, deadline = sum(map(len, views)), time.monotonic() + within_seconds
-        total = left
+        total, deadline = sum(map(len, views)), time.monotonic() + within_seconds
+        if total >= 2 * RECEIVE_STEP_BYTES:
+            # Only while a whole step is still to come: the last bytes of a transfer are followed by nothing.
+            steps = total - RECEIVE_STEP_BYTES
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, RECEIVE_STEP_BYTES)
+            self._fill(first_bytes(views, steps), deadline)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            views = bytes_after(views, steps)
+        self._fill(views, deadline)
+        return total
+
+    def _fill(self, views: Sequence[memoryview], deadline: float) -> None:
+        left = sum(map(len, views))
         while left:
             got = self._receive(views)
             left -= got
             if left:
                 if time.monotonic() > deadline:
                     raise TimeoutError("a frame comes too slowly")
-                views = _after(views, got)
-        return total
+                views = bytes_after(views, got)
 
     def _receive(self, views: Sequence[memoryview]) -> int:
         if len(views) == 1:
@@ -89,7 +103,7 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
         host, port = split_address(address)
     except ValueError as error:
         raise ConfigError(f"{address!r} is {error}") from error
-    if not allow_public and (public := _public_address(host)):
+    if not allow_public and (public := public_address(host)):
         raise ConfigError(
             f"{public} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
         )
@@ -110,7 +124,7 @@ def listen(address: str, *, allow_public: bool) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        if not allow_public and (public := _public_address(host)):
+        if not allow_public and (public := public_address(host)):
             raise ConfigError(
                 f"listen: {public} is not a private address; KV would cross it unencrypted. "
                 "Give the tls_ settings, listen on a private address, or set insecure_plaintext: true"
@@ -121,7 +135,7 @@ def listen(address: str, *, allow_public: bool) -> socket.socket:
         raise ConfigError(f"listen: {address} cannot be bound ({error.strerror})") from error
 
 
-def _public_address(host: str) -> str | None:
+def public_address(host: str) -> str | None:
     """The first address of `host` that lies beyond private networks; binding to all of them counts."""
     for *_, address in socket.getaddrinfo(host, None):
         ip = ipaddress.ip_address(address[0])
@@ -157,8 +171,7 @@ class Connection:
         sock.settimeout(None)
         self._set_timeout(socket.SO_SNDTIMEO, SEND_SECONDS)
         self.set_read_timeout(HANDSHAKE_SECONDS)
-        self._writable, self._readable = select.poll(), select.poll()
-        self._writable.register(sock, select.POLLOUT)
+        self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
     def secure(self, certificates: Certificates, *, is_listener: bool) -> None:
@@ -192,7 +205,11 @@ class Connection:
 
     def wait_writable(self, seconds: float) -> bool:
         """Whether the kernel takes more; a connection that is gone counts as writable."""
-        return bool(self._writable.poll(seconds * 1000))
+        writable = select.poll()  # of this call alone: any thread writes, and no two may wait with one
+        with contextlib.suppress(ValueError):  # closed
+            writable.register(self._socket, select.POLLOUT)
+            return bool(writable.poll(seconds * 1000))
+        return True
 
     # Reading
 
@@ -255,6 +272,14 @@ class Connection:
                 for name in ("reno", chosen):
                     self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
+    def choose_low_water(self) -> None:
+        """Hold as much unsent as a link of this round trip should; where the kernel does not tell it, the least."""
+        info = self.tcp_info()
+        if info is not None:
+            low_water = not_sent_low_water(rtt_seconds=info.min_rtt_seconds)
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, low_water)
+
     def pace(self, bytes_per_second: float) -> None:
         """Have the kernel send no faster than this; infinity: as fast as it can."""
         rate = int(min(bytes_per_second, _UNPACED))
@@ -265,6 +290,19 @@ class Connection:
         """Wake every thread that reads or writes, with an OSError; they, or their owner, then `close`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        """After the last word: wait a moment for the peer to hear it and go, and throw away what it is still sending.
+
+        A socket that is closed with bytes unread resets its connection (RFC 1122, section 4.2.2.13), and what the kernel
+        had not sent yet is lost.
+        """
+        scrap, deadline = bytearray(LEAVE_STEP_BYTES), time.monotonic() + LEAVE_SECONDS
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self.set_read_timeout(LEAVE_SECONDS)
+            while self._socket.recv_into(scrap) and time.monotonic() < deadline:
+                pass
 
     def close(self) -> None:
         """Give the socket back; nobody else may use it any more."""
@@ -291,13 +329,3 @@ def dialled(
         yield connection
     finally:
         connection.close()
-
-
-def _after(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of `buffers` after the first `num_bytes`."""
-    left = []
-    for buffer in buffers:
-        if num_bytes < len(buffer):
-            left.append(memoryview(buffer)[num_bytes:])
-        num_bytes = max(0, num_bytes - len(buffer))
-    return left

@@ -16,6 +16,7 @@ MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8
 LOSS_BASED_CONNECTIONS = 32  # on a long link; more of them overshoot its queue together and lose their start
 LONG_RTT_SECONDS = 0.005
 NOT_SENT_LOW_WATER_BYTES = 128 << 10  # a connection takes new work only when its own is nearly on the wire
+SHORT_NOT_SENT_LOW_WATER_BYTES = 512 << 10  # on a short link, which takes the other faster than a thread wakes
 FILLED_BYTES_PER_SECOND = 1.25e9  # 10 Gbit/s: what they should suffice for
 IN_FLIGHT_BYTES = 4.7e6  # of a connection with a send buffer of 4 MiB, which the kernel doubles
 RATE_BASED = frozenset({"bbr", "bbr2", "bbr3"})  # congestion control that follows the measured rate, not losses
@@ -32,6 +33,15 @@ class ConnectionCount:
     count: int
     reason: str
     keeps_warm: bool = True
+
+
+def not_sent_low_water(*, rtt_seconds: float) -> int:
+    """How much a connection may hold unsent when it takes new work, in bytes.
+
+    Measured at 5 Gbit/s and 2 ms, two connections: with the larger one 64 MiB take 0.89 of the time, and 1 GiB 0.88 of the
+    processor time; eight connections of a slow long link would hold up an urgent transfer with it.
+    """
+    return SHORT_NOT_SENT_LOW_WATER_BYTES if rtt_seconds < LONG_RTT_SECONDS else NOT_SENT_LOW_WATER_BYTES
 
 
 def connection_count(*, rtt_seconds: float, congestion_control: str) -> ConnectionCount:

@@ -18,6 +18,7 @@ from prfaas.transport.outbound import Outgoing
 from prfaas.transport.packing import CODECS, Packer, Way, ways
 from prfaas.transport.packing_choice import TRIAL_BYTES, PackSample
 from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.views import first_bytes
 from prfaas.transport.wire import NO_TRANSFER, FrameType, Header, chunk_checksum, chunk_header, packed_header
 
 WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it looks at what there is to do again
@@ -152,7 +153,7 @@ class Line:
         """As it is, or packed; what packing took goes to `samples`."""
         transfer_id, slab = taken.chunk.transfer_id, taken.chunk.slab
         if taken.is_trial:
-            samples += self._try(_beginning(views, TRIAL_BYTES))
+            samples += self._try(first_bytes(views, TRIAL_BYTES))
         checksum = chunk_checksum(transfer_id, slab, views)
         packed = self._pack(views, taken.way, samples) if taken.way in self._ways else None
         if packed is None:
@@ -241,14 +242,3 @@ class Line:
                 self._changed.discard(self._num_acknowledged)
                 self._num_acknowledged += 1
         self._work.acknowledged(self, landed, changed)
-
-
-def _beginning(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Views of the first `num_bytes` bytes, or of all where there are fewer."""
-    taken = []
-    for view in views:
-        if num_bytes <= 0:
-            break
-        taken.append(view[:num_bytes])
-        num_bytes -= len(view)
-    return taken

@@ -141,11 +141,6 @@ class Outbox:
                 for gap in sending.acked.missing(wanted):
                     self._chunker.ready(sending.id, gap)
 
-    def set_priority(self, transfer_id: bytes, priority: int) -> None:
-        """Change a transfer's share of the link from here on."""
-        if self._live(transfer_id) is not None:
-            self._chunker.set_priority(transfer_id, priority)
-
     def cancel(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
         """End a transfer; the peer hears of it."""
         sending = self._live(transfer_id)

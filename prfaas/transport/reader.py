@@ -16,6 +16,7 @@ from prfaas.transport.packing import Packer, read_head
 from prfaas.transport.wire import FrameType, Header, chunk_checksum
 
 MAX_CHUNKS_PER_ACK = 16
+MAX_BYTES_PER_ACK = 2 << 20  # however busy the connection: the sender reckons with what is acknowledged
 SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
 MAX_ANSWERED = 64
 LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
@@ -52,6 +53,7 @@ class Reader:
         self._peer = peer
         self._num_chunks = 0  # that came on this connection
         self._num_acknowledged = 0
+        self._unacknowledged_bytes = 0
         self._answered: dict[bytes, None] = {}  # unwanted transfers whose sender was told so on this connection
 
     def run(self) -> None:
@@ -63,8 +65,9 @@ class Reader:
         """
         while True:
             pending = self._num_chunks - self._num_acknowledged
-            if pending and (pending >= MAX_CHUNKS_PER_ACK or not self._connection.has_input()):
-                self._num_acknowledged = self._num_chunks
+            is_much = pending >= MAX_CHUNKS_PER_ACK or self._unacknowledged_bytes >= MAX_BYTES_PER_ACK
+            if pending and (is_much or not self._connection.has_input()):
+                self._num_acknowledged, self._unacknowledged_bytes = self._num_chunks, 0
                 self._connection.write(Header(FrameType.ACK, 0, offset=self._num_chunks).encode())
             self._heard(self._connection.read_header())
 
@@ -122,7 +125,11 @@ class Reader:
             self._discard(header)
         elif self._read(header, views):
             self._ask_again(header)
+        self._came(header)
+
+    def _came(self, chunk: Header) -> None:
         self._num_chunks += 1
+        self._unacknowledged_bytes += chunk.length
 
     def _ask_again(self, header: Header) -> None:
         again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)
@@ -144,7 +151,7 @@ class Reader:
             self._answer_unwanted(header.transfer_id)
         elif self._unpack(chunk, views, unpack):
             self._ask_again(header)
-        self._num_chunks += 1
+        self._came(header)
 
     def _unpack(self, chunk: Header, views: list[memoryview], unpack: Callable[[], bytes | bytearray]) -> bool:
         """Unpack a chunk into its memory; whether it must come again. What does not match is never written."""

@@ -243,13 +243,13 @@ class Receiver:
                 self._num_outgoing -= 1
 
     def _read(self, connection: Connection, peer: str) -> None:
-        """Read a connection whose peer has proven its name, until it is lost; raises OSError then."""
+        """Read a connection whose peer has proven its name; raises what `Reader.run` does."""
         try:
             takes_lossy = self._config.lossy_fp8
             Reader(self._arrivals, connection, peer=peer, bounds=self._bounds, takes_lossy=takes_lossy).run()
         except RemoteProtocolError as error:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
-            self._refuse(connection, error)
+            raise
         finally:
             self._arrivals.forget(connection)
 
@@ -263,4 +263,5 @@ class Receiver:
         with self._lock:
             self._count_refusal(error.reason)
         ending = Ending("protocol", f"{error.reason}: {error}")
-        say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending))
+        if say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending)):
+            connection.leave()

@@ -87,9 +87,8 @@ class Link:
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
         self._slow_since = 0.0
-        self._pace = (
-            config.max_bytes_per_second
-        )  # of all connections together; 0: none is told, infinity: none any more
+        # of all connections together; 0: none is told, infinity: none any more
+        self._pace = config.max_bytes_per_second
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
@@ -128,11 +127,6 @@ class Link:
             if self._outbox.ready(transfer_id, Slab(first_object, num_objects, offset_bytes, length_bytes)):
                 self._changed.notify_all()
 
-    def set_priority(self, transfer_id: bytes, priority: int) -> None:
-        """Change a transfer's share of the link from here on."""
-        with self._changed:
-            self._outbox.set_priority(transfer_id, priority)
-
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
         """End a transfer; SendFailed and SendMemoryFree follow, the peer hears of it."""
         with self._changed:
@@ -154,6 +148,12 @@ class Link:
             self._watcher.join()
         for budget in self._config.budgets:  # not before: the watcher asks for shares
             budget.forget(self)
+
+    @property
+    def peer_process(self) -> bytes | None:
+        """Names the process that answers at the peer, while there is a connection to it."""
+        with self._changed:
+            return self._boot_id if self._lines else None
 
     def is_idle(self, now: float) -> bool:
         """Whether nothing is lost with this link: nobody has used it for long; `now` is monotonic seconds."""
@@ -263,6 +263,7 @@ class Link:
             if number >= self._dialler.num_wanted:
                 return None
             capabilities = tuple(set(said.capabilities) & set(self._identity.capabilities))
+            connection.choose_low_water()
             line = Line(self, connection, generation=self._generation, capabilities=capabilities)
             self._lines.add(line)
             self._disconnected_since = None

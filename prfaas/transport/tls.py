@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from prfaas import logs
 from prfaas.errors import ConfigError
@@ -25,6 +25,7 @@ BATCH_BYTES = 256 << 10  # encrypted or decrypted per system call; what a connec
 # AES-GCM keys serve 2^24.5 full records (RFC 8446 5.5); certificates are looked at again with the next connection.
 MAX_BYTES, MAX_SECONDS = 256 << 30, 3600.0
 _EXPIRED, _REVOKED = 10, 23  # X509_V_ERR_*
+EngineTls = Literal["system", "deployment"]  # who vouches for engines at https
 TlsRefusal = Literal["tls_none", "tls_expired", "tls_revoked", "tls_untrusted", "tls_failed"]
 
 
@@ -42,6 +43,19 @@ class CertificateFiles:
         return (self.authority, self.certificate, self.key, *((self.revocations,) if self.revocations else ()))
 
 
+class TlsSettings(Protocol):
+    """The four settings by which every component names its files."""
+
+    @property
+    def tls_authority(self) -> Path | None: ...
+    @property
+    def tls_certificate(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def tls_revocations(self) -> Path | None: ...
+
+
 class Certificates:
     """Contexts made from the files, anew when these change. Any thread may ask."""
 
@@ -49,11 +63,21 @@ class Certificates:
         """`speaks`: the protocols inside that a listener offers (ALPN). Raises ConfigError when the files cannot be used."""
         self._files, self._speaks = files, speaks
         self._lock = threading.Lock()
+        self._lasting: ssl.SSLContext | None = None
         self._changed_at = self._changes()
         try:
             self._contexts = self._load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"tls: {', '.join(map(str, files.paths))} cannot be used: {error}") from error
+
+    @classmethod
+    def of(cls, settings: TlsSettings, *, speaks: Sequence[str] = ()) -> Certificates | None:
+        """What a component's settings name; None where they name none: it speaks plain text. Raises ConfigError as above."""
+        its = settings
+        if not (its.tls_authority and its.tls_certificate and its.tls_key):
+            return None
+        files = CertificateFiles(its.tls_authority, its.tls_certificate, its.tls_key, its.tls_revocations)
+        return cls(files, speaks=speaks)
 
     def wrap(self, sock: socket.socket, *, is_listener: bool) -> TlsStream:
         """A stream over `sock`; its handshake is still to be done."""
@@ -73,6 +97,15 @@ class Certificates:
             self._reload()
             return self._contexts[1]
 
+    def lasting(self) -> ssl.SSLContext:
+        """A dialling side's context for who keeps one: it takes the files anew whenever one of these methods is called."""
+        with self._lock:
+            if self._lasting is None:
+                self._lasting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                use(self._files, self._lasting)
+            self._reload()
+            return self._lasting
+
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         dialling, listening = contexts_of(self._files)
         if self._speaks:
@@ -91,6 +124,8 @@ class Certificates:
             return
         try:
             self._contexts = self._load()
+            if self._lasting is not None:
+                use(self._files, self._lasting)
             self._changed_at = changed_at
             _log.info("tls.reloaded", certificate=str(self._files.certificate))
         except (OSError, ssl.SSLError) as error:
@@ -99,19 +134,22 @@ class Certificates:
 
 def contexts_of(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """The dialling and the listening side's. Raises OSError or SSLError when the files cannot be used."""
-    made = []
-    for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # agents are known by name, wherever they are; see `handshake`
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(files.authority)
-        context.load_cert_chain(files.certificate, files.key)
-        if files.revocations is not None:
-            context.load_verify_locations(files.revocations)
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-        made.append(context)
-    return made[0], made[1]
+    dialling, listening = (ssl.SSLContext(its) for its in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
+    use(files, dialling)
+    use(files, listening)
+    return dialling, listening
+
+
+def use(files: CertificateFiles, context: ssl.SSLContext) -> None:
+    """Have a context show our certificate and take those of our authority alone. Raises as `contexts_of`."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # agents are known by name, wherever they are; see `handshake`
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(files.authority)
+    context.load_cert_chain(files.certificate, files.key)
+    if files.revocations is not None:
+        context.load_verify_locations(files.revocations)
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 class TlsStream:

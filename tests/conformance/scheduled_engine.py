@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from vllm.config import KVTransferConfig
@@ -75,6 +75,7 @@ class ScheduledEngine:
         load_failure: str = "recompute",
         chunk_tokens: int = 64,
         caches_prefixes: bool = False,
+        policy: Literal["fcfs", "priority"] = "fcfs",
         **settings: Any,
     ) -> None:
         patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
@@ -101,6 +102,7 @@ class ScheduledEngine:
             max_num_seqs=8,
             max_num_batched_tokens=chunk_tokens,
             enable_prefix_caching=caches_prefixes,
+            scheduling_policy=policy,
             skip_tokenizer_init=True,
             kv_transfer_config=transfer,
         ).create_engine_config()
@@ -135,11 +137,19 @@ class ScheduledEngine:
     def num_free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
-    def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any], *, answer_tokens: int) -> None:
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        parameters: Any,
+        *,
+        answer_tokens: int,
+        priority: int = 0,
+    ) -> None:
         sampling = SamplingParams(
             temperature=0, max_tokens=answer_tokens, ignore_eos=True, extra_args={"kv_transfer_params": parameters}
         )
-        request = Request(request_id, list(prompt), sampling, None, block_hasher=self._block_hasher)
+        request = Request(request_id, list(prompt), sampling, None, block_hasher=self._block_hasher, priority=priority)
         self._requests[request_id] = request
         self.scheduler.add_request(request)
 

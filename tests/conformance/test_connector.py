@@ -84,7 +84,7 @@ class Site:
                 engine.step()
             return set(request_ids) <= {its for engine in self.engines for its in engine.told.finished}
 
-        wait_until(finished, seconds=20, what=f"the end of {request_ids}")
+        wait_until(finished, what=f"the end of {request_ids}")
 
     def assert_nothing_is_left(self) -> None:
         for engine in self.engines:
@@ -116,9 +116,18 @@ def site(shared_nodes: Nodes, model: Path) -> Iterator[Site]:
         engine.close()
 
 
-def _decode(engine: ScheduledEngine, prompt: list[int], grant: str, *, answer_tokens: int = 3) -> str:
-    request_id = f"d{prompt[0]}"
-    engine.submit(request_id, prompt, {"do_remote_prefill": True, "prfaas_grant": grant}, answer_tokens=answer_tokens)
+def _decode(
+    engine: ScheduledEngine,
+    prompt: list[int],
+    grant: str,
+    *,
+    answer_tokens: int = 3,
+    sample: str = "",
+    priority: int = 0,
+) -> str:
+    request_id = f"{sample}d{prompt[0]}"
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    engine.submit(request_id, prompt, parameters, answer_tokens=answer_tokens, priority=priority)
     return request_id
 
 
@@ -173,6 +182,22 @@ def test_with_fewer_blocks_than_requests_want_all_end_right(site: Site, admissio
     site.assert_nothing_is_left()
 
 
+def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(site: Site) -> None:
+    """The most urgent one comes last: vLLM takes the blocks of others for it."""
+    prefiller, decoder = site.prefiller("dense"), site.decoder("dense", num_blocks=24, policy="priority")
+    prompts = [prompt_of(seed, LENGTH) for seed in range(16, 20)]
+    grants = [site.grant(prompt) for prompt in prompts]
+    ids = [
+        _decode(decoder, prompt, grant, answer_tokens=60, priority=-number)
+        for number, (prompt, grant) in enumerate(zip(prompts, grants, strict=True))
+    ]
+    ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
+    site.run_until_finished(ids)
+    assert decoder.told.wrong_blocks == []
+    assert decoder.told.outcomes == {"receive completed": 4}
+    site.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
 def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(site: Site, admission: str) -> None:
     prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)
@@ -204,11 +229,21 @@ def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(site:
 def test_kv_that_never_comes_ends_as_the_policy_says(site: Site, policy: str, ends: str) -> None:
     decoder = site.decoder("recurrent", admission="preallocate", load_failure=policy)
     prompt = prompt_of(11, LENGTH)
-    decoding = _decode(decoder, prompt, site.grant(prompt, expires_at=time.time() + 1.0))
+    decoding = _decode(decoder, prompt, site.grant(prompt, expires_at=time.time() + 2.0))
     site.run_until_finished([decoding])
     assert decoder.told.finished == {decoding: ends}
     assert decoder.told.outcomes == {"receive deadline": 1}
     assert decoder.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("parameters", ["prfaas_grant", ["prfaas_grant"], 7])
+def test_parameters_that_are_none_are_no_transfer(site: Site, parameters: Any) -> None:
+    """A client's `vllm_xargs` can put a text or a list where an engine looks for a transfer's."""
+    decoder = site.decoder("dense")
+    decoder.submit("odd", prompt_of(12, LENGTH), parameters, answer_tokens=2)
+    site.run_until_finished(["odd"])
+    assert decoder.told.finished == {"odd": "length"}
     site.assert_nothing_is_left()
 
 
@@ -221,6 +256,19 @@ def test_one_transfer_for_two_requests_serves_the_first(site: Site) -> None:
     site.run_until_finished(ids)
     assert decoder.told.resumed_at == {"d12": LENGTH - 1, "d13": 0}
     assert decoder.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
+def test_of_several_answers_to_one_prompt_the_first_takes_its_transfer(site: Site) -> None:
+    """With n = 2 vLLM makes two requests that differ in their names alone."""
+    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
+    prompt = prompt_of(15, LENGTH)
+    grant = site.grant(prompt)
+    ids = [_decode(decoder, prompt, grant, sample=its) for its in ("0_", "1_")]
+    site.run_until_finished([*ids, _prefill(prefiller, prompt, grant)])
+    assert decoder.told.resumed_at == {"0_d15": LENGTH - 1, "1_d15": 0}
+    assert decoder.told.wrong_blocks == []
+    assert decoder.told.outcomes == {"receive completed": 1, "receive in_use": 1}
     site.assert_nothing_is_left()
 
 

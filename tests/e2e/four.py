@@ -10,8 +10,10 @@ from typing import Any
 
 from prfaas.types import ClusterKind, InstanceRole
 from tests.e2e.managed import FAMILY
+from tests.e2e.pair import PATIENT
 from tools.demo.client import Answer, complete, get_text
-from tools.processes import Child, Children, free_address
+from tools.free_ports import free_address
+from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack, engine_flags
 from tools.tiny_models import make_model
 
@@ -49,7 +51,7 @@ class FourEngines:
         """Start the manager anew under other settings; the nodes find it again."""
         self.children.stop_one(self.manager)
         self.manager = _manager(self.stack, self.directory, self.manager_addresses, settings)
-        self.children.wait_until(self.manager, self.is_whole, seconds=60.0)
+        self.children.wait_until(self.manager, self.is_whole, seconds=150.0)
 
     def is_whole(self) -> bool:
         """Whether the manager has heard of every engine's load since it started."""
@@ -100,12 +102,16 @@ def four_engines(directory: Path) -> Iterator[FourEngines]:
                 engines=[beside],
                 cluster=cluster,
                 cluster_kind=kind,
-                reconnect_seconds="1s",
+                reconnect_seconds="3s",
             )
             stack.await_agent(agent)
             running.agents[name] = agent
             flags = engine_flags(chunk_tokens=256)
-            engines.append(stack.start_engine(name, model, agent=agent, role=kv_role, extra=flags, address=address))
+            engines.append(
+                stack.start_engine(
+                    name, model, agent=agent, role=kv_role, extra=flags, address=address, connector=PATIENT
+                )
+            )
             running.engine_urls[name] = engines[-1].url
         for engine in engines:
             stack.await_server(engine.child, engine.url)

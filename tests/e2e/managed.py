@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.cachepool.layout import Layout
-from tests.e2e.pair import FLAGS
+from tests.e2e.pair import FLAGS, PATIENT
 from tests.redis_of import kill_redis_of
 from tools.demo.client import Answer, complete, get_json, prompt_tokens
+from tools.free_ports import free_address
 from tools.link import Relay
-from tools.processes import Child, Children, free_address
+from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import VOCABULARY, make_model
 
@@ -56,13 +57,17 @@ class Deployment:
         self.agents[name] = AgentProcess(child, name, agent.socket, agent.wire, agent.status_url)
 
     def has_healed(self) -> bool:
-        """Both nodes are alive for the manager, and it knows of exactly the blocks that each of them holds."""
+        """Both nodes are alive for the manager, no engine is leaving blocks at one, and the manager knows of exactly those
+        that each of them holds."""
         try:
             known = get_json(f"{self.manager_url}/digests")
-            held = {its.name: get_json(f"{its.status_url}/status")["reporting"] for its in self.agents.values()}
+            status = {its.name: get_json(f"{its.status_url}/status") for its in self.agents.values()}
         except OSError:
             return False
-        return bool(known == {name: its and its["digest"] for name, its in held.items()})  # null: not registered yet
+        held = {
+            name: its["reporting"] and its["reporting"]["digest"] for name, its in status.items()
+        }  # null: not registered
+        return bool(known == held) and not any(its["keeping"] for its in status.values())
 
     def loads(self) -> set[str]:
         """The engines whose load the manager knows."""
@@ -114,13 +119,19 @@ def running_deployment(
             roles = {"east": "kv_producer", "west": "kv_both"}
             engines = {
                 name: stack.start_engine(
-                    name, model, agent=agents[name], role=roles[name], extra=flags, address=addresses[name]
+                    name,
+                    model,
+                    agent=agents[name],
+                    role=roles[name],
+                    extra=flags,
+                    address=addresses[name],
+                    connector=PATIENT,
                 )
                 for name in agents
             }
             for engine in engines.values():
                 stack.await_server(engine.child, engine.url)
-            router, url = stack.start_router({"managers": [grpc], "cluster": "west"})
+            router, url = stack.start_router({"managers": [grpc], "cluster": "west", "manager_timeout": "10s"})
             stack.await_server(router, url)
             urls = {name: engine.url for name, engine in engines.items()}
             layout = attached_layout(engines["west"].child.log)
@@ -135,4 +146,4 @@ def _beside(name: str, role: str, family: str, addresses: dict[str, str]) -> lis
 def _agent(
     stack: Stack, name: str, engines: list[dict[str, str]], reports: Relay, settings: dict[str, Any]
 ) -> AgentProcess:
-    return stack.start_agent(name, managers=[reports.address], engines=engines, reconnect_seconds="1s", **settings)
+    return stack.start_agent(name, managers=[reports.address], engines=engines, reconnect_seconds="3s", **settings)

@@ -18,7 +18,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
-from tools.demo.client import answers, complete, prompt_tokens, transfers
+from tools.demo.client import Answer, answers, complete, prompt_tokens, transfers
 from tools.processes import Children
 from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
@@ -30,6 +30,7 @@ CHUNK_TOKENS = 256
 MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
 GRANT_SECONDS = 60.0
+PATIENT = {"open_wait_seconds": "30s"}  # of connectors: that a busy machine's agent is slow is not what is tested
 # vLLM's rotary kernel for CPUs turns the rows of queries shaped [token, head, dim], as LFM2's are, by other tokens'
 # positions: what a request computes then depends on its neighbours in the batch. vLLM's own PyTorch form is right.
 NO_ROTARY_KERNEL = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
@@ -60,13 +61,21 @@ class Pair:
 
     def alone(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Greedy tokens of the decode engine on its own; shares no cached block with other requests."""
-        return self._ask(self.decode, prompt, cache_salt=os.urandom(8).hex())
+        return self.answer_alone(prompt).token_ids
+
+    def answer_alone(self, prompt: Sequence[int]) -> Answer:
+        """The same with log-probabilities."""
+        return self._ask(self.decode, prompt, cache_salt=os.urandom(8).hex(), logprobs=0)
 
     def through_both(self, prompt: Sequence[int], **changes: Any) -> tuple[int, ...]:
         """Greedy tokens of the decode engine when the prompt but its last token is prefilled in the east, at the same time."""
+        return self.answer_through_both(prompt, **changes).token_ids
+
+    def answer_through_both(self, prompt: Sequence[int], **changes: Any) -> Answer:
+        """The same with log-probabilities."""
         grant = self.grant(prompt, **changes)
         with ThreadPoolExecutor(2) as pool:
-            decoding = pool.submit(self.decode_leg, prompt, grant)
+            decoding = pool.submit(self._decode_leg, prompt, grant)
             pool.submit(self.prefill_leg, prompt, grant).result()
             return decoding.result()
 
@@ -76,7 +85,10 @@ class Pair:
 
     def decode_leg(self, prompt: Sequence[int], grant: str) -> tuple[int, ...]:
         """The decode request of a transfer."""
-        return self._ask(self.decode, prompt, kv_transfer_params=_parameters("do_remote_prefill", grant))
+        return self._decode_leg(prompt, grant).token_ids
+
+    def _decode_leg(self, prompt: Sequence[int], grant: str) -> Answer:
+        return self._ask(self.decode, prompt, kv_transfer_params=_parameters("do_remote_prefill", grant), logprobs=0)
 
     def lead_nats(self, prompt: Sequence[int]) -> float:
         """By how much the likeliest next token of a prompt leads the next one, on the decode engine alone."""
@@ -91,11 +103,11 @@ class Pair:
 
     def locally(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Greedy tokens of the decode engine, which takes up what its node holds."""
-        return self._ask(self.decode, prompt)
+        return self._ask(self.decode, prompt).token_ids
 
-    def _ask(self, engine: EngineProcess, prompt: Sequence[int], **extra: Any) -> tuple[int, ...]:
+    def _ask(self, engine: EngineProcess, prompt: Sequence[int], **extra: Any) -> Answer:
         body = {"model": self.family, "prompt": list(prompt), "temperature": 0, "ignore_eos": True}
-        return complete(engine.url, {**body, "max_tokens": NUM_OUTPUT_TOKENS, **extra}).token_ids
+        return complete(engine.url, {**body, "max_tokens": NUM_OUTPUT_TOKENS, **extra})
 
     def chain(self, prompt: Sequence[int]) -> HashChain:
         """The hashes of what a transfer of `prompt` carries."""
@@ -136,7 +148,7 @@ def _parameters(direction: str, grant: str) -> dict[str, Any]:
 
 def counts(engine: EngineProcess) -> dict[str, float]:
     """The connector's counters on the engine's own metrics page, by name and labels."""
-    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     found = (line.rsplit(" ", 1) for line in lines if line.startswith("prfaas_connector_") and "_created" not in line)
     return {name: float(value) for name, value in found}
@@ -168,22 +180,23 @@ def flags(family: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def running_pair(family: str, directory: Path) -> Iterator[Pair]:
-    """Start everything, both engines at the same time; stop it in the end."""
+def running_pair(family: str, directory: Path, *, ranks: tuple[int, int] = (1, 1)) -> Iterator[Pair]:
+    """Start everything, both engines at the same time, each in so many ranks; stop it in the end."""
     model = make_model(family, directory / family)
     with Children(directory) as children:
         stack = Stack(children, directory)
-        east, west = stack.start_agent("east"), stack.start_agent("west")
+        east, west = (stack.start_agent(name, reconnect_seconds="60s") for name in ("east", "west"))
         stack.await_agent(east)
         stack.await_agent(west)
-        prefill = stack.start_engine("east", model, agent=east, role="kv_producer", extra=flags(family))
+        prefilling, decoding = ((*flags(family), "--tensor-parallel-size", str(its)) for its in ranks)
+        prefill = stack.start_engine("east", model, agent=east, role="kv_producer", extra=prefilling, connector=PATIENT)
         decode = stack.start_engine(
             "west",
             model,
             agent=west,
             role="kv_both",
-            extra=flags(family),
-            connector={"admission": ADMISSIONS.get(family, "wait")},
+            extra=decoding,
+            connector=PATIENT | {"admission": ADMISSIONS.get(family, "wait")},
             load_failure=LOAD_FAILURE_POLICIES.get(family, "recompute"),
         )
         for engine in (prefill, decode):

@@ -13,7 +13,7 @@ LENGTH = 3 * CHUNK_TOKENS + 1
 
 
 def _expiring_grant(pair: Pair, prompt: list[int]) -> str:
-    return pair.grant(prompt, expires_at=time.time() + 1.0)
+    return pair.grant(prompt, expires_at=time.time() + 2.5)
 
 
 @pytest.mark.parametrize("pair", ["nemotron_h"], indirect=True)

@@ -20,7 +20,7 @@ def test_blocks_evicted_between_the_decision_and_their_use_cost_a_counted_recomp
     with running_deployment(tmp_path, expiry_seconds="300s", pool_bytes="8MiB") as deployment:
         known = prompt_of(513, seed=1)
         deployment.ask(deployment.router_url, known)
-        wait_until(deployment.has_healed, seconds=30, what="an index that knows the blocks")
+        wait_until(deployment.has_healed, what="an index that knows the blocks")
         deployment.reports.cut_after(0)  # what the agents evict from here on, the manager does not hear of
         _evict_everything(deployment)
         here, there = known + prompt_of(100, seed=2), known + prompt_of(400, seed=3)
@@ -29,9 +29,9 @@ def test_blocks_evicted_between_the_decision_and_their_use_cost_a_counted_recomp
             assert (answer.headers["x-prfaas-route"], answer.headers["x-prfaas-cached-tokens"]) == (route, "512")
             assert answer.token_ids == deployment.reference(prompt)
         deployment.reports.mend()
-        wait_until(lambda: _promises(deployment, "broken") == 2, seconds=30, what="the report of broken promises")
+        wait_until(lambda: _promises(deployment, "broken") == 2, what="the report of broken promises")
         assert _promises(deployment, "kept") == 0
-        wait_until(deployment.has_healed, seconds=30, what="an index that knows the present blocks")
+        wait_until(deployment.has_healed, what="an index that knows the present blocks")
 
 
 def _evict_everything(deployment: Deployment) -> None:

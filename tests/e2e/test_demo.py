@@ -49,9 +49,11 @@ class Surroundings:
         return found
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.processes(), seconds=10)
+        wait_until(lambda: not self.processes(), what="the end of its processes")
         assert list(self.directory.iterdir()) == []
-        assert frozenset(os.listdir("/dev/shm")) - self.shared_memory <= _mapped()
+        wait_until(
+            lambda: frozenset(os.listdir("/dev/shm")) - self.shared_memory <= _mapped(), what="its shared memory"
+        )
 
 
 def _mapped() -> set[str]:
@@ -81,18 +83,18 @@ def test_every_row_is_right_also_when_a_byte_is_flipped_and_nothing_is_left(surr
 
 def test_an_interrupt_while_the_engines_start_leaves_nothing_behind(surroundings: Surroundings) -> None:
     demo = surroundings.start()
-    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=60)
+    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
     demo.send_signal(signal.SIGINT)
-    _, progress = demo.communicate(timeout=60)
+    _, progress = demo.communicate(timeout=150)
     assert demo.returncode == 130, progress
     surroundings.assert_nothing_left()
 
 
 def test_an_engine_that_dies_at_its_start_fails_the_demo_and_leaves_nothing_behind(surroundings: Surroundings) -> None:
     demo = surroundings.start()
-    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=60)
+    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
     _kill_engine(surroundings)
-    _, progress = demo.communicate(timeout=60)
+    _, progress = demo.communicate(timeout=150)
     assert demo.returncode == 1 and "ended with status -9" in progress, progress
     surroundings.assert_nothing_left()
 

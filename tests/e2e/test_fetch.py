@@ -37,8 +37,8 @@ def _first_turn_at(deployment: Deployment, name: str, question: list[int], **mor
     """A conversation's first turn on one engine, question and answer; and how much of it its node then holds."""
     before = _sequence(deployment, name)
     answer = deployment.ask(deployment.engine_urls[name], question, **more)
-    wait_until(lambda: _sequence(deployment, name) > before, seconds=30, what="the blocks")
-    wait_until(deployment.has_healed, seconds=30, what="an index that knows the blocks")
+    wait_until(lambda: _sequence(deployment, name) > before, what="the blocks")
+    wait_until(deployment.has_healed, what="an index that knows the blocks")
     turn = [*question, *answer.token_ids]
     return turn, resumes_at(deployment.layout, len(turn) - 1)  # the last token was never computed
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,7 +16,7 @@ from prfaas.router.server import open_door
 from prfaas.types import ClusterKind, InstanceRole
 from tests.e2e.pair import CHUNK_TOKENS, Pair
 from tests.waiting import until
-from tools.demo.client import transfers
+from tools.demo.client import prefilled_tokens, transfers
 
 pytestmark = [
     pytest.mark.vllm,
@@ -29,17 +32,22 @@ ALONE: dict[str, Any] = {**GREEDY, "extra_body": {"ignore_eos": True, "cache_sal
 @pytest.fixture
 async def door(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
     """An OpenAI client of a router before the pair."""
+    async with _door(pair) as url, _client(url) as client:
+        await client.models.list()  # 503, and so tried again, until a probe has seen the engines
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _door(pair: Pair, **settings: Any) -> AsyncIterator[str]:
     clusters = (
         cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
         cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
     )
-    config = RouterConfig(
-        listen="127.0.0.1:0", secret_file="-", clusters=clusters, threshold_tokens=T, probe_interval=0.2
-    )
+    its: dict[str, Any] = {"listen": "127.0.0.1:0", "secret_file": "-", "threshold_tokens": T, "probe_interval": 0.2}
+    config = RouterConfig(clusters=clusters, **(its | settings))
     secret = (pair.east.socket.parent / "secret").read_bytes()
-    async with open_door(config, secret) as address, _client(f"http://{address}") as client:
-        await client.models.list()  # 503, and so tried again, until a probe has seen the engines
-        yield client
+    async with open_door(config, secret) as address:
+        yield f"http://{address}"
 
 
 def cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str, wire: str) -> ClusterConfig:
@@ -47,8 +55,8 @@ def cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str, wire: st
     return ClusterConfig(name=name, kind=kind, instances=(instance,))
 
 
-def _client(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=20)
+def _client(url: str, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=20)
 
 
 async def _is_transferred(pair: Pair, headers: Any) -> bool:
@@ -89,6 +97,28 @@ async def test_a_long_chat_is_transferred_and_answered_as_by_one_engine(
     text = "".join([one.choices[0].delta.content or "" async for one in answer]) if stream else None
     assert (text if stream else answer.choices[0].message.content) == wanted.choices[0].message.content
     assert await _is_transferred(pair, raw.headers)
+
+
+async def test_a_client_takes_up_what_its_tenant_left_and_nothing_of_others(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a alice\nkey-b bob\n")
+    async with _door(pair, api_keys_file=tmp_path / "clients", threshold_tokens=2 * T) as url:
+
+        async def ask(key: str, prompt: str) -> tuple[int, Any]:
+            before = prefilled_tokens(pair.decode.url)
+            async with _client(url, key) as client:
+                raw = await client.completions.with_raw_response.create(model=pair.family, prompt=prompt, **GREEDY)
+            return prefilled_tokens(pair.decode.url) - before, raw.headers
+
+        short = "Nobody has asked this before. " + LONG_TEXT[: 2 * T - 60]
+        first, headers = await ask("key-a", short)
+        assert headers["x-prfaas-route"] == "local"
+        async with asyncio.timeout(60):
+            while (again := (await ask("key-a", short))[0]) >= first:  # until her first answer's KV is in the pool
+                pass
+        assert (await ask("key-b", short))[0] == first > again
+        _, headers = await ask("key-a", "Nor this. " + LONG_TEXT)
+    assert headers["x-prfaas-route"] == "remote"
+    assert await _is_transferred(pair, headers), "router and engines hash alike under a salt"
 
 
 async def test_short_requests_and_engine_errors_come_through(pair: Pair, door: openai.AsyncOpenAI) -> None:

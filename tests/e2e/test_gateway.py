@@ -20,7 +20,8 @@ from tests.e2e.test_front_door import cluster
 from tests.integration.router.gateway import start_envoy
 from tests.waiting import until
 from tools.demo.client import Answer, answers, complete, transfers
-from tools.processes import Children, free_address
+from tools.free_ports import free_address
+from tools.processes import Children
 from tools.stack import START_SECONDS, EngineProcess
 
 pytestmark = [
@@ -66,7 +67,7 @@ async def _ask(pair: Pair, url: str, prompt: list[int]) -> Answer:
 def _ended(pair: Pair) -> bool:
     """Whether no transfer is under way on either side."""
     records = [record for its in (pair.east, pair.west) for record in transfers(its.status_url).values()]
-    return all(record["outcome"] for record in records)
+    return all(record["outcome"] != "running" for record in records)
 
 
 async def test_answers_through_envoy_are_those_of_one_engine(pair: Pair, tmp_path: Path) -> None:
@@ -86,11 +87,11 @@ async def test_a_prefill_engine_that_is_killed_midway_strands_nothing(pair: Pair
         wanted = await asyncio.to_thread(pair.alone, prompt)
         known = transfers(pair.east.status_url).keys()
         asking = asyncio.create_task(_ask(pair, url, prompt))
-        await until(lambda: transfers(pair.east.status_url).keys() - known, seconds=30, what="the transfer's begin")
+        await until(lambda: transfers(pair.east.status_url).keys() - known, what="the transfer's begin")
         child, prefill_url = pair.children.kill_and_restart(pair.prefill.child), pair.prefill.url
         answer = await asking
         assert answer.token_ids == wanted
-        await until(lambda: _ended(pair), seconds=60, what="the end of all transfers")
+        await until(lambda: _ended(pair), what="the end of all transfers")
         await asyncio.to_thread(
             pair.children.wait_until, child, lambda: answers(f"{prefill_url}/health"), seconds=START_SECONDS
         )

@@ -113,7 +113,7 @@ def _run(
 ) -> tuple[list[Asked], str]:
     """The requests, and a line that sums them up."""
     engines.set_policy(**_settings(policy, directory))
-    wait_until(lambda: _probe(engines) in REASONS[policy], seconds=30, what="a router that knows the policy")
+    wait_until(lambda: _probe(engines) in REASONS[policy], what="a router that knows the policy")
     before = engines.sent_bytes()
     base = 1000 * (1 + POLICIES.index(policy)) + 10_000 * num_conversations
     lengths = [NUM_TURNS] * num_conversations + [1] * num_single

@@ -40,8 +40,8 @@ def _ask(deployment: Deployment, prompt: list[int]) -> tuple[Answer, str]:
     """The answer, once the manager knows what the decode node holds of it; and the decision's reason."""
     before = _sequence(deployment)
     answer = deployment.ask(deployment.router_url, prompt)
-    wait_until(lambda: _sequence(deployment) > before, seconds=30, what="the blocks")
-    wait_until(deployment.has_healed, seconds=30, what="an index that knows the blocks")
+    wait_until(lambda: _sequence(deployment) > before, what="the blocks")
+    wait_until(deployment.has_healed, what="an index that knows the blocks")
     return answer, answer.headers["x-prfaas-reason"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -20,32 +21,49 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.types import TransferId
 from tests.e2e.pair import CHUNK_TOKENS, EXACT, Pair, counts, outcome, random_prompt, resumes_at
 from tests.waiting import wait_until
-from tools.demo.client import prefilled_tokens
+from tools.demo.client import Answer, prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 WHOLE = CHUNK_TOKENS + 1
 CHUNKED = 4 * CHUNK_TOKENS + 1
 CONTROL_PROMPTS = 8  # a short convolution forgets what it lacks after two tokens: not every prompt shows it
-Answer = TypeVar("Answer", LookedUp, ReceiveReady)
+Heard = TypeVar("Heard", LookedUp, ReceiveReady)
 NEAR_TIE_NATS = 1e-3  # by being in a batch a float32 log-probability moved by 6e-5 at most (72 answers of 8 families)
+MAX_DIFFERENCE_NATS = 5e-3
+LARGEST = "largest log-probability difference"
 MIN_DISTINCT = 6  # of 24 output tokens: fewer, and two different computations might agree by chance
 
 
+Record = Callable[[str, object], None]  # pytest's `record_property`; the run's summary shows the largest of each name
+
+
 @pytest.mark.parametrize("length", [WHOLE, CHUNKED], ids=["whole", "chunked"])
-def test_tokens_equal_those_of_one_engine(pair: Pair, length: int) -> None:
+def test_tokens_equal_those_of_one_engine(pair: Pair, length: int, record_property: Record) -> None:
     prompt = random_prompt(length, seed=length)
     before = counts(pair.decode).get(outcome("receive", "completed"), 0)
-    wanted = pair.alone(prompt)
-    assert len(set(wanted)) >= MIN_DISTINCT
-    assert pair.through_both(prompt) == wanted
+    wanted = pair.answer_alone(prompt)
+    assert len(set(wanted.token_ids)) >= MIN_DISTINCT
+    got = pair.answer_through_both(prompt)
+    assert got.token_ids == wanted.token_ids
     assert counts(pair.decode)[outcome("receive", "completed")] == before + 1
+    record_property(f"{LARGEST} at equal splits, {pair.family}", _largest_difference(got, wanted))
 
 
 @pytest.mark.parametrize("pair", EXACT, indirect=True)
-def test_tokens_are_equal_at_odd_lengths_in_exact_arithmetic(pair: Pair) -> None:
+def test_tokens_are_equal_at_odd_lengths_in_exact_arithmetic(pair: Pair, record_property: Record) -> None:
     for length in (2, 37, 150, 700):
         prompt = random_prompt(length, seed=length)
-        assert pair.through_both(prompt) == pair.alone(prompt), length
+        got, wanted = pair.answer_through_both(prompt), pair.answer_alone(prompt)
+        assert got.token_ids == wanted.token_ids, length
+        record_property(f"{LARGEST} at odd lengths, {pair.family}", _largest_difference(got, wanted))
+
+
+def _largest_difference(got: Answer, wanted: Answer) -> float:
+    """In nats, over the tokens of one answer."""
+    pairs = zip(got.log_probabilities, wanted.log_probabilities, strict=True)
+    differences = [abs(its - alone) for its, alone in pairs]
+    assert len(differences) == len(wanted.token_ids) and max(differences) < MAX_DIFFERENCE_NATS
+    return max(differences)
 
 
 def test_several_requests_at_once_do_not_mix(pair: Pair) -> None:
@@ -67,8 +85,8 @@ def _differ_by_a_near_tie(pair: Pair, prompt: list[int], got: tuple[int, ...], w
 
 
 def test_attention_leaves_before_the_last_chunk_is_computed(pair: Pair) -> None:
-    """A tiny prefill ends within milliseconds, in which a busy machine may not run the agents at all: one of five counts."""
-    assert any(_leaves_early(pair, seed) for seed in range(11, 16))
+    """A tiny prefill ends within milliseconds, in which a busy machine may not run the agents at all: one of twenty counts."""
+    assert any(_leaves_early(pair, seed) for seed in range(11, 31))
     assert counts(pair.prefill)["prfaas_connector_state_tail_bytes_total"] == 0  # eager: states leave as layers end
 
 
@@ -158,8 +176,8 @@ class Vandal:
         )
         return [length for length, _ in self._answer(LookedUp).lengths]
 
-    def _answer(self, kind: type[Answer]) -> Answer:
-        deadline = time.monotonic() + 20.0
+    def _answer(self, kind: type[Heard]) -> Heard:
+        deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline:
             for message in self._scheduler.poll(0.1):
                 assert isinstance(message, kind), message

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas import config
+from prfaas.conditions import GIVEN
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
 from prfaas.units import choice
@@ -36,6 +37,10 @@ class Example:
     models: tuple[str, ...] = setting("text_list", default=(), doc="Models.")
     secret_file: Path | None = setting("path", default=None, doc="Secret.")
     wire: Wire = setting(record(Wire), doc="The wire.")
+    lead: float = setting("seconds", default=0.5, only_where={"role": "prefill"}, doc="Head start.")
+    age: float = setting(
+        "seconds", default=9.0, only_where={"secret_file": GIVEN, "verbose": True}, doc="Of the secret."
+    )
     peers: tuple[Peer, ...] = setting(records(Peer), default=(), doc="Peers.")
 
     def __post_init__(self) -> None:
@@ -115,6 +120,13 @@ def test_an_optional_setting_takes_an_empty_value(tmp_path: Path) -> None:
         ("name: e\nname: f", r"line 2: name: given twice"),
         ("name: [e]", r"line 1: name: a single value is expected; write text"),
         ("name:", r"line 1: name: empty; write text"),
+        ("name: e\nlead: 2s", r"example.yaml line 2: lead: needs role: prefill"),
+        (
+            "name: e\nlead: 0.5",
+            r"example.yaml line 2: lead: needs role: prefill",
+        ),  # its default, and given all the same
+        ("name: e\nage: 1s\nverbose: true", r"line 2: age: needs secret_file$"),
+        ("name: e\nage: 1s", r"line 2: age: needs secret_file, verbose: true$"),
         ("pool_bytes: 1GiB", r"example.yaml.*: name: missing; write text, or set PRFAAS_EXAMPLE_NAME or --name"),
         ("name: e\nrole: prefill\nmodels: a", r"example.yaml.*: role prefill takes no models"),
         ("- name", r"line 1: expected a record with keys out of pool_bytes, name"),
@@ -205,3 +217,24 @@ def test_plain_values_of_another_program_are_read_alike() -> None:
 def test_a_mistake_in_plain_values_names_key_and_accepted_form(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.load_mapping(Example, values, where="extra_config")
+
+
+def test_a_setting_is_taken_beside_what_it_needs_and_says_what_that_is(tmp_path: Path) -> None:
+    text = "name: e\nrole: prefill\nlead: 2s\nsecret_file: /s\nverbose: true\nage: 1s"
+    loaded = load(text, path=tmp_path)
+    assert (loaded.lead, loaded.age) == (2.0, 1.0)
+    docs = {name: its.doc for name, its in config.settings(Example)}
+    assert docs["lead"] == "With role: prefill. Head start."
+    assert docs["age"] == "With secret_file, verbose: true. Of the secret."
+
+
+def test_what_means_something_beside_one_of_several_values_is_kept_for_all_of_them() -> None:
+    flags = {"name": "e", "lead": "2s"}
+    for role in ("prefill", "decode"):
+        loaded = config.load(Example, component="example", environment={}, flags={**flags, "role": role}, varied="role")
+        assert (loaded.role, loaded.lead) == (role, 2.0)
+
+
+def test_only_settings_that_mean_something_are_shown_as_in_force() -> None:
+    assert "lead" not in config.show(Example(name="e"))
+    assert "lead: 500ms" in config.show(Example(name="e", role="prefill"))

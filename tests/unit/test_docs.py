@@ -49,7 +49,7 @@ def test_every_metric_is_documented_once() -> None:
 def test_every_metric_named_in_a_page_exists() -> None:
     known = {its.name for its in metrics.CATALOGUE}
     for page in PAGES:
-        named = set(re.findall(r"\bprfaas_(?:agent|router|manager|connector|colocate)_\w+", page.read_text()))
+        named = set(re.findall(r"\bprfaas_(?:agent|router|manager|connector|colocate|sidecar)_\w+", page.read_text()))
         assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known, page
 
 

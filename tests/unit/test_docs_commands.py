@@ -65,7 +65,7 @@ def _installs(words: Sequence[str]) -> None:
 def _makes(words: Sequence[str]) -> None:
     """`make -n` finds the targets and what they are made of."""
     its = [word for word in words[1:] if not word.startswith("AREA=<")]
-    subprocess.run(["make", "-n", *its], cwd=ROOT, capture_output=True, check=True, timeout=30)
+    subprocess.run(["make", "-n", *its], cwd=ROOT, capture_output=True, check=True, timeout=150)
 
 
 def _asks(words: Sequence[str]) -> None:
@@ -106,13 +106,13 @@ def _is_on_this_machine(words: Sequence[str]) -> None:
 
 def _applies(words: Sequence[str]) -> None:
     """kubectl: a folder with a kustomization, or a name that a manifest asks for."""
-    manifests = "".join(file.read_text() for file in (ROOT / "deploy/kubernetes").glob("*.yaml"))
+    manifests = "".join(file.read_text() for file in ROOT.glob("deploy/kubernetes*/*.yaml"))
     if "apply" in words:
         assert (ROOT / words[words.index("-k") + 1] / "kustomization.yaml").exists()
     elif "secret" in words:
         name, key = words[words.index("generic") + 1], words[-1].removeprefix("--from-file=").partition("=")[0]
         assert f"secretName: {name}" in manifests
-        assert f"/{key}" in manifests
+        assert f"/{key.replace('node-1', '$(NODE)')}" in manifests
     elif "label" in words:
         name, value = words[-1].split("=")
         assert f'nodeSelector: {{{name}: "{value}"}}' in manifests

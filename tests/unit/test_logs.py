@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp.http_exceptions import BadStatusLine
 
 from prfaas import logs
 
@@ -116,6 +117,15 @@ def test_a_line_of_the_standard_library_keeps_its_message() -> None:
     logs.setup("agent", stream=stream, logger="prfaas")
     logging.getLogger("prfaas.foreign").warning("%d left", 3)
     assert written(stream)[0]["event"] == "3 left"
+
+
+def test_what_strangers_send_that_is_not_http_and_who_has_left_fill_no_log() -> None:
+    stream = io.StringIO()
+    logs.setup("router", stream=stream, logger="aiohttp.server")
+    for error in (BadStatusLine("GET"), ConnectionResetError("gone"), RuntimeError("ours")):
+        logging.getLogger("aiohttp.server").error("Error handling request", exc_info=error)
+    (line,) = written(stream)
+    assert "RuntimeError: ours" in line["trace"]
 
 
 def test_under_another_programs_handler_the_fields_are_still_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ def test_a_metric_is_counted_and_served() -> None:
     metrics.GRANTS_REFUSED.labels(reason="expired").inc()
     server = metrics.serve("127.0.0.1:0")
     try:
-        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     finally:
         server.close()

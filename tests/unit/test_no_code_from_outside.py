@@ -23,8 +23,16 @@ CALLS = {
     "yaml.load",
     "yaml.unsafe_load",
     "yaml.full_load",
+    "yaml.load_all",
+    "yaml.unsafe_load_all",
+    "yaml.full_load_all",
 }
-LOADERS = {"torch.load", "numpy.load", "np.load"}  # unpickle unless told otherwise
+# Loaders that unpickle, or do not, by one argument: its name, and the value that is safe, and whether it is the default.
+LOADERS = {
+    "torch.load": ("weights_only", "True", False),
+    "numpy.load": ("allow_pickle", "False", True),
+    "np.load": ("allow_pickle", "False", True),
+}
 HEAVY = {"torch", "vllm", "transformers", "grpcio", "redis", "aiohttp", "numpy"}
 
 
@@ -33,8 +41,10 @@ def findings(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (its.name for its in node.names if its.name.split(".")[0] in MODULES)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
-            yield node.module or ""
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").split(".")[0] in MODULES:
+                yield node.module or ""
+            yield from (name for its in node.names if (name := f"{node.module}.{its.name}") in CALLS | LOADERS.keys())
         elif isinstance(node, ast.Call):
             yield from _of_call(node)
 
@@ -44,8 +54,10 @@ def _of_call(call: ast.Call) -> Iterator[str]:
     given = {its.arg: ast.unparse(its.value) for its in call.keywords}
     if name in CALLS or given.get("shell") == "True":
         yield name
-    if name in LOADERS and given.get("weights_only") != "True" and given.get("allow_pickle", "False") != "False":
-        yield name
+    if name in LOADERS:
+        argument, safe, is_default = LOADERS[name]
+        if given.get(argument, safe if is_default else "") != safe:
+            yield name
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,11 @@ def _of_call(call: ast.Call) -> Iterator[str]:
         "subprocess.run(x, shell=True)",
         "yaml.load(f)",
         "os.system(x)",
+        "from os import system",
+        "yaml.load_all(f)",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "np.load(f, allow_pickle=True)",
     ],
 )
 def test_what_is_planted_is_found(planted: str) -> None:

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Status, StatusCode
 
 from prfaas.otlp import JsonExporter, export_request
-from tests.free_ports import free_address
+from tools.free_ports import free_address
 
 
 def _two_spans() -> InMemorySpanExporter:

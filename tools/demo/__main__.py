@@ -13,8 +13,9 @@ from typing import Any
 
 from tools.demo.rows import CHUNK_TOKENS, Scene, run
 from tools.demo.table import Row, render
+from tools.free_ports import free_address
 from tools.link import LinkShape, Relay
-from tools.processes import Children, ProcessDied, free_address
+from tools.processes import Children, ProcessDied
 from tools.stack import Stack, engine_flags, has_cuda
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 

@@ -12,15 +12,19 @@ from typing import Any
 from urllib.error import URLError
 
 REQUEST_SECONDS = 120.0
+PAGE_SECONDS = 30.0  # for a page of a process that shares its cores with engines
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished completion: its tokens, its headers, seconds from request to first token."""
+    """One finished completion: its tokens, its headers, seconds from request to first token, and where the request asked for
+    `logprobs` the natural logarithm of each token's probability.
+    """
 
     token_ids: tuple[int, ...]
     headers: dict[str, str]
     ttft_seconds: float
+    log_probabilities: tuple[float, ...] = ()
 
 
 def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None = None) -> Answer:
@@ -38,20 +42,21 @@ def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None =
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read(2000).decode(errors='replace')}")
-        token_ids, ttft = _read_stream(response, started)
-        return Answer(token_ids, {name.lower(): value for name, value in response.getheaders()}, ttft)
+        headers_there = {name.lower(): value for name, value in response.getheaders()}
+        return _read_stream(response, headers_there, started)
     finally:
         connection.close()
 
 
-def _read_stream(response: http.client.HTTPResponse, started: float) -> tuple[tuple[int, ...], float]:
+def _read_stream(response: http.client.HTTPResponse, headers: dict[str, str], started: float) -> Answer:
     token_ids: list[int] = []
+    log_probabilities: list[float] = []
     ttft: float | None = None
     for line in response:
         if not line.startswith(b"data: "):
             continue
         if line.strip() == b"data: [DONE]":
-            return tuple(token_ids), ttft or 0.0
+            return Answer(tuple(token_ids), headers, ttft or 0.0, tuple(log_probabilities))
         event = json.loads(line[6:])
         if "error" in event:
             raise RuntimeError(json.dumps(event["error"]))
@@ -60,16 +65,17 @@ def _read_stream(response: http.client.HTTPResponse, started: float) -> tuple[tu
             if new and ttft is None:
                 ttft = time.monotonic() - started
             token_ids += new
+            log_probabilities += (choice.get("logprobs") or {}).get("token_logprobs") or []
     raise RuntimeError(f"the stream ended after {len(token_ids)} tokens without [DONE]")
 
 
 def get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=PAGE_SECONDS) as response:
         return json.load(response)
 
 
 def get_text(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=PAGE_SECONDS) as response:
         return str(response.read().decode())
 
 

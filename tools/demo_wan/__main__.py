@@ -12,12 +12,14 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate, parse_seconds, split_address
 from tools.demo_wan.bridge import pass_to_unix
 from tools.wan import Wan, WanShape, obstacle
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KNOBS = "rtt 200ms | loss 0.001 | rate 300Mbps | quit"
 
 
@@ -34,6 +36,23 @@ def main() -> int:
     shape = WanShape(1e9, 0.08)
     for knob in ("rtt", "loss", "rate"):
         shape = turned(shape, f"{knob} {getattr(arguments, knob)}")
+    for number in SIGNALS:
+        signal.signal(number, _stop)  # while the link is made as well: what was made is taken down
+    try:
+        return _run(shape, arguments.page)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for its in SIGNALS:
+        signal.signal(
+            its, signal.SIG_IGN
+        )  # make passes on what its whole group gets: the second one must not end the end
+    raise KeyboardInterrupt
+
+
+def _run(shape: WanShape, page: str) -> int:
     with tempfile.TemporaryDirectory(prefix="prfaas-demo-wan-") as directory, Wan(shape) as wan:
         socket = Path(directory) / "page.sock"
         inner = wan.near(
@@ -42,7 +61,7 @@ def main() -> int:
             start_new_session=True,
         )
         try:
-            return asyncio.run(_show(wan, inner, socket, arguments.page))
+            return asyncio.run(_show(wan, inner, socket, page))
         finally:
             inner.send_signal(signal.SIGTERM)
             inner.wait()
@@ -71,8 +90,8 @@ async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str)
     """Pass the page on and turn knobs, until told to stop or the deployment ends."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: stopped.set())  # not the loop's, which would be gone before the link is
     with contextlib.suppress(OSError):  # /dev/null and files cannot be waited for: the knobs stay as they are
         loop.add_reader(sys.stdin, _turn, wan, stopped)
     server = await asyncio.start_server(lambda its, theirs: pass_to_unix(socket, its, theirs), *split_address(page))

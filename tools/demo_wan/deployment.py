@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import signal
 import sys
@@ -47,7 +48,11 @@ def _start(directory: Path, near: Children, far: Children) -> tuple[str, str]:
     """The URLs of the router and of the manager's pages."""
     stack = Stack(near, directory)
     manager, grpc, page = stack.start_manager(
-        name="demo", listen=f"{NEAR}:7410", insecure_plaintext=True, threshold_tokens=THRESHOLD_TOKENS
+        name="demo",
+        listen=f"{NEAR}:7410",
+        insecure_plaintext=True,
+        threshold_tokens=THRESHOLD_TOKENS,
+        deployment=os.path.relpath(Path(__file__).with_name("deployment.yaml")),  # as pages show it
     )
     stack.await_server(manager, page, path="/healthz")
     for name, children, address in (("west", near, NEAR), ("east", far, FAR)):

@@ -44,6 +44,16 @@ class WanShape:
         """What TCP can carry of payload, on average over its phases."""
         return self.mean_bits_per_second / 8 * PAYLOAD_RATIO
 
+    def payload_bytes_between(self, began_ns: int, ended_ns: int) -> float:
+        """What TCP can carry of payload between two times of the monotonic clock, in whose phases the rate alternates."""
+        if not self.second_bits_per_second:
+            return self.payload_bytes_per_second * (ended_ns - began_ns) / 1e9
+        period, bits = int(self.period_seconds * 1e9), 0.0
+        for phase in range(began_ns // period, ended_ns // period + 1):
+            rate = self.second_bits_per_second if phase & 1 else self.bits_per_second
+            bits += rate * (min(ended_ns, (phase + 1) * period) - max(began_ns, phase * period)) / 1e9
+        return bits / 8 * PAYLOAD_RATIO
+
     @property
     def queue_bytes(self) -> float:
         """The drop-tail queue before the link: its bandwidth-delay product, at least 4 MB."""

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prfaas import config, grants
 from prfaas.agent.config import AgentConfig
+from prfaas.colocate.config import ColocateConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor import network
@@ -23,6 +24,7 @@ from prfaas.console.pages import tls_of
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
+from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.rpc.channel import Tls
 from prfaas.transport.tls import CertificateFiles
 from prfaas.units import split_address
@@ -47,7 +49,7 @@ def examine(patient: Patient) -> list[Finding]:
     findings: list[Finding] = []
     for component, path in patient.files.items():
         try:
-            loaded[component] = config.load(_CLASSES[component], component=component, file=path)
+            loaded[component] = config.load(COMPONENTS[component], component=component, file=path)
             findings.append(good("configuration", str(path), "read"))
         except ConfigError as error:
             remedy = f"mend it; prfaas config check {path}"
@@ -79,15 +81,15 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     running = network.answers(agent.status_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(agent))
     for key in ("listen", "status_listen"):
         yield network.port_finding(getattr(agent, key), key=key, where=where, is_running=running)
-    encrypted, allowed = agent.tls_certificate is not None, agent.insecure_plaintext
-    pages = agent.status_listen
-    yield network.plaintext_finding(pages, is_encrypted=encrypted, is_allowed=allowed, where=where)
+    yield network.wire_finding(agent.listen, agent, where=where)
+    yield network.pages_finding(agent.status_listen, agent, where=where)
     yield _socket_directory(agent.socket.parent)
     yield _advertised(agent)
     yield from _certificates(agent, name=agent.name, where=where)
     yield from _secret_and_managers(agent, name=agent.name, where=where, patient=patient)
+    tls = _dialling(agent) if agent.engine_tls == "deployment" else None
     for engine in agent.engines:
-        yield from network.engine_findings(engine, where=where, timeout_seconds=seconds)
+        yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)
 
 
 def _socket_directory(directory: Path) -> Finding:
@@ -113,9 +115,8 @@ def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Find
     running = network.answers(manager.http_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(manager))
     for key in ("listen", "http_listen"):
         yield network.port_finding(getattr(manager, key), key=key, where=where, is_running=running)
-    encrypted, allowed = manager.tls_certificate is not None, manager.insecure_plaintext
-    for address in (manager.listen, manager.http_listen):
-        yield network.plaintext_finding(address, is_encrypted=encrypted, is_allowed=allowed, where=where)
+    yield network.calls_finding(manager.listen, manager, where=where)
+    yield network.pages_finding(manager.http_listen, manager, where=where)
     yield _heartbeat(manager)
     yield from _certificates(manager, name=None, where=where)
     yield from _secret_and_managers(manager, name="", where=where, patient=patient)
@@ -133,8 +134,29 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
     where, seconds = "router", patient.console.timeout
     running = network.answers(router.listen, "/health", timeout_seconds=seconds)
     yield network.port_finding(router.listen, key="listen", where=where, is_running=running)
+    yield network.front_door_finding(router, where=where)
+    if router.ext_proc_listen:
+        yield network.port_finding(router.ext_proc_listen, key="ext_proc_listen", where=where, is_running=running)
+        yield network.calls_finding(router.ext_proc_listen, router, where=where)
     yield from _certificates(router, name="router", where=where)
     yield from _secret_and_managers(router, name="router", where=where, patient=patient)
+
+
+def _sidecar_findings(sidecar: SidecarConfig, patient: Patient) -> Iterator[Finding]:
+    where, seconds = "sidecar", patient.console.timeout
+    running = network.answers(sidecar.status_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(sidecar))
+    for key in ("listen", "status_listen"):
+        yield network.port_finding(getattr(sidecar, key), key=key, where=where, is_running=running)
+        yield network.pages_finding(getattr(sidecar, key), sidecar, where=where)
+    yield from _certificates(sidecar, name=None, where=where)
+
+
+def _colocate_findings(executor: ColocateConfig, patient: Patient) -> Iterator[Finding]:
+    where, seconds = "colocate", patient.console.timeout
+    running = network.answers(executor.listen, "/healthz", timeout_seconds=seconds, tls=_dialling(executor))
+    yield network.port_finding(executor.listen, key="listen", where=where, is_running=running)
+    yield network.pages_finding(executor.listen, executor, where=where)
+    yield from _certificates(executor, name=None, where=where)
 
 
 def _certificates(settings: Any, *, name: str | None, where: str) -> Iterator[Finding]:
@@ -163,9 +185,17 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
         )
 
 
-_CLASSES: dict[str, type[Any]] = {"agent": AgentConfig, "manager": ManagerConfig, "router": RouterConfig}
+COMPONENTS: Mapping[str, type[Any]] = {
+    "agent": AgentConfig,
+    "manager": ManagerConfig,
+    "router": RouterConfig,
+    "sidecar": SidecarConfig,
+    "colocate": ColocateConfig,
+}
 _CHECKS: dict[str, Callable[[Any, Patient], Iterator[Finding]]] = {
     "agent": _agent_findings,
     "manager": _manager_findings,
     "router": _router_findings,
+    "sidecar": _sidecar_findings,
+    "colocate": _colocate_findings,
 }

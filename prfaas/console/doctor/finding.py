@@ -15,6 +15,7 @@ Subject = Literal[
     "port",
     "advertised_address",
     "plaintext",
+    "keys",
     "socket_directory",
     "memory",
     "locked_memory",

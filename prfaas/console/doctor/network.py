@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import errno
 import http.client
@@ -13,10 +14,12 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from prfaas.agent.config import EngineConfig
-from prfaas.console.doctor.finding import Finding, bad, good
+from prfaas.agent.config import AgentConfig, EngineConfig
+from prfaas.console.doctor.finding import Finding, bad, good, warning
 from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
+from prfaas.router.config import RouterConfig
+from prfaas.transport.connection import public_address
 from prfaas.units import is_loopback, split_address
 
 MAX_CLOCK_SECONDS = 5.0  # grants live for minutes; certificates and logs are compared by the second
@@ -48,14 +51,51 @@ def _not_bound(address: str, error: OSError, *, key: str, where: str) -> Finding
     return bad("address", where, message, remedy="ip -brief address shows them; write one of those")
 
 
-def plaintext_finding(address: str, *, is_encrypted: bool, is_allowed: bool, where: str) -> Finding:
-    """Whether what listens beyond this machine is encrypted, or meant not to be."""
+def pages_finding(address: str, settings: Any, *, where: str) -> Finding:
+    """Of pages, which are plain on loopback and wherever `insecure_plaintext` says so (`door_before`)."""
+    is_plain = settings.tls_certificate is None or settings.insecure_plaintext or is_loopback(split_address(address)[0])
+    return _plaintext(address, settings, is_encrypted=not is_plain, where=where)
+
+
+def calls_finding(address: str, settings: Any, *, where: str) -> Finding:
+    """Of gRPC, which is encrypted wherever certificates are set."""
+    return _plaintext(address, settings, is_encrypted=settings.tls_certificate is not None, where=where)
+
+
+def wire_finding(address: str, agent: AgentConfig, *, where: str) -> Finding:
+    """Of the wire, which private networks may have in plain text."""
     host, _ = split_address(address)
-    if is_encrypted or is_loopback(host):
+    is_encrypted = agent.tls_certificate is not None and not agent.insecure_plaintext
+    with contextlib.suppress(OSError):
+        if not (is_encrypted or agent.insecure_plaintext or is_loopback(host) or public_address(host)):
+            return good(
+                "plaintext", where, f"{address} is unencrypted, on a private network; the secret alone opens it"
+            )
+    return _plaintext(address, agent, is_encrypted=is_encrypted, where=where)
+
+
+def front_door_finding(router: RouterConfig, *, where: str) -> Finding:
+    """Of a router's own port, which never is encrypted, and asks for keys where there are any."""
+    if is_loopback(split_address(router.listen)[0]):
+        return good("keys", where, f"{router.listen}: loopback only")
+    if router.api_keys_file is None:
+        message = (
+            f"{router.listen} takes everybody's requests, without a key and unencrypted, as insecure_plaintext says"
+        )
+        return warning("keys", where, message, remedy="write api_keys_file: FILE with a key and a name in each line")
+    return good(
+        "keys", where, f"{router.listen} asks for keys; it is unencrypted: put what ends clients' TLS before it"
+    )
+
+
+def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -> Finding:
+    """Whether what listens beyond this machine is encrypted, or meant not to be."""
+    if is_encrypted or is_loopback(split_address(address)[0]):
         return good("plaintext", where, f"{address}: {'encrypted' if is_encrypted else 'loopback only'}")
+    if settings.insecure_plaintext:
+        remedy = "set tls_authority, tls_certificate and tls_key, and leave insecure_plaintext out"
+        return warning("plaintext", where, f"{address} is unencrypted, as insecure_plaintext says", remedy=remedy)
     remedy = "set tls_authority, tls_certificate and tls_key"
-    if is_allowed:
-        return Finding("plaintext", "warning", where, f"{address} is unencrypted, as insecure_plaintext says", remedy)
     return bad("plaintext", where, f"{address} is beyond loopback without TLS, and the start is refused", remedy=remedy)
 
 
@@ -78,10 +118,12 @@ def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | No
     return good("clock", "", f"within {MAX_CLOCK_SECONDS:.0f} s of that of {page}")
 
 
-def engine_findings(engine: EngineConfig, *, where: str, timeout_seconds: float) -> Iterator[Finding]:
+def engine_findings(
+    engine: EngineConfig, *, where: str, timeout_seconds: float, tls: ssl.SSLContext | None
+) -> Iterator[Finding]:
     """Whether an engine answers at its address and serves the model that it is announced with."""
     try:
-        served: Any = read_json(engine.url.rstrip("/") + "/v1/models", timeout_seconds=timeout_seconds)
+        served: Any = read_json(engine.url.rstrip("/") + "/v1/models", timeout_seconds=timeout_seconds, tls=tls)
     except PageUnreachable as error:
         remedy = f"start it, or mend the url of {engine.instance}; curl {engine.url}/health"
         yield bad("engine", where, f"{engine.instance} does not answer: {error}", remedy=remedy)

@@ -8,12 +8,16 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from prfaas import metrics
 from prfaas.manager import answered
 from prfaas.manager.dashboard.history import History, PathSample, Sample
 from prfaas.manager.dashboard.overview import Overview, decision_counts
 
-TICK_SECONDS = 0.5  # agents report each second: what they know is on the page within two
+TICK_SECONDS = 0.5  # agents report changes after as long: what they know is on the page within two seconds, mostly one
 TICKS_A_SAMPLE = 2
+
+
+MAX_WATCHERS = 64  # each is a connection, and a document of tens of KB twice a second
 
 
 class Feed:
@@ -43,6 +47,17 @@ class Feed:
             self._number += 1
             self._ticked.notify_all()
 
+    def enter(self) -> bool:
+        """Take a place among the watchers, to be given back by `leave`; False: there is none."""
+        if self._num_watchers >= MAX_WATCHERS:
+            return False
+        self._count(1)
+        return True
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self._count(-1)
+
     async def close(self) -> None:
         """End every `events`."""
         self._is_closed = True
@@ -51,14 +66,14 @@ class Feed:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Server-sent events until `close`: `history` once, then `now` at once and at each tick."""
-        self._num_watchers += 1
-        try:
-            yield _event("history", {"samples": self._history.drawn()})
-            yield self._now()
-            while await self._ticks():
-                yield self._event
-        finally:
-            self._num_watchers -= 1
+        yield _event("history", {"samples": self._history.drawn()})
+        yield self._now()
+        while await self._ticks():
+            yield self._event
+
+    def _count(self, change: int) -> None:
+        self._num_watchers += change
+        metrics.DASHBOARD_WATCHERS.set(self._num_watchers)
 
     async def _ticks(self) -> bool:
         """True at the next tick, False when there will be none."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
+from prfaas import metrics
 from prfaas.errors import ConfigError
-from prfaas.manager.dashboard.feed import Feed
+from prfaas.manager.dashboard.feed import MAX_WATCHERS, Feed
 
 # Nothing but this server is ever asked for anything, whatever a name in the data says.
 HEADERS = {
@@ -94,10 +95,19 @@ class DashboardPages:
                 if not isinstance(question, dict):
                     raise ValueError("an object is expected")
                 return web.json_response(await asyncio.to_thread(self._solver.prepared(), question))
-            except (ConfigError, ValueError, ArithmeticError) as error:
+            except (ConfigError, ValueError, ArithmeticError, web.RequestPayloadError) as error:
                 return _refusal(400, str(error))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
+        if not self._feed.enter():
+            metrics.DASHBOARD_REFUSALS.inc()
+            return _refusal(503, f"{MAX_WATCHERS} pages watch this manager already")
+        try:
+            return await self._watched(request)
+        finally:
+            self._feed.leave()
+
+    async def _watched(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"} | HEADERS)
         await response.prepare(request)
         async for event in self._feed.events():

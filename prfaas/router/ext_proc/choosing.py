@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from prfaas.router.admission import Admission
 from prfaas.router.answering import Answering, NobodyReady
 from prfaas.router.deciding import Plan
 from prfaas.router.fleet import Fleet, Instance
 from prfaas.router.headers import GRANT_HEADER, SESSION_HEADER, request_id_of, session_of
-from prfaas.router.openai import PATHS, parse
+from prfaas.router.openai import BYTES_PER_TOKEN, PATHS, parse, passed_on
+from prfaas.router.paths import check_path
 from prfaas.router.record import Record, Records
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from prfaas.scheduler.placement import choose
@@ -39,12 +40,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Headers for the request, its log record, and the instances that are busy with it until it ends."""
+    """Headers for the request, its log record, and the instances that are busy with it until it ends.
+
+    `body`: what takes the place of the client's, where a salt is in it.
+    """
 
     headers: Mapping[str, str]
     record: Record
     instances: tuple[Instance, ...]
     num_tokens: int = 0
+    body: bytes | None = None
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -69,16 +74,22 @@ class Choosing:
 
         Raises:
             NotLetIn: no valid key, or its client has used up its quota; the answer's tokens are the gateway's to count.
-            BadRequest: a completion or chat that is no JSON object, or carries what only routers may write.
+            BadRequest: a completion or chat that is no JSON object, or a body that carries what only routers may write.
+            PathRefused: clients may not ask for this path.
             NobodyReady: no instance that may be chosen can decode, or the policy has it refused.
         """
         client = self.admission.admit(asked.headers.get("authorization"))
         record = Record(request_id_of(asked.headers.get("x-request-id")))
         self.records.add(record)
-        endpoint = _ENDPOINTS.get(asked.path.partition("?")[0])
+        path = unquote(asked.path.partition("?")[0])
+        check_path(path)
+        endpoint = _ENDPOINTS.get(path)
         if endpoint is None:
-            return self._any(asked, record)
-        session, parsed = session_of(asked.headers.get(SESSION_HEADER)), parse(endpoint, asked.body)
+            chosen = _salted(self._any(asked, record), asked, passed_on(asked.body, tenant=client.tenant))
+            self.admission.charge(client, len(asked.body) // BYTES_PER_TOKEN)
+            return chosen
+        session = session_of(asked.headers.get(SESSION_HEADER))
+        parsed = parse(endpoint, asked.body, tenant=client.tenant)
         ask = await self.answering.ask(parsed, session)
         self.admission.charge(
             client, ask.facts.num_prompt_tokens if ask.facts.counted else parsed.estimated_prompt_tokens
@@ -86,7 +97,7 @@ class Choosing:
         outside = self._outside(asked.subset)
         plan = await self.answering.deciding.plan(replace(ask, facts=replace(ask.facts, excluded=outside)))
         record.plan = plan
-        return self._planned(plan, record)
+        return _salted(self._planned(plan, record), asked, parsed.raw)
 
     def _outside(self, subset: frozenset[str] | None) -> frozenset[InstanceId]:
         """The decode instances that the gateway's hint leaves out."""
@@ -121,6 +132,13 @@ class Choosing:
             headers |= {PREFILL_HEADER: host_port(prefill.url), GRANT_HEADER: plan.grant}
             instances.append(prefill)
         return Chosen(headers, record, tuple(instances), plan.facts.num_prompt_tokens)
+
+
+def _salted(chosen: Chosen, asked: Asked, body: bytes) -> Chosen:
+    """The choice with the body that goes in place of the client's, where it is another one."""
+    if body == asked.body:
+        return chosen
+    return replace(chosen, body=body, headers={**chosen.headers, "content-length": str(len(body))})
 
 
 def host_port(url: str) -> str:

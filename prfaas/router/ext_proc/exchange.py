@@ -89,7 +89,7 @@ class Exchange:
         return await self._whole(ends=True) if self._is_duplex else await self._choose("request_body")
 
     async def _whole(self, *, ends: bool) -> list[Any]:
-        """The destination, then the body as it came."""
+        """The destination, then the body, which it leaves salted."""
         answers = await self._choose("request_headers")
         if answers[0].HasField("immediate_response"):
             return answers
@@ -104,8 +104,12 @@ class Exchange:
             return [self._refusal(error)]
         self._record = chosen.record
         self._under_way.enter_context(chosen.under_way())
-        self._under_way.callback(chosen.record.finish)
-        return [send_to(phase, chosen.headers)]
+        self._under_way.callback(chosen.record.tell)
+        self._under_way.callback(chosen.record.ended)
+        if chosen.body is None:
+            return [send_to(phase, chosen.headers)]
+        self._body[:] = chosen.body
+        return [send_to(phase, chosen.headers, body=None if self._is_duplex else chosen.body)]
 
     def _refusal(self, error: Exception) -> Any:
         response = refused(error, max_body_bytes=self._max_body_bytes)

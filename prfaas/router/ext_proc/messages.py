@@ -57,12 +57,14 @@ def with_headers(phase: str, headers: Mapping[str, str]) -> Any:
     return answer
 
 
-def send_to(phase: str, headers: Mapping[str, str]) -> Any:
-    """Send the request on with these headers, to the destination that they name."""
+def send_to(phase: str, headers: Mapping[str, str], *, body: bytes | None = None) -> Any:
+    """Send the request on with these headers, to the destination that they name; `body` takes the place of its own."""
     answer = with_headers(phase, headers)
     common = getattr(answer, phase).response
     common.header_mutation.remove_headers.extend(name for name in OWN_HEADERS if name not in headers)
     common.clear_route_cache = True
+    if body is not None:
+        common.body_mutation.body = body
     destination = struct_pb2.Struct()
     destination.update({DESTINATION: headers[DESTINATION]})
     answer.dynamic_metadata.update({_LOAD_BALANCER: {}})

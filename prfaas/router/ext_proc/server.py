@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from prfaas import metrics
@@ -15,6 +16,7 @@ from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
 from prfaas.router.ext_proc.choosing import Choosing
 from prfaas.router.ext_proc.exchange import Exchange
+from prfaas.rpc.methods import read_message
 from prfaas.transport.tls_door import INNER, TlsDoor
 from prfaas.units import is_loopback, split_address
 
@@ -23,17 +25,34 @@ MAX_HEADERS_BYTES = 1 << 20  # of a message, beside the body
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
-class _Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+class _Processor:
     """One exchange a stream."""
 
     def __init__(self, choosing: Choosing, *, max_body_bytes: int) -> None:
         self._choosing = choosing
         self._max_body_bytes = max_body_bytes
 
-    async def Process(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+    def handlers(self) -> Any:
+        """gRPC's generic handler for the service."""
+        process = grpc.stream_stream_rpc_method_handler(
+            self._process,
+            request_deserializer=functools.partial(read_message, pb.ProcessingRequest),
+            response_serializer=pb.ProcessingResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+
+    async def _process(self, messages: Any, context: Any) -> AsyncIterator[Any]:
         exchange = Exchange(self._choosing, max_body_bytes=self._max_body_bytes)
-        async for answer in exchange.run(request_iterator):
+        async for answer in exchange.run(_readable(messages, context)):
             yield answer
+
+
+async def _readable(messages: Any, context: Any) -> AsyncIterator[Any]:
+    """The messages of a stream, which ends with an error at the first that is none."""
+    async for message in messages:
+        if message is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")
+        yield message
 
 
 @contextlib.asynccontextmanager
@@ -45,7 +64,7 @@ async def open_picker(config: RouterConfig, choosing: Choosing) -> AsyncIterator
     """
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", config.max_body_bytes + MAX_HEADERS_BYTES)])
     processor = _Processor(choosing, max_body_bytes=config.max_body_bytes)
-    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
+    server.add_generic_rpc_handlers((processor.handlers(),))
     serving = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(serving, server)
     door = _door(config)

@@ -10,18 +10,19 @@ from prfaas import metrics
 from prfaas.router.answering import pass_answer_on
 from prfaas.router.fleet import Instance, InstanceAddress
 from prfaas.router.headers import GRANT_HEADER, request_id_of
-from prfaas.router.openai import PATHS, parse_object
+from prfaas.router.openai import PARAMS_FIELD, PATHS, parse_object
 from prfaas.router.passing import Passing
 from prfaas.router.record import Record
 from prfaas.router.refusals import REFUSALS, error_response, refused
-from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.router.sidecar.config import PrefillScheme, SidecarConfig
 from prfaas.router.sidecar.handover import Asked, Handover
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
-from prfaas.router.sidecar.two_steps import RESPONSES_PATH
+from prfaas.router.two_steps import RESPONSES_PATH
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 HANDED_OVER = (*PATHS.values(), RESPONSES_PATH)
+REFUSED_FIELDS = (PARAMS_FIELD,)  # a salt may have been written by the picker before it
 
 
 class Sidecar:
@@ -61,8 +62,10 @@ class Sidecar:
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
-        asked = Asked(request.path, raw, parse_object(raw), headers, request.headers.get(GRANT_HEADER, ""))
-        opened = await self._handover.open(asked, prefill_instance(host))
+        body = parse_object(raw, refused=REFUSED_FIELDS)
+        asked = Asked(request.path, raw, body, headers, request.headers.get(GRANT_HEADER, ""))
+        prefill = prefill_instance(host, scheme=self._config.prefill_scheme)
+        opened = await self._handover.open(asked, prefill)
         try:
             return await pass_answer_on(request, opened, record)
         finally:
@@ -79,9 +82,9 @@ class Sidecar:
             return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
 
 
-def prefill_instance(host_port: str) -> Instance:
+def prefill_instance(host_port: str, *, scheme: PrefillScheme) -> Instance:
     """The engine that a header names."""
-    return _instance(host_port, f"http://{host_port}", role="prefill")
+    return _instance(host_port, f"{scheme}://{host_port}", role="prefill")
 
 
 def decode_instance(url: str) -> Instance:

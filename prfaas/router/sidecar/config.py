@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from prfaas.conditions import check_consent, check_engine_tls, check_together
 from prfaas.config import setting
+from prfaas.transport.tls import Certificates, EngineTls
 from prfaas.units import choice
 
 Protocol = Literal["nixl", "prfaas"]
 PrefillFailure = Literal["local", "fail"]
+PrefillScheme = Literal["http", "https"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,9 @@ class SidecarConfig:
         "address",
         default="127.0.0.1:8011",
         doc="HTTP: the sidecar's own /metrics and /healthz; `listen` has the engine's.",
+    )
+    insecure_plaintext: bool = setting(
+        "flag", default=False, doc="Listen beyond loopback without certificates, and so to everybody."
     )
     engine_url: str = setting("text", default="http://127.0.0.1:8200", doc="Base URL of the decode engine beside it.")
     protocol: Protocol = setting(
@@ -34,6 +41,9 @@ class SidecarConfig:
         default=(),
         doc="Hosts that x-prefiller-host-port may name: names, addresses, networks such as 10.0.0.0/8; when empty, "
         "addresses of private networks and of this machine.",
+    )
+    prefill_scheme: PrefillScheme = setting(
+        choice("http", "https"), default="http", doc="How prefill engines are asked, which the header does not say."
     )
     prefill_sampling: bool = setting(
         "flag", default=False, doc="Of several hosts in the header take one at random; otherwise the first."
@@ -49,7 +59,28 @@ class SidecarConfig:
     )
     request_timeout: float = setting("seconds", default=600.0, doc="When an answer that has not ended is given up.")
     max_body_bytes: int = setting("bytes", default=32 << 20, doc="Largest request body.")
+    tls_authority: Path | None = setting(
+        "path", default=None, doc="PEM file: who signed the deployment's certificates."
+    )
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this sidecar's certificate.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_revocations: Path | None = setting(
+        "path", default=None, doc="PEM file: the authority's revocation list; whom it names is refused."
+    )
+    engine_tls: EngineTls = setting(
+        choice("system", "deployment"),
+        default="system",
+        doc="Who vouches for engines that are asked at https: the system's authorities, or tls_authority; to engines of the "
+        "deployment the sidecar shows tls_certificate.",
+    )
 
     def __post_init__(self) -> None:
+        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_consent(self, "listen", "status_listen")
+        check_engine_tls(self)
         if not self.engine_url.startswith(("http://", "https://")):
             raise ValueError(f"engine_url: {self.engine_url!r}; write http://host:port")
+
+    def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
+        """What peers are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
+        return Certificates.of(self, speaks=speaks)

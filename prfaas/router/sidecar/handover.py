@@ -12,8 +12,8 @@ from prfaas.router.fleet import Instance
 from prfaas.router.legs import LegFailed, Legs, OpenAnswer
 from prfaas.router.openai import PATHS, ParsedRequest
 from prfaas.router.sidecar.config import SidecarConfig
-from prfaas.router.sidecar.two_steps import decode_body, prefill_body
 from prfaas.router.tokens import Tokenizer
+from prfaas.router.two_steps import decode_body, prefill_body
 
 _RETRIED = (502, 503, 504)
 _ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}
@@ -73,15 +73,10 @@ class Handover:
         while True:
             tries -= 1
             try:
-                kept = await self.legs.prefill(prefill, body, asked.headers, path=asked.path)
+                return await self.legs.prefill_and_keep(prefill, body, asked.headers, path=asked.path)
             except LegFailed as failure:
                 if not tries or failure.answer is None or failure.answer.status not in _RETRIED:
                     raise
-                continue
-            if not kept:
-                message = f"{prefill.address.name} answered without kv_transfer_params: no connector hands over there"
-                raise LegFailed("prefill", "prefill_without_transfer", message)
-            return kept
 
     async def _at_once(self, asked: Asked, prefill: Instance) -> OpenAnswer:
         """Both legs over one list of token ids, under the gateway's grant."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import aiohttp
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from prfaas import logs
+from prfaas import logs, metrics
 from prfaas.router.legs import Legs
 from prfaas.router.passing import Passing
-from prfaas.router.server import engine_session, listening
-from prfaas.router.sidecar.app import Sidecar, decode_instance, make_app
+from prfaas.router.server import engine_session, following, listening
+from prfaas.router.sidecar.app import REFUSED_FIELDS, Sidecar, decode_instance, make_app
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.handover import Handover
 from prfaas.router.tokens import Tokenizer
+from prfaas.transport.tls_door import INNER, door_before
 
 _log = logs.get("sidecar")
+Port = Literal["listen", "status_listen"]
 _PASSED_HEADERS = ("Content-Type", "Accept", "Authorization", "X-Request-Id")
 
 
@@ -29,25 +32,53 @@ async def serve(config: SidecarConfig) -> None:
     Raises:
         ConfigError: an address cannot be bound, or `prefill_hosts` has an entry that is no network.
     """
-    async with open_sidecar(config) as address, listening(_status_app(), config.status_listen, setting="status_listen"):
+    async with open_sidecar(config) as address, _guarded(_status_app(), config, "status_listen"):
         _log.info("sidecar.started", listen=address, engine=config.engine_url, protocol=config.protocol)
         await asyncio.Event().wait()
 
 
 @contextlib.asynccontextmanager
 async def open_sidecar(config: SidecarConfig) -> AsyncIterator[str]:
-    """The host:port where the sidecar answers as long as the block runs."""
-    async with engine_session() as session:
-        sidecar = _sidecar(config, session)
-        async with listening(make_app(sidecar, max_body_bytes=config.max_body_bytes), config.listen) as address:
+    """The host:port where the sidecar answers as long as the block runs.
+
+    Raises:
+        ConfigError: it cannot be bound, or the certificates cannot be used.
+    """
+    certificates = config.certificates(speaks=()) if config.engine_tls == "deployment" else None
+    async with engine_session("", certificates) as session, following(certificates):
+        app = make_app(_sidecar(config, session), max_body_bytes=config.max_body_bytes)
+        async with _guarded(app, config, "listen") as address:
             yield address
+
+
+@contextlib.asynccontextmanager
+async def _guarded(app: web.Application, config: SidecarConfig, setting: Port) -> AsyncIterator[str]:
+    """The host:port where an app answers; beyond loopback to certificates of the deployment, unless plain text is meant."""
+    listen: str = getattr(config, setting)
+    door = door_before(
+        listen,
+        config.certificates(speaks=("http/1.1",)),
+        setting=setting,
+        allows_plaintext=config.insecure_plaintext,
+        refused=lambda reason: metrics.SIDECAR_TLS_REFUSALS.labels(port=setting, reason=reason).inc(),
+    )
+    async with listening(app, INNER if door else listen, setting=setting) as inner:
+        if door is None:
+            yield inner
+            return
+        door.start(inner)
+        try:
+            yield door.address
+        finally:
+            await door.close()
 
 
 def _sidecar(config: SidecarConfig, session: aiohttp.ClientSession) -> Sidecar:
     engine = decode_instance(config.engine_url)
     legs = Legs(session, prefill_seconds=config.prefill_timeout)
     handover = Handover(config, engine, legs, Tokenizer(session))
-    return Sidecar(config, handover=handover, passing=Passing(lambda: engine, session, _PASSED_HEADERS))
+    passing = Passing(lambda: engine, session, _PASSED_HEADERS, REFUSED_FIELDS)
+    return Sidecar(config, handover=handover, passing=passing)
 
 
 def _status_app() -> web.Application:

@@ -85,32 +85,44 @@ class HeartbeatResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("holding", "head", "tails", "bitmap", "removed")
+    __slots__ = ("holding", "head", "tails", "bitmap", "removed", "states")
     HOLDING_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     TAILS_FIELD_NUMBER: _ClassVar[int]
     BITMAP_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     holding: int
     head: bytes
     tails: bytes
     bitmap: int
     removed: bool
-    def __init__(self, holding: _Optional[int] = ..., head: _Optional[bytes] = ..., tails: _Optional[bytes] = ..., bitmap: _Optional[int] = ..., removed: _Optional[bool] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[States]
+    def __init__(self, holding: _Optional[int] = ..., head: _Optional[bytes] = ..., tails: _Optional[bytes] = ..., bitmap: _Optional[int] = ..., removed: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[States, _Mapping]]] = ...) -> None: ...
+
+class States(_message.Message):
+    __slots__ = ("holding", "bitmap")
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    BITMAP_FIELD_NUMBER: _ClassVar[int]
+    holding: int
+    bitmap: int
+    def __init__(self, holding: _Optional[int] = ..., bitmap: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("holding", "block_hash", "anchor", "num_tokens", "removed")
+    __slots__ = ("holding", "block_hash", "anchor", "num_tokens", "removed", "head")
     HOLDING_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     holding: int
     block_hash: bytes
     anchor: bytes
     num_tokens: int
     removed: bool
-    def __init__(self, holding: _Optional[int] = ..., block_hash: _Optional[bytes] = ..., anchor: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., removed: _Optional[bool] = ...) -> None: ...
+    head: bytes
+    def __init__(self, holding: _Optional[int] = ..., block_hash: _Optional[bytes] = ..., anchor: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., removed: _Optional[bool] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("segment", "checkpoint")
@@ -273,6 +285,42 @@ class MatchResponse(_message.Message):
     clusters: _containers.RepeatedCompositeFieldContainer[ClusterMatch]
     odd_lengths: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterMatch, _Mapping]]] = ..., odd_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("id", "match", "route", "traceparent", "further")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    match: MatchRequest
+    route: RouteRequest
+    traceparent: str
+    further: _containers.RepeatedCompositeFieldContainer[Question]
+    def __init__(self, id: _Optional[int] = ..., match: _Optional[_Union[MatchRequest, _Mapping]] = ..., route: _Optional[_Union[RouteRequest, _Mapping]] = ..., traceparent: _Optional[str] = ..., further: _Optional[_Iterable[_Union[Question, _Mapping]]] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("id", "match", "route", "refusal", "further")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    match: MatchResponse
+    route: RouteResponse
+    refusal: Refusal
+    further: _containers.RepeatedCompositeFieldContainer[Reply]
+    def __init__(self, id: _Optional[int] = ..., match: _Optional[_Union[MatchResponse, _Mapping]] = ..., route: _Optional[_Union[RouteResponse, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., further: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
     __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn", "request_id", "in_flight")
@@ -447,10 +495,8 @@ class ReportRequestsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchStateRequest(_message.Message):
-    __slots__ = ("cluster",)
-    CLUSTER_FIELD_NUMBER: _ClassVar[int]
-    cluster: str
-    def __init__(self, cluster: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class NodeState(_message.Message):
     __slots__ = ("node", "silent_seconds", "links", "engines")
@@ -596,14 +642,16 @@ class DrainRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
-    __slots__ = ("num_prefixes", "moved_bytes", "num_requests_left")
+    __slots__ = ("num_prefixes", "moved_bytes", "num_requests_left", "num_engines_unknown")
     NUM_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENGINES_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     num_prefixes: int
     moved_bytes: int
     num_requests_left: int
-    def __init__(self, num_prefixes: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., num_requests_left: _Optional[int] = ...) -> None: ...
+    num_engines_unknown: int
+    def __init__(self, num_prefixes: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., num_requests_left: _Optional[int] = ..., num_engines_unknown: _Optional[int] = ...) -> None: ...
 
 class UndrainRequest(_message.Message):
     __slots__ = ("node",)

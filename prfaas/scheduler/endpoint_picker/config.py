@@ -23,10 +23,28 @@ from prfaas.scheduler.endpoint_picker.picking import Decider, EndpointPicker, Pr
 from prfaas.scheduler.endpoint_picker.scorers import SCORERS
 
 _RULES: dict[str, Rules] = {"inference.networking.x-k8s.io/v1alpha1": "seed", "llm-d.ai/v1alpha1": "current"}
-_GATES = ("flowControl", "haPopulateNonLeaderDatastore")
+_GATES = {
+    "flowControl": "requests queue, and are refused, at the router (admission, quotas)",
+    "haPopulateNonLeaderDatastore": "every manager knows all instances",
+}
 _GONE_GATES = ("prepareDataPlugins", "dataLayer")  # needed by the old rules, accepted with a warning by the new ones
 _PICKERS = {"max-score-picker": MaxScore}
 _DECIDERS = {"prefix-based-pd-decider": PrefixDecider, "always-disagg-pd-decider": NoParameters}
+_NOTHING_READS: dict[str, Mapping[str, str]] = {  # accepted, since llm-d's files name them; told as warnings
+    "prefix-cache-scorer": dict.fromkeys(
+        ("blockSize", "hashBlockSize", "maxPrefixBlocksToMatch", "lruCapacityPerServer", "autoTune"),
+        "what is cached where is known, not estimated",
+    ),
+    "max-score-picker": {"maxNumOfEndpoints": "the best endpoint alone is taken"},
+    "pd-profile-handler": {
+        "primaryPort": "each instance has its own address",
+        **dict.fromkeys(("prefixPluginName", "prefixPluginType"), "what is cached is the same for every plugin"),
+    },
+    "disagg-profile-handler": {"primaryPort": "each instance has its own address"},
+}
+_SAYS_NOTHING = {
+    "lora-affinity-scorer": "which adapters an engine has loaded is not known here; all endpoints score alike"
+}
 _HANDLERS = {
     "pd-profile-handler": PdHandler,
     "disagg-profile-handler": DisaggHandler,
@@ -81,6 +99,7 @@ def _picker(fields: Any) -> EndpointPicker:
     rules = _RULES[fields["apiVersion"]]
     gates, warnings = _gates(fields.get("featureGates") or [], rules)
     plugins = _plugins(fields.get("plugins") or [])
+    warnings += _vain(fields.get("plugins") or [])
     profiles = _profiles(fields.get("schedulingProfiles"), plugins)
     handler = _handler(plugins, profiles)
     if isinstance(handler.parameters, NoParameters):
@@ -97,10 +116,12 @@ def _gates(given: Sequence[Any], rules: Rules) -> tuple[set[str], tuple[str, ...
     on, warnings = set(), []
     for gate in given:
         name, _, value = str(gate).partition("=")
-        if name not in _GATES + _GONE_GATES:
+        if name not in (*_GATES, *_GONE_GATES):
             raise ValueError(f"featureGates: {name} is unknown")
         if name in _GONE_GATES and rules == "current":
             warnings.append(f"featureGates: {name} is no more; it changes nothing")
+        if name in _GATES and value != "false":
+            warnings.append(f"featureGates: {name} changes nothing here: {_GATES[name]}")
         if value != "false":
             on.add(name)
     return on, tuple(warnings)
@@ -119,6 +140,23 @@ def _plugins(given: Sequence[Any]) -> dict[str, _Plugin]:
         except ValueError as error:
             raise ValueError(f"plugins: {name}: {error}") from error
     return plugins
+
+
+def _vain(given: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Warnings for plugins and parameters that change nothing here."""
+    found = []
+    for item in given:
+        kind, parameters = item["type"], item.get("parameters") or {}
+        where = f"plugins: {item.get('name') or kind}"
+        if kind in _SAYS_NOTHING:
+            found.append(f"{where}: {_SAYS_NOTHING[kind]}")
+        if kind in _DONE_OTHERWISE and parameters:
+            found.append(f"{where}: its parameters change nothing: what it does is done without it")
+        reasons = _NOTHING_READS.get(kind, {})
+        found += [f"{where}: {name} changes nothing: {reasons[name]}" for name in parameters if name in reasons]
+        if parameters.get("ttftSource") == "latencyPredictor":
+            found.append(f"{where}: ttftSource: there is no latency predictor here; no endpoint counts as slow")
+    return tuple(found)
 
 
 def _parameters(kind: str, given: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Literal
 
@@ -13,10 +13,11 @@ from prfaas.model.curve import polynomial
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
+from prfaas.sim.blueprint import Node, Rules, Wires
 from prfaas.sim.conversations import Conversations, Turn
 from prfaas.sim.ppd.model import GRID_HARNESS, KV_BYTES_PER_TOKEN, MODEL, Harness, PpdModel
 from prfaas.sim.request import Request
-from prfaas.sim.twin import Node, Rules, Twin, Wires
+from prfaas.sim.twin import Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 NodeKind = Literal["P", "D", "pD", "R"]
@@ -62,13 +63,25 @@ _ALWAYS_LOCAL = replace(_NOBODY_IS_LONGER, local_policy="ppd", ppd_table=same_fo
 _RULES: dict[NodeKind, Snapshot] = {"D": _ALWAYS_P, "pD": _ALWAYS_LOCAL, "R": _NOBODY_IS_LONGER}
 
 
+@dataclass(frozen=True)
+class LaterTurns:
+    """How D nodes, pD too, have later turns prefilled: x of them by themselves, or, dynamic, as a table says at a rate."""
+
+    local_ratio: float = 0.0
+    table: PpdTable | None = None
+    qps: float = 0.0
+
+
 class Proxy:
     """As the authors' proxy assigns: conversations to the nodes that decode in turn, later turns to the same node.
 
-    An `Assign`. `strayed_ratio` of the later turns go P→D whatever their node does.
+    An `Assign`. `strayed_ratio` of the later turns go P→D whatever their node does. `later` overrules the names D and pD.
     """
 
-    def __init__(self, nodes: Sequence[tuple[NodeKind, InstanceId]], strayed_ratio: float) -> None:
+    def __init__(
+        self, nodes: Sequence[tuple[NodeKind, InstanceId]], strayed_ratio: float, later: LaterTurns | None = None
+    ) -> None:
+        self._later = later
         self._kind = {name: kind for kind, name in nodes if kind != "P"}
         self._next = cycle(self._kind)
         self._node_of: dict[int, InstanceId] = {}
@@ -78,17 +91,32 @@ class Proxy:
         name = self._node_of.get(request.session)
         if name is None:
             name = self._node_of[request.session] = next(self._next)
-        kind = self._kind[name]
-        rules = _ALWAYS_P if kind == "pD" and self._strays(request) else _RULES[kind]
-        return rules, frozenset(self._kind.keys() - {name})
+        return self._rules(self._kind[name], request), frozenset(self._kind.keys() - {name})
 
-    def _strays(self, request: Request) -> bool:
-        mixed = (request.session * _KNUTH + request.turn * _WEYL) % _SPREAD
-        return request.turn > 1 and mixed < self._strayed_ratio * _SPREAD
+    def _rules(self, kind: NodeKind, request: Request) -> Snapshot:
+        if self._later is not None and kind != "R":
+            return self._overruled(self._later, request)
+        return _ALWAYS_P if kind == "pD" and _falls_below(self._strayed_ratio, request) else _RULES[kind]
+
+    def _overruled(self, later: LaterTurns, request: Request) -> Snapshot:
+        if later.table is not None:
+            return replace(_ALWAYS_P, ppd_table=later.table, requests_per_second=later.qps)
+        return _ALWAYS_LOCAL if _falls_below(later.local_ratio, request) else _ALWAYS_P
+
+
+def _falls_below(ratio: float, request: Request) -> bool:
+    """Of the later turns this share, always the same ones."""
+    mixed = (request.session * _KNUTH + request.turn * _WEYL) % _SPREAD
+    return request.turn > 1 and mixed < ratio * _SPREAD
 
 
 def twin(
-    configuration: str, turns: Sequence[Turn], model: PpdModel = MODEL, *, harness: Harness = GRID_HARNESS
+    configuration: str,
+    scripts: Sequence[Sequence[Turn]],
+    model: PpdModel = MODEL,
+    *,
+    harness: Harness = GRID_HARNESS,
+    later: LaterTurns | None = None,
 ) -> Twin:
     """A deployment that serves such conversations.
 
@@ -99,7 +127,7 @@ def twin(
     has_proxy = any(kind == "P" for kind, _ in nodes)
     rules = Rules(
         _NOBODY_IS_LONGER,
-        assign=Proxy(nodes, harness.strayed_ratio),
+        assign=Proxy(nodes, harness.strayed_ratio, later),
         overhead_seconds=model.overhead_seconds + (model.proxy_seconds if has_proxy else 0.0),
         overhead_per_token_seconds=model.overhead_per_token_seconds,
         max_sessions=model.max_sessions,
@@ -111,7 +139,7 @@ def twin(
         setup_seconds=model.handover_seconds,
         sends_all=True,
     )
-    conversations = Conversations([turns], finds_answers=harness.finds_answers)
+    conversations = Conversations(scripts, finds_answers=harness.finds_answers)
     return Twin([_node(*one, model) for one in nodes], wires, rules, follow_up=conversations.following)
 
 

@@ -10,10 +10,19 @@ from typing import Literal
 
 PrefillKind = Literal["full", "append"]  # 1,024 new tokens, or 128 new ones behind about 2,048 cached
 
-# Fitted by absolute error to the even tens of decoding requests, 20 to 200, with 1, 2 and 4 prefills at once.
-_FULL_LIMIT, _FULL_GROWTH = 1.246, 0.146
-_FULL_HALF_BATCH, _FULL_HALF_FALL = 51.7, 0.22
+# All fitted by absolute error to the even tens of decoding requests, 20 to 200, with 0, 1, 2 and 4 prefills at once.
+_STEP_BASE_SECONDS, _STEP_SECONDS_PER_REQUEST = 8.58e-3, 1.463e-4
+_FULL_LIMIT, _FULL_GROWTH = 1.202, 0.150
+_FULL_HALF_BATCH, _FULL_HALF_FALL = 50.0, 0.254
 _APPEND, _APPEND_GROWTH = 0.0124, 0.537
+
+
+def undisturbed_seconds(num_decoding: int) -> float:
+    """TPOT of so many requests without prefills: a step has a fixed part and one for each request.
+
+    The measured TPOT without prefills is itself uncertain by a tenth; every slowdown against it shares that error.
+    """
+    return _STEP_BASE_SECONDS + _STEP_SECONDS_PER_REQUEST * num_decoding
 
 
 def slowdown_ratio(num_decoding: int, num_prefills: int, kind: PrefillKind) -> float:

@@ -18,13 +18,13 @@ _MAX_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class PpdModel:
-    """Seconds, but for `kv_bytes_per_second`, `max_sessions` and `chunk_tokens`.
+    """Seconds, but for `kv_bytes_per_second`, `max_sessions`, `kv_tokens` and `chunk_tokens`.
 
     `overhead_*` is spent before an engine has the request (client, tokenising), `proxy_seconds` more where a node's role
     is not `both`. P prefills one prompt after the other and is kept by each for `send_busy_seconds` and
     `send_per_token_seconds` longer; the KV arrives `handover_seconds`, and its bytes at `kv_bytes_per_second`, later,
     and holds up its receiver's iteration by `load_seconds`. `max_sessions` conversations are under way at once; the first
-    turns of the others wait at the client.
+    turns of the others wait at the client. Each decode node holds the KV of `kv_tokens`.
     """
 
     overhead_seconds: float = 0.0126
@@ -41,6 +41,7 @@ class PpdModel:
     decode_per_request_seconds: float = 7.5e-5
     decode_per_context_token_seconds: float = 5.05e-8
     max_sessions: float = 50
+    kv_tokens: float = 400_000  # 52 GB of 80, beside 16 GB of weights
     chunk_tokens: int = 8192
 
     @property
@@ -53,6 +54,8 @@ class PpdModel:
         return EngineSpec(
             PrefillProfile(prefill, 1, _MAX_TOKENS),
             decode,
+            kv_tokens=self.kv_tokens,
+            preempts=True,
             chunk_tokens=self.chunk_tokens,
             load_seconds=self.load_seconds,
         )

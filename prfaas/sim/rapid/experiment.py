@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -12,11 +12,12 @@ from prfaas.model.curve import polynomial
 from prfaas.model.profile import PrefillProfile
 from prfaas.scheduler.colocation import Policy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
+from prfaas.sim.blueprint import Node, Rules, Wires
 from prfaas.sim.rapid.hardware import Group, Model
 from prfaas.sim.request import Request
-from prfaas.sim.shared_instance import SharingSpec
+from prfaas.sim.shared_instance import Interference, SharingSpec
 from prfaas.sim.summary import Counting, Slo, Summary, summarise
-from prfaas.sim.twin import Node, Rules, Twin, Wires
+from prfaas.sim.twin import Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 _NUM_GPUS = 8
@@ -66,16 +67,19 @@ FREE_TRANSFER = Transfer(0.0, float("inf"), float("inf"))
 
 @dataclass(frozen=True)
 class Setting:
-    """A model on the eight GPUs, its ITL objective in seconds, and what a hand-over costs."""
+    """A model on the eight GPUs, its ITL objective in seconds, what a hand-over costs, and how both sides share a device."""
 
     model: Model
     itl_slo_seconds: float
     transfer: Transfer = Transfer()
+    interference: Interference = field(default_factory=Interference)
 
 
 def _shared(setting: Setting) -> list[Node]:
     spec = Group(setting.model, _NUM_GPUS).engine()
-    return [Node(_state("rapid", "both"), spec, sharing=SharingSpec(Policy(setting.itl_slo_seconds)))]
+    return [
+        Node(_state("rapid", "both"), spec, sharing=SharingSpec(Policy(setting.itl_slo_seconds), setting.interference))
+    ]
 
 
 def _chunked(setting: Setting, chunk_tokens: int) -> list[Node]:

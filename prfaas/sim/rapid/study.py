@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 from prfaas.sim.parallel import Progress, on_all_cores
 from prfaas.sim.rapid.experiment import FREE_TRANSFER, SYSTEMS, TRACES, Setting, Trace, run, saturated_throughput
 from prfaas.sim.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
+from prfaas.sim.shared_instance import Interference
 from prfaas.sim.summary import Summary
 
 SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}
+ASSUMED = Interference()
+OTHER_SPEEDS = (0.7, 0.8)
+_PAIRS = [(model, trace) for model in SETTINGS for trace in TRACES]
 LOADS = tuple(quarter / 4 for quarter in range(1, 9))
 CHUNKS = ("chunked-512", "chunked-1024", "chunked-2048")
 NEAR_ZERO = 0.05  # requests per second over the arrivals: a baseline below it has collapsed
@@ -51,10 +56,10 @@ class Cell:
         return ours / theirs if theirs > NEAR_ZERO * arrivals else None
 
 
-def cell(named: tuple[str, Trace]) -> Cell:
+def cell(named: tuple[str, Trace], interference: Interference = ASSUMED) -> Cell:
     """Everything of one model and trace."""
     model, trace = named
-    setting = SETTINGS[model]
+    setting = replace(SETTINGS[model], interference=interference)
     free = replace(setting, transfer=FREE_TRANSFER)
     sustained = {name: saturated_throughput(name, setting, trace) for name in SYSTEMS}
     most = sustained["rapid"]
@@ -89,7 +94,16 @@ class Claim:
 
 def cells(progress: Progress) -> list[Cell]:
     """All models and traces, on all cores."""
-    return on_all_cores(cell, [(model, trace) for model in SETTINGS for trace in TRACES], progress)
+    return on_all_cores(cell, _PAIRS, progress)
+
+
+def sensitivity(progress: Progress) -> dict[float, list[Claim]]:
+    """The claims under other speeds of an over-allocated prefill than the assumed one, which nothing printed fixes."""
+    found = {}
+    for speed in OTHER_SPEEDS:
+        its = partial(cell, interference=replace(ASSUMED, overallocated_prefill=speed))
+        found[speed] = claims(on_all_cores(its, _PAIRS, progress))
+    return found
 
 
 def claims(found: Sequence[Cell]) -> list[Claim]:

@@ -23,6 +23,7 @@ from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
 from tests.integration.agent.running import RunningAgent
+from tests.waiting import PATIENCE_SECONDS
 
 MODEL = "tiny"
 ROOT = root_hash(MODEL)
@@ -73,7 +74,7 @@ class Hand:
             self._fill(opened, position, blocks)
         assert self._worker.ring is not None
         self._worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.holds(prefix):
             assert time.monotonic() < deadline, "the prefix did not come to lie in the pool"
 
@@ -106,7 +107,7 @@ class Hand:
         return True
 
     def _wait(self) -> Message:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             for message in self._scheduler.poll(0.05):
                 return message

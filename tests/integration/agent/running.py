@@ -24,9 +24,9 @@ from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
-from tests.free_ports import free_address
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
+from tools.free_ports import free_address
 
 MODEL = "tiny"
 NUM_TOKENS = 200
@@ -122,7 +122,7 @@ class RunningAgent:
 
     def ended(self) -> None:
         """Wait until it has."""
-        code = self.child.wait(15)
+        code = self.child.wait(PATIENCE_SECONDS)
         assert code in (0, -signal.SIGKILL), f"{self.name} ended with {code}"
 
     def transfers(self) -> list[dict[str, object]]:
@@ -147,8 +147,10 @@ class Agents:
         self._running: list[RunningAgent] = []
         self._engines: list[Engine] = []
 
-    def engine(self, agent: RunningAgent, name: str, its_layout: Layout | None = None) -> Engine:
-        made = Engine(agent, name, its_layout)
+    def engine(
+        self, agent: RunningAgent, name: str, its_layout: Layout | None = None, *, attaches_worker: bool = True
+    ) -> Engine:
+        made = Engine(agent, name, its_layout, attaches_worker=attaches_worker)
         self._engines.append(made)
         return made
 
@@ -156,11 +158,12 @@ class Agents:
         wire, status = free_address(), free_address()
         socket = self.directory / f"{name}.sock"
         values = {"name": name, "socket": str(socket), "listen": wire, "status-listen": status}
-        values |= {"secret-file": str(self._secret_file), "pool-bytes": "16MiB", "reconnect-seconds": "1s"} | settings
+        values |= {"secret-file": str(self._secret_file), "pool-bytes": "16MiB"}
+        values |= {"reconnect-seconds": f"{PATIENCE_SECONDS:.0f}s"} | settings
         child = self._launch(values, self.directory / f"{name}.log")
         agent = RunningAgent(name, child, socket, wire, status)
         self._running.append(agent)
-        wait_until(lambda: socket.exists() and _answers(status), seconds=20)
+        wait_until(lambda: socket.exists() and _answers(status), what=name)
         return agent
 
     def stop(self) -> None:
@@ -184,7 +187,7 @@ class Agents:
             "num_tokens": chain.num_tokens,
             "max_bytes": 1 << 20,
             "tenant": "",
-            "expires_at": time.time() + 30.0,
+            "expires_at": time.time() + 600.0,
         } | changes
         key = grants.derive_key(self.secret, "grant")
         return transfer_id, grants.sign(grants.Grant(**fields), key)  # type: ignore[arg-type]
@@ -200,12 +203,25 @@ def _answers(status: str) -> bool:
 class Engine:
     """What a connector does, by hand: a scheduler and one worker."""
 
-    def __init__(self, agent: RunningAgent, name: str, its_layout: Layout | None = None) -> None:
-        self.worker = AgentClient(str(agent.socket), instance=name, role="worker", layout=its_layout or layout())
-        self.scheduler = AgentClient(str(agent.socket), instance=name, role="scheduler")
+    def __init__(
+        self, agent: RunningAgent, name: str, its_layout: Layout | None = None, *, attaches_worker: bool = True
+    ) -> None:
+        self._path, self._name, self._layout = str(agent.socket), name, its_layout or layout()
+        self._worker: AgentClient | None = None
+        if attaches_worker:
+            self.attach_worker()
+        self.scheduler = AgentClient(self._path, instance=name, role="scheduler")
         self._unread: list[Message] = []
 
-    def wait(self, kind: type[Message] | tuple[type[Message], ...], *, seconds: float = 10.0) -> Message:
+    def attach_worker(self) -> None:
+        self._worker = AgentClient(self._path, instance=self._name, role="worker", layout=self._layout)
+
+    @property
+    def worker(self) -> AgentClient:
+        assert self._worker is not None, "it has no worker yet"
+        return self._worker
+
+    def wait(self, kind: type[Message] | tuple[type[Message], ...], *, seconds: float = PATIENCE_SECONDS) -> Message:
         """The next message, which must be of this kind; those that came with it wait for the next call."""
         deadline = time.monotonic() + seconds
         while not self._unread:
@@ -246,7 +262,8 @@ class Engine:
 
     def close(self) -> None:
         self.scheduler.close()
-        self.worker.close()
+        if self._worker is not None:
+            self._worker.close()
 
 
 def content(position: int, block: int, layer: int, seed: int) -> bytes:

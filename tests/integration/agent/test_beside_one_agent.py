@@ -23,6 +23,7 @@ from prfaas.agent.protocol import (
     LookedUp,
     Lookup,
     Receive,
+    ReceiveReady,
     Release,
     Send,
     SendOpened,
@@ -34,7 +35,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import LayoutError
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
-from tests.waiting import until, wait_until
+from tests.waiting import PATIENCE_SECONDS, until, wait_until
 from tools.demo.client import get_json
 
 
@@ -85,6 +86,44 @@ def test_a_release_ends_no_transfer_that_leaves(agents: Agents, node: RunningAge
     prefill.wait(TransferDone)
 
 
+def test_what_is_asked_before_the_workers_are_attached_is_answered_once_they_are(
+    agents: Agents, node: RunningAgent
+) -> None:
+    """The usual order after a restart of the agent."""
+    chain, listed = chain_of(), blocks(chain_of(), NUM_TOKENS)
+    transfer_id, grant = agents.grant("node", node, chain)
+    prefill = agents.engine(node, "p", attaches_worker=False)
+    decode = agents.engine(node, "d", attaches_worker=False)
+    decode.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), listed))
+    prefill.scheduler.post(Send(transfer_id, grant, listed))
+    for engine in (prefill, decode):
+        engine.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
+        engine.wait(LookedUp)  # what was asked before it has been read, and not refused
+        engine.attach_worker()
+    opened = prefill.wait(SendOpened)
+    assert isinstance(opened, SendOpened)
+    prefill.write_all(opened)
+    ready = decode.wait(ReceiveReady)
+    assert isinstance(ready, ReceiveReady)
+    decode.assert_content(ready)
+
+
+def test_what_an_engine_gives_up_before_its_workers_are_attached_is_never_begun(
+    agents: Agents, node: RunningAgent
+) -> None:
+    chain, listed = chain_of(), blocks(chain_of(), NUM_TOKENS)
+    transfer_id, grant = agents.grant("node", node, chain)
+    prefill = agents.engine(node, "p", attaches_worker=False)
+    prefill.scheduler.post(Send(transfer_id, grant, listed))
+    prefill.scheduler.post(Cancel(transfer_id))
+    prefill.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
+    prefill.wait(LookedUp)
+    prefill.attach_worker()
+    prefill.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
+    prefill.wait(LookedUp)  # and no answer to the Send before it
+    assert _count(node, "sending") == 0
+
+
 def test_two_workers_of_one_rank_that_attach_at_once_are_not_both_let_in(agents: Agents) -> None:
     node = agents.start("node", **{"peers": "gone=127.0.0.1:1", "reconnect-seconds": "0.2s"})
     attached: list[AgentClient] = []
@@ -100,7 +139,7 @@ def test_two_workers_of_one_rank_that_attach_at_once_are_not_both_let_in(agents:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_SECONDS)
     for client in attached:
         client.close()
     assert len(attached) == len(refused) == 1 and "attached already" in refused[0]
@@ -111,7 +150,11 @@ async def test_an_engine_that_takes_no_messages_is_lost(tmp_path: Path) -> None:
         return Attached(AgentName("node"), 0, 0, 0, 1), None
 
     lost: list[EngineConnection] = []
-    callbacks = EngineCallbacks(let_in, lambda engine, message: None, lambda engine: None, lost.append)
+
+    def ignore(*arguments: object) -> None:
+        pass
+
+    callbacks = EngineCallbacks(let_in, ignore, ignore, ignore, lost.append)
     listener = EngineListener(tmp_path / "node.sock", callbacks)
     await listener.start()
     stuck = await asyncio.to_thread(AgentClient, str(tmp_path / "node.sock"), instance="stuck", role="scheduler")
@@ -137,7 +180,7 @@ def test_an_agent_that_had_no_descriptor_for_an_engine_takes_it_when_it_has(
 ) -> None:
     witness = agents.engine(node, "witness")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late:
-        late.settimeout(10)
+        late.settimeout(PATIENCE_SECONDS)
         held = [os.dup(0)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, descriptor_limit[1]))
         with contextlib.suppress(OSError):  # none is left

@@ -13,7 +13,7 @@ from prfaas.hashing import HashChain
 from prfaas.types import TransferId
 from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 
 BLOCKS_PER_CHAIN = 8  # six full blocks, a tail, a state
@@ -29,7 +29,7 @@ def _num_on_ssd(agent: RunningAgent) -> int:
 
 
 def _bytes_read(agent: RunningAgent) -> float:
-    with urllib.request.urlopen(f"http://{agent.status}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{agent.status}/metrics", timeout=PATIENCE_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     return sum(
         float(line.split()[-1]) for line in lines if line.startswith('prfaas_agent_ssd_bytes_total{direction="read"')

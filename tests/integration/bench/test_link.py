@@ -35,15 +35,18 @@ def far_end(secret: Path, *flags: str) -> Iterator[str]:
     line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "8MiB", *flags]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
-        process.terminate()
-        rest, _ = process.communicate(timeout=20)
+        try:
+            yield process.stdout.readline().split()[-1]
+            process.terminate()
+            rest, _ = process.communicate(timeout=90)
+        finally:
+            process.kill()
         assert process.returncode == 0, rest
 
 
 def measure(far: str, secret: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     line = [*COMMAND, "--to", far, "--secret-file", str(secret), "--repeats", "2", *flags]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_equal_layers_are_measured_cold_and_warm(far: str, secret: Path) -> None:

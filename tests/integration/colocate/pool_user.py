@@ -11,7 +11,7 @@ from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.front import Blocks
 from prfaas.colocate.pool import Answers, Pool, PoolSettings
 from prfaas.colocate.shape import TINY
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 SHAPE = CacheShape(num_blocks=33, block_tokens=16, num_state_slots=9)
 POISON = 1e30
@@ -28,7 +28,9 @@ class Executor:
         self.loaded: dict[int, int] = {}
         self.freed: list[int] = []
         self.num_failures = 0
-        settings = PoolSettings(socket, "executor", "model", "weights", reuse_min_tokens=16)
+        settings = PoolSettings(
+            socket, "executor", "model", "weights", reuse_min_tokens=16, open_wait_seconds=PATIENCE_SECONDS
+        )
         self.pool = Pool(settings, self.cache)
         self.pool.start(Answers(self.loaded.__setitem__, self.freed.append, self._fail))
 

@@ -15,13 +15,15 @@ from prfaas.colocate import device
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.sequential import generate
 from tools.demo.client import get_json
-from tools.processes import Child, Children, free_address
+from tools.free_ports import free_address
+from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack
 
 MODEL = "prfaas-hybrid"
 THRESHOLD_TOKENS = 300
 MAX_TOKENS = 1024
 FLAGS = ("--shape", "tiny", "--dtype", "float64", "--seed", "3", "--num-threads", "1", "--reuse-min-tokens", "32")
+PATIENT = ("--open-wait-seconds", "60s")  # that a busy machine's agent is slow is not what is tested
 
 
 @dataclass
@@ -89,14 +91,16 @@ def running_site(directory: Path) -> Iterator[Site]:
         engines = {name: start_executor(children, name, urls[name], agents[name]) for name in urls}
         for name, engine in engines.items():
             stack.await_server(engine, urls[name])
-        router, router_url = stack.start_router({"managers": [grpc], "cluster": "west", "probe_interval": "200ms"})
+        settings = {"managers": [grpc], "cluster": "west", "probe_interval": "200ms"}
+        settings["manager_timeout"] = "60s"  # on a busy machine too the manager decides, not the router
+        router, router_url = stack.start_router(settings)
         stack.await_server(router, router_url)
         wanted = {f"{name}/0": True for name in urls}
-        children.wait_until(router, lambda: get_json(f"{router_url}/health")["instances"] == wanted, seconds=60.0)
+        children.wait_until(router, lambda: get_json(f"{router_url}/health")["instances"] == wanted, seconds=150.0)
         yield Site(children, agents, engines, urls, manager_url, router_url)
 
 
 def start_executor(children: Children, name: str, url: str, agent: AgentProcess) -> Child:
     script = str(Path(sys.executable).parent / "prfaas-colocate")
     command = [script, "serve", "--listen", url.removeprefix("http://"), "--agent-socket", str(agent.socket)]
-    return children.start(f"colocate-{name}", [*command, "--max-tokens", str(MAX_TOKENS), *FLAGS])
+    return children.start(f"colocate-{name}", [*command, "--max-tokens", str(MAX_TOKENS), *FLAGS, *PATIENT])

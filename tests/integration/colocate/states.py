@@ -72,7 +72,7 @@ async def waiting_prefill(executor: Supervisor, hold: Hold, requests: Sequence[R
     """Prefill stands still; decode has given blocks to every request."""
     hold.stop("prefill")
     answers = ask(executor, requests)
-    await until(lambda: executor.board[Word.WAITING_PREFILL] == len(requests), seconds=30, what="blocks for all")
+    await until(lambda: executor.board[Word.WAITING_PREFILL] == len(requests), seconds=120, what="blocks for all")
     return answers
 
 
@@ -83,7 +83,7 @@ async def prefill_finished(executor: Supervisor, hold: Hold, requests: Sequence[
     hold.stop("decode")
     hold.resume("prefill")
     computed = before + len(requests)
-    await until(lambda: executor.board[Word.PREFILL_STEPS] == computed, seconds=30, what="all prompts computed")
+    await until(lambda: executor.board[Word.PREFILL_STEPS] == computed, seconds=120, what="all prompts computed")
     return answers
 
 
@@ -91,7 +91,7 @@ async def running(executor: Supervisor, hold: Hold, requests: Sequence[Request])
     """Some request has a row of the batch and is not done; decode stands still between two steps or within one."""
     while True:
         answers = ask(executor, requests)
-        await until(lambda: executor.board[Word.RUNNING] or answers.done(), seconds=30, what="a running request")  # noqa: B023
+        await until(lambda: executor.board[Word.RUNNING] or answers.done(), seconds=120, what="a running request")  # noqa: B023
         hold.stop("decode")
         if executor.board[Word.RUNNING]:
             return answers

@@ -26,9 +26,10 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
 from prfaas.units import split_address
 from tests.integration.colocate.states import Hold, pid_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
-from tools.processes import Children, free_address
+from tools.free_ports import free_address
+from tools.processes import Children
 from tools.stack import AgentProcess, Stack
 
 PROMPT = tuple(range(40))
@@ -88,7 +89,7 @@ def num_failed() -> float:
 
 async def test_nobody_waits_for_an_executor_that_has_given_up(doomed: Doomed) -> None:
     executor, failed_before = doomed.executor, num_failed()
-    await until(lambda: executor.is_alive, what="both sides", seconds=30)
+    await until(lambda: executor.is_alive, what="both sides", seconds=150)
     generating = executor.generate(PROMPT, 5, parameters=doomed.awaiting_kv())
     waiting = asyncio.ensure_future(anext(generating))
     await until(lambda: get_json(f"{doomed.agent.status_url}/status")["receiving"] == 1, what="the claim")
@@ -109,6 +110,6 @@ async def test_nobody_waits_for_an_executor_that_has_given_up(doomed: Doomed) ->
         assert response.status == 503
     doomed.agent.child.process.kill()  # the waiting request learns that its KV will not come
     with pytest.raises(ExecutorFailed):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, PATIENCE_SECONDS)
     with pytest.raises(ExecutorFailed):
         await anext(executor.generate(PROMPT, 5))

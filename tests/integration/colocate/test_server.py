@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -16,10 +17,11 @@ from prometheus_client import REGISTRY
 
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
+from prfaas.console.authority import Authority
 from tests.waiting import until
 
 # One server for all tests: a start takes seconds, because both sides load torch.
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG = ColocateConfig(
     listen="127.0.0.1:0",
@@ -34,10 +36,23 @@ CONFIG = ColocateConfig(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
+async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client with a certificate, of a server beyond loopback."""
+    issued = Authority(tmp_path_factory.mktemp("tls")).issue("somebody")
+    config = replace(
+        CONFIG,
+        listen="0.0.0.0:0",
+        tls_authority=issued.authority,
+        tls_certificate=issued.certificate,
+        tls_key=issued.key,
+    )
     bound = asyncio.get_running_loop().create_future()
-    serving = asyncio.ensure_future(server.serve(CONFIG, bound=bound))
-    async with aiohttp.ClientSession(base_url=f"http://{await bound}") as session:
+    serving = asyncio.ensure_future(server.serve(config, bound=bound))
+    url = f"https://127.0.0.1:{(await bound).rpartition(':')[2]}"
+    certificates = config.certificates()
+    assert certificates is not None
+    connector = aiohttp.TCPConnector(ssl=certificates.dialling())
+    async with aiohttp.ClientSession(base_url=url, connector=connector) as session:
         yield session
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -47,6 +62,18 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 async def complete(http: aiohttp.ClientSession, **body: object) -> tuple[int, dict[str, object]]:
     async with http.post("/v1/completions", json=body) as response:
         return response.status, await response.json()
+
+
+async def test_beyond_loopback_it_takes_the_deployments_certificates_alone(http: aiohttp.ClientSession) -> None:
+    before = tls_refusals("tls_none")
+    async with aiohttp.ClientSession() as plain:
+        with pytest.raises(aiohttp.ClientError):
+            await plain.get(str(http._build_url("/healthz")).replace("https", "http"))
+    await until(lambda: tls_refusals("tls_none") > before, what="the count of a plain client")
+
+
+def tls_refusals(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_colocate_tls_refusals_total", {"reason": reason}) or 0.0
 
 
 async def test_a_streamed_answer_has_the_tokens_and_the_text_of_a_whole_one(http: aiohttp.ClientSession) -> None:
@@ -124,3 +151,10 @@ async def test_the_model_and_its_tokens_are_told(http: aiohttp.ClientSession) ->
         assert (await response.json())["tokens"] == [104, 195, 169]
     async with http.get("/healthz") as response:
         assert response.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_a_body_that_cannot_be_decoded_is_refused(http: aiohttp.ClientSession, path: str) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with http.post(path, data=b"no gzip", headers=headers) as response:
+        assert response.status == 400

@@ -33,7 +33,11 @@ from prfaas.types import Shard
 
 MODEL = "fake"
 NUM_BLOCKS = 256
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+QUIET: dict[str, Any] = {  # no test is about reuse, or has the agent given up for being slow, unless it says so
+    "reuse": False,
+    "open_wait_seconds": ANSWER_SECONDS,
+}
 _instances = itertools.count(1)
 
 
@@ -126,7 +130,7 @@ class FakeEngine:
         self.scheduler = SchedulerSide(
             self.client,
             BlockMap(memory.groups),
-            ConnectorSettings(agent_socket=agent_socket, **{"reuse": False, **settings}),
+            ConnectorSettings(agent_socket=agent_socket, **QUIET | settings),
             directions=directions,
             free_block_ratio=lambda: len(self._free) / NUM_BLOCKS,
         )
@@ -145,15 +149,16 @@ class FakeEngine:
 
     # A request's life
 
-    def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any]) -> Running:
+    def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any], *, salt: str = "") -> Running:
         request = EngineRequest(
             request_id,
             len(prompt),
             parameters,
             lambda tenant: HashChain(root_hash(self._model, tenant.encode()), prompt),
+            salt,
         )
         self.scheduler.on_new_request(request)
-        tenant = tenant_of(parameters, default=self._tenant)
+        tenant = tenant_of(parameters, salt, default=self._tenant)
         return Running(request_id, prompt, tenant)
 
     def await_answer(self, running: Running, *, local_tokens: int = 0) -> int:

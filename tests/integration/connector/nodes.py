@@ -15,7 +15,7 @@ from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
 from tests.integration.connector.fake_engine import MODEL, FakeEngine, GroupShape, Memory, Running, memory_of
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.processes import Children
 from tools.stack import AgentProcess, Stack
@@ -75,7 +75,7 @@ class Nodes:
         for agent in (self.east, self.west):
             what = f"an idle {agent.name}"
             # what arrived and nobody claims stays until its grant has expired
-            wait_until(lambda agent=agent: self._is_idle(agent), seconds=GRANT_SECONDS + 10, what=what)  # type: ignore[misc]
+            wait_until(lambda agent=agent: self._is_idle(agent), seconds=GRANT_SECONDS + PATIENCE_SECONDS, what=what)  # type: ignore[misc]
 
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)
@@ -105,7 +105,8 @@ def receiving(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
 def running_nodes(directory: Path, **settings: Any) -> Iterator[Nodes]:
     with Children(directory) as children:
         stack = Stack(children, directory)
-        east, west = (stack.start_agent(name, reconnect_seconds="1s", **settings) for name in ("east", "west"))
+        settings = {"reconnect_seconds": f"{PATIENCE_SECONDS:.0f}s"} | settings
+        east, west = (stack.start_agent(name, **settings) for name in ("east", "west"))
         stack.await_agent(east)
         stack.await_agent(west)
         made = Nodes(east, west, grants.derive_key(stack.secret_file.read_bytes(), "grant"), children)

@@ -61,7 +61,7 @@ def test_blocks_allocated_early_are_filled_when_their_kv_comes(nodes: Nodes, sha
 
 
 def test_kv_that_never_comes_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate", receive_timeout_seconds=0.3)
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate", receive_timeout_seconds=1.0)
     running = _preallocated(decoder, nodes.grant(PROMPT))
     assert _await_load(decoder) == ({running.request_id}, {running.request_id})
     assert decoder.outcomes() == {"receive timeout": 1}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.connector.fake_engine import SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
+from tests.waiting import wait_until
 from tools.link import Relay
 
 NUM_REQUESTS = 8  # more than the transfer blocks serve
@@ -59,6 +60,7 @@ def test_without_transfer_blocks_new_prefills_go_without_and_running_ones_finish
     with Relay(nodes.west.wire) as link:
         _transfer(nodes, link, (prefiller, decoder), prompt_of(31))
         link.hold()
+        wait_until(lambda: link.is_held, what="the hold")
         pairs = [(its, _grant(nodes, link, its)) for its in map(prompt_of, range(40, 40 + NUM_REQUESTS))]
         short = _grant(nodes, link, pairs[-1][0], expires_at=time.time() + 1.0)  # nothing comes of the last one
         decoding = [receiving(decoder, *its) for its in [*pairs[:-1], (pairs[-1][0], short)]]

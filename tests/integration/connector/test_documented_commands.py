@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import pytest
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from prfaas.connector import settings
 from tests.docs_shell import commands_of, shell_blocks
 
 pytestmark = pytest.mark.vllm
-
+PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.common.cli_args")  # in vLLM 0.32, and from 0.33 on
+make_arg_parser = next(importlib.import_module(its) for its in PARSERS if importlib.util.find_spec(its)).make_arg_parser
 COMMANDS = [words for block in shell_blocks() for words in commands_of(block.text) if words[0] == "vllm"]
 
 

@@ -23,7 +23,7 @@ STAGES = ("asked", "prefilling", "sent", "ready")  # at which a client may leave
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    with running_nodes(tmp_path, open_timeout_seconds="1s") as running:
+    with running_nodes(tmp_path, open_timeout_seconds="1s", reconnect_seconds="1s") as running:
         yield running
 
 
@@ -92,7 +92,7 @@ def _run(nodes: Nodes, shape: str, *, num_requests: int, num_kills: int, seed: i
 def _await_transfers(lives: Lives) -> None:
     """Go on with requests until one is loaded again."""
     before = lives.num_loaded
-    wait_until(lambda: _loads_again(lives, before), seconds=20, what="transfers after a kill")
+    wait_until(lambda: _loads_again(lives, before), seconds=120, what="transfers after a kill")
 
 
 def _killer(nodes: Nodes, source: random.Random) -> Callable[[str], None]:

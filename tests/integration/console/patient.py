@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from prfaas.console.authority import DAY, Authority, Issued
-from tests.free_ports import free_address
 from tests.integration.console.terminal import Ran, run_here
 from tests.integration.manager.deployment import SECRET
+from tools.free_ports import free_address
 
 SYSCTLS = {
     "net/ipv4/tcp_available_congestion_control": "reno cubic bbr",
@@ -42,6 +42,7 @@ class Patient:
         }
         self.manager: dict[str, Any] = {}
         self.router: dict[str, Any] = {}
+        self.sidecar: dict[str, Any] = {}
         self.set_kernel(**SYSCTLS)
         (directory / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
 
@@ -61,8 +62,9 @@ class Patient:
 
     def examine(self, *flags: str, pages: str = "") -> Ran:
         """What `prfaas doctor` says."""
+        files = {"agent": self.agent, "manager": self.manager, "router": self.router, "sidecar": self.sidecar}
         arguments = [f"--proc={self.directory / 'proc'}", f"--pages={pages}", *flags]
-        for component, settings in (("agent", self.agent), ("manager", self.manager), ("router", self.router)):
+        for component, settings in files.items():
             if settings:
                 path = self.directory / f"{component}.yaml"
                 path.write_text(yaml.safe_dump(settings))

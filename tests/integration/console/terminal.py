@@ -15,7 +15,7 @@ from typing import Any
 from prfaas.cli.console import main
 
 COMMAND = (sys.executable, "-m", "prfaas.cli.console")
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prfaas.console.authority import Authority
 from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
 from tests.integration.console.terminal import Ran, run, run_here, run_on_terminal
@@ -14,6 +15,9 @@ from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
 from tests.waiting import until
 from tools.demo.client import get_json
+from tools.reference_tables import COMPONENTS
+
+NUM_BLOCKS = 5 + 2 + 1  # of a prefix of 160 tokens: attention, its window, its state
 
 
 async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
@@ -35,6 +39,25 @@ async def test_status_shows_every_live_node_to_programs_and_to_people(site: Site
     assert not seen.output.lstrip().startswith("{")
 
 
+async def test_status_ready_ends_as_the_manager_s_readyz_answers(deployment: Deployment, tmp_path: Path) -> None:
+    """Over the TLS of its pages, which only whoever has a certificate is answered through."""
+    issued = Authority(tmp_path).issue("manager", hosts=("127.0.0.1",))
+    files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
+    manager = await deployment.start_manager(http_listen="0.0.0.0:0", **files)
+    page = f"https://127.0.0.1:{manager.http_address.rpartition(':')[2]}"
+    flags = [f"--pages={page}", *(f"--{name.replace('_', '-')}={path}" for name, path in files.items())]
+    ready = await asyncio.to_thread(run, "status", "--ready", *flags)
+    assert (ready.status, ready.document) == (0, {page: "ready"}), ready.error
+    manager.is_ready = False
+    ran = await asyncio.to_thread(run, "status", "--ready", *flags)
+    assert (ran.status, ran.document) == (1, {page: "not ready: HTTP status 503"}), ran.error
+    assert (await asyncio.to_thread(run, "status", *flags)).status == 0, "it answers all else"
+
+
+def test_status_ready_ends_with_1_where_nobody_answers() -> None:
+    assert run_here("status", "--ready", "--pages=http://127.0.0.1:9", "--timeout=2").status == 1
+
+
 async def test_links_shows_what_agents_report_of_their_links(site: Site) -> None:
     source, _ = await site.node("a"), await site.node("b")
     prefix = prefix_of(chain_of(160), 160)
@@ -43,13 +66,13 @@ async def test_links_shows_what_agents_report_of_their_links(site: Site) -> None
     await until(lambda: any(its.figures.links for its in site.manager.world.live()), what="a reported link")
     ran = await prfaas(site, "links")
     assert [(its["node"], its["peer"]) for its in ran.document] == [("a", "b")]
-    assert "round trip" in (await prfaas(site, "links", terminal=True)).output
+    assert "rtt" in (await prfaas(site, "links", terminal=True)).output
 
 
 async def test_pool_ls_shows_what_the_index_knows(site: Site) -> None:
     hand = await site.node("a")
     await asyncio.to_thread(hand.leave, prefix_of(chain_of(160), 160))
-    await until(lambda: site.manager.world.index.num_blocks() > 0, what="announced blocks")
+    await until(lambda: site.manager.world.index.num_blocks() == NUM_BLOCKS, what="announced blocks")
     ran = await prfaas(site, "pool", "ls")
     kinds = {its["kind"]: its for its in ran.document}
     assert kinds["full_attention"]["tier"] == "memory"
@@ -72,7 +95,7 @@ async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deplo
     ran = await prfaas(site, "drain", "leaving", "--within=0s", secret=deployment.secret_file)
     assert (ran.status, ran.document) == (
         0,
-        {"node": "leaving", "num_prefixes": 0, "moved_bytes": 0, "num_requests_left": 0},
+        {"node": "leaving", "num_prefixes": 0, "moved_bytes": 0, "num_requests_left": 0, "num_engines_unknown": 0},
     ), ran.error
     assert "leaving" in site.manager.world.leaving
     unknown = await prfaas(site, "drain", "nobody", secret=deployment.secret_file)
@@ -93,7 +116,7 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     hands = [await site.node("a"), await site.node("b")]
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(hands[0].leave, prefix)
-    await until(lambda: site.manager.world.index.num_blocks() > 0, what="announced blocks")
+    await until(lambda: site.manager.world.index.num_blocks() == NUM_BLOCKS, what="announced blocks")
     await site.client.match(match_request(chain_of(161)))
     hot = (await prfaas(site, "pool", "hot")).document
     assert [(its["hash"], its["num_tokens"], its["holders"]) for its in hot] == [(prefix.end_hash.hex(), 160, ["a"])]
@@ -176,6 +199,11 @@ def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:
     assert (refused.status, "Not a directory" in refused.error) == (2, True)
     missing = [f"--tls-{name}={tmp_path / name}" for name in ("authority", "certificate", "key")]
     assert run_here("status", *missing).status == 2
+
+
+def test_config_check_reads_the_annotated_file_of_every_component() -> None:
+    ran = run("config", "check", *(f"deploy/{component}.yaml" for component in COMPONENTS))
+    assert {its["component"]: its["outcome"] for its in ran.document} == dict.fromkeys(COMPONENTS, "good")
 
 
 def test_config_check_takes_the_files_that_the_machine_has() -> None:

@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prfaas.console.authority import DAY, Authority
-from tests.free_ports import free_address
+from prfaas.transport.tls import CertificateFiles, Certificates
 from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran
 from tests.integration.manager.deployment import Deployment
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tools.free_ports import free_address
 
 
 @pytest.fixture
@@ -139,6 +142,41 @@ def _pages_beyond_loopback_for_everybody(patient: Patient) -> None:
     patient.agent["status_listen"] = "0.0.0.0:0"
 
 
+def _pages_in_plain_text_beside_certificates(patient: Patient) -> None:
+    patient.certify()
+    patient.agent |= {"status_listen": "0.0.0.0:0", "insecure_plaintext": True}
+
+
+def _wire_in_plain_text_beside_certificates(patient: Patient) -> None:
+    patient.certify()
+    patient.agent |= {"listen": "0.0.0.0:0", "insecure_plaintext": True}
+
+
+def _managers_pages_in_plain_text_beside_certificates(patient: Patient) -> None:
+    issued = patient.certify()
+    files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
+    addresses = {"listen": "0.0.0.0:0", "http_listen": "0.0.0.0:0", "secret_file": patient.secret}
+    patient.manager = {key: str(its) for key, its in (addresses | files).items()} | {"insecure_plaintext": True}
+
+
+def _router(patient: Patient, **settings: Any) -> None:
+    engine = {"name": "w", "url": f"http://{free_address()}", "role": "both", "agent": "w", "wire": "10.0.0.1:7400"}
+    clusters = [{"name": "west", "kind": "pd", "instances": [engine]}]
+    patient.router = {"listen": free_address(), "secret_file": str(patient.secret), "clusters": clusters, **settings}
+
+
+def _router_that_asks_for_no_key(patient: Patient) -> None:
+    _router(patient, listen="0.0.0.0:0", insecure_plaintext=True)
+
+
+def _gateways_port_in_plain_text(patient: Patient) -> None:
+    _router(patient, ext_proc_listen="0.0.0.0:0")
+
+
+def _sidecar_in_plain_text(patient: Patient) -> None:
+    patient.sidecar = {"listen": "0.0.0.0:0", "status_listen": free_address(), "insecure_plaintext": True}
+
+
 def _expiry_within_a_heartbeat(patient: Patient) -> None:
     addresses = {"listen": free_address(), "http_listen": free_address()}
     patient.manager = {**addresses, "secret_file": str(patient.secret), "expiry_seconds": "5s"}
@@ -168,6 +206,12 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_engine_that_is_not_there, "engine", "curl http://127.0.0.1"),
     (_manager_beyond_loopback_in_plain_text, "plaintext", "set tls_authority"),
     (_pages_beyond_loopback_for_everybody, "plaintext", "set tls_authority"),
+    (_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
+    (_wire_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
+    (_managers_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
+    (_router_that_asks_for_no_key, "keys", "write api_keys_file"),
+    (_gateways_port_in_plain_text, "plaintext", "set tls_authority"),
+    (_sidecar_in_plain_text, "plaintext", "leave insecure_plaintext out"),
     (_expiry_within_a_heartbeat, "heartbeat", "expiry_seconds: 30s"),
 ]
 
@@ -180,6 +224,20 @@ def test_what_is_planted_is_found_with_its_remedy(
     ran = patient.examine("--timeout=2")
     assert remedy in faults(ran)[subject]
     assert ran.status == 1
+
+
+def test_what_is_encrypted_is_called_so(patient: Patient) -> None:
+    issued = patient.certify()
+    files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
+    _router(patient, ext_proc_listen="0.0.0.0:0", **{key: str(its) for key, its in files.items()})
+    patient.agent |= {"status_listen": "0.0.0.0:0", "listen": "0.0.0.0:0"}
+    said = [its["message"] for its in patient.examine().document if its["subject"] in ("plaintext", "keys")]
+    assert said == [
+        "0.0.0.0:0: encrypted",
+        "0.0.0.0:0: encrypted",
+        f"{patient.router['listen']}: loopback only",
+        said[0],
+    ]
 
 
 def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:
@@ -213,6 +271,23 @@ def page_of_yesterday() -> Iterator[str]:
 
 def test_a_clock_that_differs_from_a_manager_s_is_found(patient: Patient, page_of_yesterday: str) -> None:
     assert re.search("chrony", faults(patient.examine(pages=page_of_yesterday))["clock"])
+
+
+@pytest.mark.parametrize(("engine_tls", "subject"), [("deployment", "engine_model"), ("system", "engine")])
+async def test_an_engine_that_asks_for_certificates_is_shown_the_agent_s_where_these_are_the_deployment_s(
+    patient: Patient, engine_tls: str, subject: str
+) -> None:
+    issued = patient.certify()
+    engine = PacedEngine(
+        tls=Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).listening()
+    )
+    await engine.start()
+    announced = {"instance": "west-0/0", "url": engine.url, "role": "both", "model": MODEL}
+    patient.agent |= {"engine_tls": engine_tls, "engines": [announced]}
+    ran = await asyncio.to_thread(patient.examine)
+    await engine.stop()
+    assert ran.status == (0 if subject == "engine_model" else 1)
+    assert [its["subject"] for its in ran.document if its["subject"].startswith("engine")] == [subject]
 
 
 async def test_a_manager_that_takes_the_secret_is_well(deployment: Deployment, patient: Patient) -> None:

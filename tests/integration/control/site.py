@@ -18,13 +18,14 @@ import aiohttp
 from prfaas.types import ClusterKind, InstanceRole
 from tests.redis_of import kill_redis_of
 from tools.demo.client import get_json
+from tools.free_ports import free_address
 from tools.link import LinkShape, Relay
 from tools.paced_engine.kv import answer
-from tools.processes import Child, Children, free_address
+from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack
 
 MODEL = "paced"
-REQUEST_SECONDS = 60.0  # an answer that takes longer is a hang
+REQUEST_SECONDS = 90.0  # an answer that takes longer is a hang
 CLUSTERS: Mapping[str, ClusterKind] = {"east": "prfaas", "west": "pd"}
 UNSHAPED = LinkShape()
 _seeds = itertools.count(1)
@@ -108,7 +109,7 @@ class Site:
             cluster=cluster,
             cluster_kind=self._clusters[cluster],
             engines=engines,
-            reconnect_seconds="1s",
+            reconnect_seconds="3s",
             num_connections=1,
         )
         self._stack.await_agent(agent)
@@ -131,7 +132,7 @@ class Site:
             settings["manager_timeout"] = "10s"  # on a busy machine too managers decide, not routers
             router, self.router_urls[cluster] = self._stack.start_router(settings, name=f"router-{cluster}")
             self._stack.await_server(router, self.router_urls[cluster])
-            self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=30.0)
+            self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=90.0)
 
     def _sees_all(self, cluster: str) -> bool:
         return self.health(cluster) == dict.fromkeys(self.engine_urls, True)

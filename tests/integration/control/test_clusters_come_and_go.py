@@ -13,7 +13,7 @@ from prfaas.types import ClusterKind
 from tests.integration.control.site import Site, ask, client, fresh_prompt, running_site
 
 T = 256
-STATE_SECONDS = 60.0
+STATE_SECONDS = 120.0
 FOUR: Mapping[str, ClusterKind] = {"east": "prfaas", "north": "prfaas", "west": "pd", "south": "pd"}
 
 
@@ -35,7 +35,7 @@ async def _until_prefilled_by(site: Site, cluster: str, instance: str) -> None:
             await _until_reason(site, "long", cluster=cluster)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_long_prompts_stay_while_the_only_prfaas_cluster_is_away_and_leave_when_it_returns(
     tmp_path: Path,
 ) -> None:
@@ -47,7 +47,7 @@ async def test_long_prompts_stay_while_the_only_prfaas_cluster_is_away_and_leave
         await _until_reason(site, "long")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_of_two_prfaas_clusters_each_serves_both_pd_clusters_and_the_one_left_serves_them_alone(
     tmp_path: Path,
 ) -> None:

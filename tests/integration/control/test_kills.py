@@ -15,7 +15,7 @@ from tests.waiting import until, wait_until
 
 T = 256
 NUM_CLIENTS = 6
-HEAL_SECONDS = 60.0
+HEAL_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def _transfers_again(site: Site) -> None:
             assert (await ask(session, site.router_url, fresh_prompt(3 * T))).is_whole
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_killed_once(site: Site) -> None:
     kills = ["east/0", "west/0", "agent east", "redis", "manager", "west/1", "agent west", "east/1"]
     outcomes = await _run(site, kills, requests_between=12, seed=1)

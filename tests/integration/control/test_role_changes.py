@@ -24,21 +24,21 @@ def _roles(site: Site) -> list[str]:
     return sorted(engine["role"] for node in nodes for engine in node["node"]["engines"])
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_one_prefill_instance_turns_to_decode_and_no_request_fails(
     site: Site, request: pytest.FixtureRequest
 ) -> None:
     applies = "apply" in request.node.name
-    await until(lambda: plan_of(site).get("splits") == {"west": [2.0, 2.0]}, seconds=30, what="the file's plan")
+    await until(lambda: plan_of(site).get("splits") == {"west": [2.0, 2.0]}, seconds=90, what="the file's plan")
     assert plan_of(site)["best_splits"] == {"west": [2.0, 2.0]}, "for the file's trace the split is right"
     async with load(site) as outcomes:
         wanted = "done" if applies else "recommended"
         await until(lambda: num_changes(site, wanted) == 1, seconds=90, what=f"a change that is {wanted}")
         before = len(outcomes)
-        await until(lambda: len(outcomes) > before + 2 * NUM_CLIENTS, seconds=60, what="answers afterwards")
+        await until(lambda: len(outcomes) > before + 2 * NUM_CLIENTS, seconds=90, what="answers afterwards")
         if applies:
             await until(
-                lambda: plan_of(site)["splits"] == {"west": [1.0, 3.0]}, seconds=30, what="the plan's new split"
+                lambda: plan_of(site)["splits"] == {"west": [1.0, 3.0]}, seconds=90, what="the plan's new split"
             )
             assert plan_of(site)["best_splits"] == {"west": [1.0, 3.0]}
     plan = plan_of(site)

@@ -19,10 +19,9 @@ pytest.importorskip("axe_playwright_python", reason="needs axe-core (pip install
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import ConsoleMessage, Page, Playwright, async_playwright
 
-from tests.waiting import POLL_SECONDS
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_SECONDS = 60.0  # a browser on a machine that other work keeps busy
 UNANSWERED = "net::ERR_"  # Chromium's own words about a connection that nobody took
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.dashboard.browser import PATIENCE_SECONDS, chromium
+from tests.integration.dashboard.browser import Window, chromium, until_true
 from tests.integration.manager.deployment import Deployment
 from tests.waiting import until
 
@@ -24,12 +24,12 @@ pd:
 async def test_the_plan_for_other_numbers_stands_beside_the_present_one(tmp_path: Path) -> None:
     (tmp_path / "deployment.yaml").write_text(FILE)
     async with chromium() as open_window, Deployment(tmp_path) as deployment:
-        manager = await deployment.start_manager(deployment=tmp_path / "deployment.yaml", expiry_seconds=60.0)
+        manager = await deployment.start_manager(deployment=tmp_path / "deployment.yaml")
         for name, cluster, role in (("i1", "west", "prefill"), ("d1", "west", "decode")):
             deployment.run(deployment.reporter(name, manager, cluster=cluster, role=role))  # type: ignore[arg-type]
         deployment.run(deployment.reporter("p1", manager, cluster="east", kind="prfaas", role="prefill"))
         window = await open_window()
-        await until(lambda: len(manager.world.live()) == 3, what="three nodes", seconds=PATIENCE_SECONDS)
+        await until(lambda: len(manager.world.live()) == 3, what="three nodes")
         await window.page.goto(f"http://{manager.http_address}/")
         field = window.page.locator("[name='west/instances']")
         await field.wait_for()
@@ -41,6 +41,10 @@ async def test_the_plan_for_other_numbers_stands_beside_the_present_one(tmp_path
         shown = await window.page.locator("#what-if-table tbody tr").all_inner_texts()
         (today, then) = (float(word) for word in shown[0].split("\t")[1:])
         assert then > today > 0
-        assert "more than today" in await window.text("#what-if-status")
+        await until_true(lambda: _has_status(window, "more than today"))
         assert await window.faults() == []
         assert window.errors == []
+
+
+async def _has_status(window: Window, words: str) -> bool:
+    return words in await window.text("#what-if-status")

@@ -24,7 +24,7 @@ OURS = sorted(name for name, its in SERVICES.items() if component_of(its.get("co
 
 
 def run(*line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_the_linter_finds_nothing_in_the_container_file() -> None:

@@ -79,7 +79,7 @@ def test_kustomize_takes_the_directory() -> None:
     if not shutil.which("kubectl"):
         pytest.skip("needs kubectl")
     built = subprocess.run(
-        ["kubectl", "kustomize", str(DIRECTORY)], capture_output=True, text=True, timeout=30, check=True
+        ["kubectl", "kustomize", str(DIRECTORY)], capture_output=True, text=True, timeout=150, check=True
     )
     objects = list(yaml.safe_load_all(built.stdout))
     assert len(objects) == len(OBJECTS)
@@ -134,13 +134,15 @@ def test_every_selector_meets_pods(kind: str) -> None:
 
 
 def test_the_monitor_finds_the_pages_of_managers_and_routers() -> None:
-    monitor = of_kind("ServiceMonitor")[0]["spec"]
-    services = [
-        its for its in of_kind("Service") if _matches(monitor["selector"]["matchLabels"], its["metadata"]["labels"])
-    ]
-    ports = {its["metadata"]["name"] for its in services for port in its["spec"]["ports"] if port["name"] == "http"}
-    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ["http"]
-    assert ports == {"prfaas-managers", "prfaas-router"}
+    found = {}
+    for monitor in (its["spec"] for its in of_kind("ServiceMonitor")):
+        (endpoint,) = monitor["endpoints"]
+        assert endpoint["port"] == "http"
+        for service in of_kind("Service"):
+            if _matches(monitor["selector"]["matchLabels"], service["metadata"]["labels"]):
+                assert "http" in [port["name"] for port in service["spec"]["ports"]]
+                found[service["metadata"]["name"]] = endpoint.get("authorization", {}).get("credentials")
+    assert found == {"prfaas-managers": None, "prfaas-router": {"name": "prfaas-api-keys", "key": "operator-key"}}
 
 
 def test_managers_are_reached_under_the_names_that_settings_use() -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = ["systemd-analyze", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.fixture(params=UNITS, ids=lambda unit: unit.stem)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent.running import Agents
-from tests.integration.manager.deployment import SECRET, Deployment
-from tests.integration.manager.site import Site
+from tests.integration.manager.deployment import Deployment
+from tests.integration.manager.site import Site, running_site
 
 
 @pytest.fixture
@@ -18,6 +17,5 @@ async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
 
 @pytest.fixture
 async def site(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Site]:
-    made = Site(deployment, await deployment.start_manager(), Agents(tmp_path, SECRET))
-    yield made
-    await made.close()
+    async with running_site(deployment, tmp_path) as made:
+        yield made

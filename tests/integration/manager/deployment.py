@@ -23,8 +23,8 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, Shard
-from tests.free_ports import free_address
-from tests.waiting import POLL_SECONDS
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
+from tools.free_ports import free_address
 
 SECRET = bytes(range(32))
 MODEL = "tiny"
@@ -96,8 +96,8 @@ class Deployment:
             secret_file=self.secret_file,
             redis_url=self.redis.url if self.redis else "",
             heartbeat_seconds=0.2,
-            expiry_seconds=1.0,
-            lease_seconds=0.6,
+            expiry_seconds=PATIENCE_SECONDS,  # no node is taken for dead because this machine is slow
+            lease_seconds=PATIENCE_SECONDS,
         )
         return replace(config, **changes)  # type: ignore[arg-type]
 
@@ -172,7 +172,7 @@ async def usable(client: ManagerClient, chain: HashChain, *, stated: tuple[int, 
 
 
 async def until_usable(
-    client: ManagerClient, chain: HashChain, expected: dict[str, int], *, seconds: float = 10.0
+    client: ManagerClient, chain: HashChain, expected: dict[str, int], *, seconds: float = PATIENCE_SECONDS
 ) -> None:
     """Ask until the answer is as expected; AssertionError after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds

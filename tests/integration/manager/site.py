@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 from prfaas.hashing import HashChain
 from prfaas.manager.daemon import Manager
@@ -12,8 +16,8 @@ from prfaas.rpc.translate import prefix_message
 from prfaas.types import Prefix
 from tests.integration.agent.prefixes import Hand, three_groups
 from tests.integration.agent.running import Agents, RunningAgent
-from tests.integration.manager.deployment import Deployment, match_request
-from tests.waiting import until
+from tests.integration.manager.deployment import SECRET, Deployment, match_request
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Site:
@@ -53,13 +57,23 @@ class Site:
         return self._deployment.client(self.manager, name=name)
 
     async def copy(
-        self, prefix: Prefix, source: str, destination: str, *, name: str = "router", seconds: float = 20.0
+        self, prefix: Prefix, source: str, destination: str, *, name: str = "router", seconds: float = PATIENCE_SECONDS
     ) -> pb.CopyResponse:
         request = pb.CopyRequest(prefix=prefix_message(prefix), source=source, destination=destination, priority=1)
         request.timeout_seconds = seconds
         client = self.client if name == "router" else self.client_named(name)
-        return await client.copy(request, timeout_seconds=30.0)
+        return await client.copy(request, timeout_seconds=2 * PATIENCE_SECONDS)
 
     async def usable(self, chain: HashChain, *stated: int) -> dict[str, int]:
         response = await self.client.match(match_request(chain, stated=stated))
         return {match.node: match.usable_tokens for match in response.nodes}
+
+
+@asynccontextmanager
+async def running_site(deployment: Deployment, directory: Path, **settings: Any) -> AsyncIterator[Site]:
+    """A site whose manager has these settings; its agents end with the context."""
+    made = Site(deployment, await deployment.start_manager(**settings), Agents(directory, SECRET))
+    try:
+        yield made
+    finally:
+        await made.close()

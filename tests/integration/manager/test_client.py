@@ -14,13 +14,16 @@ from prfaas.errors import IndexRefusal
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME
-from tests.free_ports import free_address
 from tests.integration.manager.deployment import SECRET, Deployment
+from tests.waiting import PATIENCE_SECONDS
+from tools.free_ports import free_address
 
 
 async def test_an_operator_s_call_goes_to_the_manager_that_lives(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    client = ManagerClient([free_address(), manager.address], name="operator", secret=SECRET, deadline_seconds=10.0)
+    client = ManagerClient(
+        [free_address(), manager.address], name="operator", secret=SECRET, deadline_seconds=PATIENCE_SECONDS
+    )
     with pytest.raises(IndexRefusal, match="nobody is unknown or silent"):
         await client.undrain(pb.UndrainRequest(node="nobody"))
     await client.close()
@@ -40,7 +43,7 @@ async def test_a_manager_that_takes_the_question_and_says_nothing_is_left(deploy
     await silent.start()
     client = ManagerClient([address, manager.address], name="router", secret=SECRET)
     snapshots = client.watch_state()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await anext(snapshots)
     await snapshots.aclose()
     await client.close()
@@ -52,4 +55,4 @@ async def test_a_time_that_is_none_is_refused(deployment: Deployment, seconds: f
     manager = await deployment.start_manager()
     client = deployment.client(manager, name="operator")
     with pytest.raises(IndexRefusal, match="is no time"):
-        await client.copy(pb.CopyRequest(timeout_seconds=seconds), timeout_seconds=10.0)
+        await client.copy(pb.CopyRequest(timeout_seconds=seconds), timeout_seconds=PATIENCE_SECONDS)

@@ -17,7 +17,7 @@ from prfaas.manager.replication import Replication
 from prfaas.manager.world import World, leaving_record, node_record, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import hybrid_layout
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 EAST = ClusterName("east")
 
@@ -32,8 +32,8 @@ class Writing:
 
     def __init__(self, redis: EmbeddedRedis, name: str) -> None:
         self.store = RedisStore(redis.url)
-        self.world = World(expiry_seconds=60.0, clock=asyncio.get_running_loop().time)
-        self.replication = Replication(self.store, self.world, lease_seconds=30.0, forget_seconds=1800.0)
+        self.world = World(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
+        self.replication = Replication(self.store, self.world, lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0)
         self.replication.start(owner=f"{name}:7410 x")
 
     def roles(self) -> dict[str, InstanceRole]:
@@ -57,8 +57,8 @@ async def test_who_waits_for_a_fenced_writer_is_sent_to_the_winner(redis: Embedd
     writer = await writing.replication.writer_for(EAST)
     await writer.append(node_record(node("n1")))
     await thief._client.delete(thief.keys.lease(EAST))
-    await thief.acquire(EAST, owner="second:7410 y", seconds=30.0)
-    async with asyncio.timeout(10):
+    await thief.acquire(EAST, owner="second:7410 y", seconds=PATIENCE_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(Fenced):
             await writer.append(role_record(AgentName("n1"), "prefill"))
         with pytest.raises(Fenced):

@@ -17,9 +17,9 @@ import pytest
 
 from benchmarks.index import peers
 from prfaas.manager.daemon import Manager
-from tests.free_ports import free_address
 from tests.integration.manager.deployment import MODEL, Deployment
-from tests.waiting import POLL_SECONDS
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
+from tools.free_ports import free_address
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")
 
@@ -123,7 +123,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 async def _register(http: aiohttp.ClientSession, address: str, engine: Engine) -> None:
     """Waits until the indexer listens."""
     body = {**engine.source, "model_name": MODEL, "block_size": BLOCK}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 async with http.post(f"http://{address}/register", json=body) as response:
@@ -143,7 +143,7 @@ async def _answer(http: aiohttp.ClientSession, address: str, prompt: Path) -> di
 async def _until_answered(http: aiohttp.ClientSession, address: str, engines: list[Engine], prompt: Path) -> None:
     matched = {str(engine.source["instance_id"]): engine.matched(prompt) for engine in engines}
     expected = {name: tokens for name, tokens in matched.items() if tokens}
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while (found := await _answer(http, address, prompt)) != expected:
         assert asyncio.get_running_loop().time() < deadline, f"{address}: {found}, not {expected}"
         for engine in engines:

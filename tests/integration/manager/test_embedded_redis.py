@@ -12,7 +12,7 @@ from prfaas.errors import RecordUnreachable
 from prfaas.index.redis_store import RedisStore
 from prfaas.manager.embedded_redis import EmbeddedRedis, find_server
 from tests.integration.manager.deployment import kill
-from tests.waiting import POLL_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 RUDE = """#!{python}
 import pathlib, socket, sys
@@ -49,7 +49,7 @@ async def test_a_server_that_ends_between_question_and_answer_is_started_again(
 
 
 async def _until_it_answers(store: RedisStore) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 return await store.check()

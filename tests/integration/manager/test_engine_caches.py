@@ -14,6 +14,7 @@ from prfaas.errors import IndexRefusal
 from tests.integration.agent.prefixes import BLOCK_TOKENS, MODEL, chain_of
 from tests.integration.manager.deployment import match_request
 from tests.integration.manager.site import Site
+from tests.waiting import PATIENCE_SECONDS
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")
 
@@ -58,7 +59,7 @@ async def gpu_tokens(site: Site) -> dict[str, int]:
 
 
 async def until_gpu_tokens(site: Site, expected: dict[str, int]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await gpu_tokens(site) != expected:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
 

@@ -11,7 +11,7 @@ import pytest
 
 from prfaas.manager.daemon import Manager
 from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, stored
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 CHAIN = chain_of(640)
 TOKENS = [position % 50_000 for position in range(640)]
@@ -58,7 +58,7 @@ async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistere
     publisher.publish(kv_events.KVEventBatch(ts=0.0, events=[first]))
     source = {"instance_id": 7, "endpoint": events, "replay_endpoint": replay}
     assert await post(manager, "register", {**source, "model_name": MODEL, "block_size": 16}) == (200, {"status": "ok"})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await instances(manager) != {"7": {"longest_matched": 48, "gpu": 48, "cpu": 0, "disk": 0}}:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert await post(manager, "unregister", {"instance_id": 7}) == (200, {"status": "ok"})

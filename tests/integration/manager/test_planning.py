@@ -79,7 +79,7 @@ async def test_t_is_solved_for_the_instances_that_live(deployment: Deployment, f
     )
     expected = best_plan(alive, find_trace(written.trace, beside=None), method="exact")
     assert plan.threshold_tokens == expected.threshold_tokens
-    assert manager.routing.threshold_tokens == plan.threshold_tokens
+    await until(lambda: manager.routing.threshold_tokens == plan.threshold_tokens, what="the plan in force")
     assert plan.inputs["instances"] == "the nodes that are alive"
 
 
@@ -121,7 +121,9 @@ async def test_a_measured_link_takes_the_place_of_the_listed_one(deployment: Dep
     await until(lambda: manager.paths.capacity_bytes_per_second("prfaas", "pd") > 0, what="the link's rate")
     await _node(deployment, "i1", manager)  # which makes a new plan due at once
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the measured rate")
-    assert manager.routing.threshold_tokens > 60_000, "with the listed 100 Gbit/s it is about 23,000"
+    await until(
+        lambda: manager.routing.threshold_tokens > 60_000, what="its t: with the listed 100 Gbit/s about 23,000"
+    )
 
 
 def _links_of(manager: Manager) -> str:

@@ -12,7 +12,7 @@ from prfaas.types import Prefix
 from tests.integration.agent.prefixes import Hand, chain_of, prefix_of
 from tests.integration.manager.deployment import Deployment
 from tests.integration.manager.site import Site
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 LENGTH = 64  # two attention blocks, two of the window, a state: a third of what memory holds
 NUM_OTHERS = 6
@@ -24,7 +24,7 @@ def _prefix(seed: int) -> Prefix:
 
 
 async def _order(
-    site: Site, order: str, prefix: Prefix, *, node: str = "a", who: str = "operator", seconds: float = 10.0
+    site: Site, order: str, prefix: Prefix, *, node: str = "a", who: str = "operator", seconds: float = PATIENCE_SECONDS
 ) -> pb.OrderPoolResponse:
     request = pb.OrderPoolRequest(node=node, end_hash=prefix.end_hash, order=order, timeout_seconds=seconds)
     return await site.client_named(who).order_pool(request)

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
@@ -17,10 +18,9 @@ from prfaas.index.query import Query
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.rebalance import Limits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
-from tests.integration.agent.running import Agents
-from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
-from tests.integration.manager.site import Site
-from tests.waiting import until
+from tests.integration.manager.deployment import MODEL, Deployment, match_request
+from tests.integration.manager.site import Site, running_site
+from tests.waiting import PATIENCE_SECONDS, until
 
 HOT = chain_of(400)
 RARE = [chain_of(400, seed=number) for number in range(1, 6)]
@@ -58,15 +58,6 @@ async def _asking(site: Site, chains: dict[int, HashChain]) -> AsyncIterator[_As
         await Deployment.end(task)
 
 
-@asynccontextmanager
-async def _site(deployment: Deployment, directory: Path, **settings: Any) -> AsyncIterator[Site]:
-    made = Site(deployment, await deployment.start_manager(**settings), Agents(directory, SECRET))
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
 def _holders(site: Site, chain: HashChain) -> set[str]:
     """The nodes that hold the prefix, without asking for it as a client does."""
     answer = site.manager.world.index.match(Query(MODEL, b"".join(chain.units), LENGTH))
@@ -74,7 +65,7 @@ def _holders(site: Site, chain: HashChain) -> set[str]:
 
 
 async def _until_held_by(site: Site, chain: HashChain, num_nodes: int) -> None:
-    await until(lambda: len(_holders(site, chain)) >= num_nodes, seconds=30, what=f"{num_nodes} holders")
+    await until(lambda: len(_holders(site, chain)) >= num_nodes, what=f"{num_nodes} holders")
 
 
 def _received(site: Site, name: str) -> list[int]:
@@ -87,7 +78,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
     deployment: Deployment, tmp_path: Path
 ) -> None:
     rate = 3.0 * PREFIX_BYTES
-    async with _site(
+    async with running_site(
         deployment, tmp_path, rebalance_bytes_per_second=rate, rebalance_node_bytes_per_second=rate
     ) as site:
         names = [f"n{number}" for number in range(5)]
@@ -101,7 +92,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
         async with _asking(site, chains) as asking:
             await _until_held_by(site, HOT, 4)
             rounds = asking.num_rounds
-            await until(lambda: asking.num_rounds >= rounds + 2 * HOT_SHARE, seconds=30, what="further questions")
+            await until(lambda: asking.num_rounds >= rounds + 2 * HOT_SHARE, what="further questions")
         received = {name: _received(site, name) for name in names}
         assert received["n0"] == []
         assert all(copies in ([], [PREFIX_BYTES]) for copies in received.values()), "each node gets it once"
@@ -117,7 +108,7 @@ async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     intake = 2.0 * PREFIX_BYTES
-    async with _site(
+    async with running_site(
         deployment, tmp_path, rebalance_bytes_per_second=100 * intake, rebalance_node_bytes_per_second=intake
     ) as site:
         chains = [HOT, *RARE[:3]]
@@ -126,32 +117,38 @@ async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
             await asyncio.to_thread(site.hands["old"].leave, prefix_of(chain, LENGTH))
         await _until_held_by(site, chains[-1], 1)
         async with _asking(site, dict(zip((1, 2, 3, 4), chains, strict=True))) as asking:
-            await until(lambda: asking.num_rounds > 200, seconds=30, what="all of them to be hot")
+            await until(lambda: asking.num_rounds > 200, what="all of them to be hot")
             joined = time.monotonic()
             await site.node("fresh")
             most_at_once, num_received = 0, 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while num_received < len(chains):
                     most_at_once = max(most_at_once, len(list(site.manager.copies.orders())))
                     received = await asyncio.to_thread(_received, site, "fresh")
                     num_received = len(received)
                     assert sum(received) <= intake * (time.monotonic() - joined)
                     await asyncio.sleep(0.02)
-        assert most_at_once == 1
+        assert most_at_once <= 1, "each may be over before anybody looks"
 
 
 async def test_no_budget_no_copies(deployment: Deployment, tmp_path: Path) -> None:
-    async with _site(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
+    async with running_site(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
         await site.node("a")
         await site.node("b")
         await asyncio.to_thread(site.hands["a"].leave, prefix_of(HOT, LENGTH))
         async with _asking(site, {1: HOT}) as asking:
-            await until(lambda: asking.num_rounds > 200, seconds=30, what="many questions")
+            await until(lambda: asking.num_rounds > 200, what="many questions")
         assert _holders(site, HOT) == {"a"}
 
 
 async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_request(site: Site) -> None:
-    for name in ("a", "b", "c"):
+    async with TestServer(_idle_engine()) as engine:
+        await site.node("a", engines=_engine("a", url=str(engine.make_url(""))))
+        await _is_drained(site)
+
+
+async def _is_drained(site: Site) -> None:
+    for name in ("b", "c"):
         await site.node(name, engines=_engine(name))
     for chain in (HOT, RARE[0], RARE[1]):
         await asyncio.to_thread(site.hands["a"].leave, prefix_of(chain, LENGTH))
@@ -161,19 +158,22 @@ async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_reque
         await site.client.match(match_request(chain))
     assert (await site.client.route(_route())).decode.node == "a"
     operator = site.client_named("operator")
-    drained = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
+    drained = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=PATIENCE_SECONDS))
     assert (drained.num_prefixes, drained.moved_bytes) == (1, PREFIX_BYTES)
+    assert (drained.num_requests_left, drained.num_engines_unknown) == (0, 0)
     await _until_held_by(site, HOT, 2)
     assert _holders(site, RARE[0]) == {"a"}, "nobody asked for it"
     assert (await site.client.route(_route())).decode.node in _holders(site, HOT) - {"a"}
-    again = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=20.0))
+    again = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=PATIENCE_SECONDS))
     assert again.num_prefixes == 0
+    silent = await operator.drain(pb.DrainRequest(node="c", timeout_seconds=0.0))
+    assert silent.num_engines_unknown == 1, "nobody says what c's engine runs"
     with pytest.raises(IndexRefusal):
         await operator.drain(pb.DrainRequest(node="nobody"))
 
 
 async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(site: Site) -> None:
-    await site.node("a", **{"drain-seconds": "30s"})
+    await site.node("a", **{"drain-seconds": "60s"})
     await site.node("b")
     for chain in (HOT, RARE[0]):
         await asyncio.to_thread(site.hands["a"].leave, prefix_of(chain, LENGTH))
@@ -181,13 +181,24 @@ async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(
     await site.client.match(match_request(HOT))
     process = site.agents["a"].process
     process.terminate()
-    assert await asyncio.to_thread(process.wait, 30) == 0
+    assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
     assert await asyncio.to_thread(site.hands["b"].holds, prefix_of(HOT, LENGTH))
     assert not await asyncio.to_thread(site.hands["b"].holds, prefix_of(RARE[0], LENGTH))
 
 
-def _engine(name: str) -> str:
-    return f"[{{instance: {name}-engine, url: 'http://127.0.0.1:9', role: both, model: {MODEL}}}]"
+def _engine(name: str, *, url: str = "http://127.0.0.1:9") -> str:
+    return f"[{{instance: {name}-engine, url: '{url}', role: both, model: {MODEL}}}]"
+
+
+def _idle_engine() -> web.Application:
+    """What an agent asks of an engine: how busy it is."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
+
+    application = web.Application()
+    application.router.add_get("/metrics", page)
+    return application
 
 
 def _route() -> pb.RouteRequest:

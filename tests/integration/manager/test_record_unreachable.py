@@ -11,7 +11,7 @@ from prfaas.index.redis_store import RedisStore
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
 
@@ -86,9 +86,9 @@ async def test_a_full_redis_refuses_writes_and_is_caught_up_with_once_it_has_roo
     await store._client.config_set("maxmemory", 1)
     reporter.publish(stored(LAYOUT, chain_of(640), 320))
     await until_usable(deployment.client(manager), chain_of(640), {"n1": 320})
-    await until(lambda: not manager.is_recording, what="OOM")
+    await until(lambda: not manager.replication.is_recording, what="OOM")
     await store._client.config_set("maxmemory", 0)
-    await until(lambda: manager.is_recording, what="the record with room")
+    await until(lambda: manager.replication.is_recording, what="the record with room")
     late = await deployment.start_manager()
     await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
     await store.close()
@@ -97,7 +97,8 @@ async def test_a_full_redis_refuses_writes_and_is_caught_up_with_once_it_has_roo
 async def test_a_writer_cut_off_from_redis_answers_on_gives_way_and_its_news_are_not_lost(
     deployment: Deployment, redis: EmbeddedRedis, relay: Relay
 ) -> None:
-    cut_off, other = await deployment.start_manager(redis_url=relay.url), await deployment.start_manager()
+    cut_off = await deployment.start_manager(redis_url=relay.url, lease_seconds=1.0)  # which Redis ends soon
+    other = await deployment.start_manager()
     reporter = deployment.reporter("n1", cut_off, other)
     deployment.run(reporter)
     reporter.publish(stored(LAYOUT, chain_of(640), 160))
@@ -105,17 +106,17 @@ async def test_a_writer_cut_off_from_redis_answers_on_gives_way_and_its_news_are
     await relay.cut()
     reporter.publish(stored(LAYOUT, chain_of(640), 320))
     await until_usable(deployment.client(cut_off), chain_of(640), {"n1": 320})
-    await until(lambda: not cut_off.is_recording, what="the split")
+    await until(lambda: not cut_off.replication.is_recording, what="the split")
     store = RedisStore(redis.url)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await store.writer(ClusterName("east")) is not None:  # noqa: ASYNC110 - Redis ends the lease
             await asyncio.sleep(0.02)
     await store.close()
     newcomer = deployment.reporter("n2", other)
     deployment.run(newcomer)
     newcomer.publish(stored(LAYOUT, chain_of(640), 480))
-    await until(lambda: other.num_clusters_written == 1, what="the other side's writer")
+    await until(lambda: other.replication.num_written == 1, what="the other side's writer")
     await relay.mend()
-    await until(lambda: cut_off.num_clusters_written == 0, what="the cut-off writer's giving way")
+    await until(lambda: cut_off.replication.num_written == 0, what="the cut-off writer's giving way")
     for manager in (cut_off, other):
-        await until_usable(deployment.client(manager), chain_of(640), {"n1": 320, "n2": 480}, seconds=20)
+        await until_usable(deployment.client(manager), chain_of(640), {"n1": 320, "n2": 480})

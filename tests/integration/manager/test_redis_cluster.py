@@ -16,9 +16,9 @@ from prfaas.index.keys import Keys
 from prfaas.index.redis_store import START_ID, Entry, RedisStore
 from prfaas.manager.embedded_redis import find_server
 from prfaas.types import ClusterName
-from tests.free_ports import free_address
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.waiting import wait_until
+from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()
 NUM_SLOTS, BUS_OFFSET = 16384, 10_000

@@ -13,9 +13,7 @@ from prfaas.manager.daemon import Manager
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import ClusterKind, InstanceId, InstanceRole
 from tests.integration.manager.deployment import Deployment
-from tests.waiting import until
-
-PATIENCE_SECONDS = 60.0  # no node is taken for dead, however slow this machine is
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def roles(manager: Manager) -> dict[str, str]:
@@ -45,13 +43,13 @@ def num_actions(outcome: str) -> float:
 
 async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: Deployment) -> None:
     await deployment.start_redis()
-    first = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
+    first = await deployment.start_manager()
     await node(deployment, first, "n1", "decode")
     await node(deployment, first, "n2", "decode")
     assert await order(deployment, first, "n1", "prefill") == [("n1-engine", "decode", "prefill", 0)]
     assert roles(first) == {"n1-engine": "prefill", "n2-engine": "decode"}
     await deployment.stop_manager(first)
-    second = await deployment.start_manager(listen=first.address, expiry_seconds=PATIENCE_SECONDS)
+    second = await deployment.start_manager(listen=first.address)
     await until(
         lambda: roles(second) == {"n1-engine": "prefill", "n2-engine": "decode"}, what="the order in the record"
     )
@@ -60,7 +58,7 @@ async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: 
 
 
 async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Deployment) -> None:
-    manager = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
+    manager = await deployment.start_manager()
     loads = {"running": 1}
 
     def figures() -> Figures:
@@ -69,7 +67,7 @@ async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Dep
     deployment.run(deployment.reporter("n1", manager, cluster="west", role="decode", figures=figures))
     await node(deployment, manager, "n2", "both")
     await until(lambda: any(its.figures.engines for its in manager.world.live()), what="a reported load")
-    ordered = asyncio.create_task(order(deployment, manager, "n1", "prefill", seconds=30.0))
+    ordered = asyncio.create_task(order(deployment, manager, "n1", "prefill", seconds=PATIENCE_SECONDS))
     await until(lambda: manager.world.draining == {"n1-engine"}, what="the drain")
     assert roles(manager)["n1-engine"] == "decode"
     loads["running"] = 0
@@ -89,7 +87,7 @@ async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Dep
 async def test_what_would_break_a_cluster_is_refused(
     deployment: Deployment, name: str, role: str, message: str
 ) -> None:
-    manager = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
+    manager = await deployment.start_manager()
     await node(deployment, manager, "n1", "both")
     await node(deployment, manager, "e1", "prefill", kind="prfaas")
     before = num_actions("failed")
@@ -103,7 +101,7 @@ async def test_what_would_break_a_cluster_is_refused(
 async def test_only_operators_may_and_the_attempt_is_recorded(
     deployment: Deployment, who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = await deployment.start_manager(expiry_seconds=PATIENCE_SECONDS)
+    manager = await deployment.start_manager()
     for name in ("n1", "n2"):
         await node(deployment, manager, name, "both")
     before = num_actions("refused")

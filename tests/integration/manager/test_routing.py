@@ -17,7 +17,7 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import MODEL, SECRET, Deployment, chain_of, hybrid_layout, stored
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
 LINK = LinkFigures(AgentName("decode"), 0.0, 0.0, 0.08, 0.08, 0, 0.0, num_connections=8)
@@ -143,7 +143,7 @@ async def test_another_manager_knows_where_a_conversation_was(deployment: Deploy
     await until(lambda: len(second.world.live()) == 3, what="three nodes at the second manager")
     turn = route_request(chain_of(100), session="s", excluded_instances=["another-engine"])
     assert (await client.route(turn)).decode.node == "decode"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await second.store.session("acme", "s") is None:  # noqa: ASYNC110 - written behind the answer
             await asyncio.sleep(0.01)
     later = await deployment.client(second).route(route_request(chain_of(200), session="s"))

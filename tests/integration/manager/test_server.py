@@ -20,9 +20,9 @@ from prfaas.errors import ConfigError
 from prfaas.index.redis_store import RedisStore
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.methods import SERVICE_NAME
-from tests.free_ports import free_address
 from tests.integration.manager.deployment import SECRET, Deployment, chain_of, hybrid_layout, stored
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
+from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()
 
@@ -31,10 +31,12 @@ async def test_health_says_serving_and_reflection_lists_the_service(deployment: 
     manager = await deployment.start_manager()
     async with grpc.aio.insecure_channel(manager.address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=5)
+        reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            asked, timeout=PATIENCE_SECONDS
+        )
         names = [its.name async for answer in reflected for its in answer.list_services_response.service]
     assert SERVICE_NAME in names
 
@@ -69,18 +71,18 @@ async def test_sigterm_ends_it_in_order_and_gives_the_lease_back(deployment: Dep
     reporter = deployment.reporter("n1", addresses=(address,))
     deployment.run(reporter)
     reporter.publish(stored(LAYOUT, chain_of(640), 320))
-    await until(lambda: reporter.status.acknowledged >= 1, seconds=20)
+    await until(lambda: reporter.status.acknowledged >= 1)
     store = RedisStore(redis.url)
     (east,) = await store.clusters()
     assert await store.writer(east) == address
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
     assert await store.writer(east) is None
     await store.close()
     late = await deployment.start_manager()
     deployment.run(moved := deployment.reporter("n2", late))
     await until(lambda: moved.status.manager == late.address)
-    assert late.world.index.num_blocks() == 21, "what the first manager recorded"
+    await until(lambda: late.world.index.num_blocks() == 21, what="what the first manager recorded")
 
 
 async def test_an_embedded_redis_dies_with_its_manager_however_that_dies(deployment: Deployment) -> None:
@@ -90,17 +92,18 @@ async def test_an_embedded_redis_dies_with_its_manager_however_that_dies(deploym
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(deployment.directory)},
     )
-    await until(lambda: children(process.pid), what="the embedded Redis")
-    (redis,) = children(process.pid)
-    await until(lambda: "redis-server" in state(redis), what="its becoming redis-server")
+    await until(lambda: servers_of(process.pid), what="the embedded Redis")
+    (redis,) = servers_of(process.pid)
     process.kill()
     await process.wait()
     await until(lambda: state(redis) == "" or ") Z " in state(redis), what="its end")
 
 
-def children(pid: int) -> list[int]:
+def servers_of(pid: int) -> list[int]:
+    """Of a process's children those that have become redis-server."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in listed.read_text().split()] if listed.exists() else []
+    children = [int(word) for word in listed.read_text().split()] if listed.exists() else []
+    return [child for child in children if "redis-server" in state(child)]
 
 
 def state(pid: int) -> str:

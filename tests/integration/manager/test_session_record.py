@@ -10,6 +10,7 @@ from prfaas.manager.session_record import MAX_WAITING, PER_WRITE, SessionRecord
 from prfaas.manager.sessions import Session
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def test_no_more_sessions_wait_for_redis_than_allowed_and_they_go_in_parts(tmp_path: Path) -> None:
@@ -21,11 +22,11 @@ async def test_no_more_sessions_wait_for_redis_than_allowed_and_they_go_in_parts
     for number in range(MAX_WAITING):
         record.save("", f"before-{number}", Session(AgentName("n1"), 16))
     writing = asyncio.create_task(record.run())
-    first = await asyncio.wait_for(asked.get(), 10)
+    first = await asyncio.wait_for(asked.get(), PATIENCE_SECONDS)
     for number in range(MAX_WAITING):
         record.save("", f"after-{number}", Session(AgentName("n1"), 16))
     first.close()
-    second = await asyncio.wait_for(asked.get(), 10)
+    second = await asyncio.wait_for(asked.get(), PATIENCE_SECONDS)
     assert len(record._waiting) == MAX_WAITING - PER_WRITE
     assert all(name.startswith("after-") for _, name in record._waiting)
     second.close()

@@ -22,7 +22,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import SECRET, Deployment
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def _tls(authority: Authority, name: str) -> Tls:
@@ -39,10 +39,10 @@ async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tm
     request = pb.MatchRequest(model="unheard-of")
     honest = Channel(manager.address, name="n1", secret=SECRET, tls=ours)
     with pytest.raises(IndexRefusal, match="unheard-of"):
-        await honest.call("Match", request, timeout_seconds=5)
+        await honest.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
     liar = Channel(manager.address, name="n2", secret=SECRET, tls=ours)
     with pytest.raises(IndexRefusal) as refusal:
-        await liar.call("Match", request, timeout_seconds=5)
+        await liar.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
     assert refusal.value.reason == "unauthenticated"
     plain = Channel(manager.address, name="n1", secret=SECRET)
     with pytest.raises(ManagerUnreachable):
@@ -61,14 +61,14 @@ async def test_certificates_that_change_are_taken_up_on_both_sides(deployment: D
     channel = Channel(manager.address, name="n1", secret=SECRET, tls=Tls(ours.authority, ours.certificate, ours.key))
     request = pb.MatchRequest(model="unheard-of")
     with pytest.raises(IndexRefusal, match="unheard-of"):
-        await channel.call("Match", request, timeout_seconds=5)
+        await channel.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
     for old, new in ((served, after.issue("manager")), (ours, after.issue("n1"))):
         old.key.write_bytes(new.key.read_bytes())
         old.certificate.write_bytes(new.certificate.read_bytes())
     stranger = _tls(before, "n2")
     served.authority.write_bytes(after.path.read_bytes())
     with pytest.raises(IndexRefusal, match="unheard-of"):
-        await channel.call("Match", request, timeout_seconds=5)
+        await channel.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
     former = Channel(manager.address, name="n2", secret=SECRET, tls=replace(stranger, authority=after.path))
     with pytest.raises(ManagerUnreachable):
         await former.call("Match", request, timeout_seconds=1)
@@ -104,7 +104,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")
     config = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=(manager.address,), **_settings(door))
     async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while "n1/0" not in await _instances(session, address):  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.02)
     await deployment.end(running)
@@ -144,7 +144,7 @@ async def test_connections_with_former_certificates_end_with_their_last_call(
     for _ in range(3):
         authority.issue("n1")
         with pytest.raises(IndexRefusal, match="unheard-of"):
-            await channel.call("Match", pb.MatchRequest(model="unheard-of"), timeout_seconds=5)
+            await channel.call("Match", pb.MatchRequest(model="unheard-of"), timeout_seconds=PATIENCE_SECONDS)
     await until(lambda: _num_connections(manager.address) == 2, what="the watch's connection and the present one")
     watching.cancel()
     await until(lambda: not channel._former, what="the former's end with the watch")

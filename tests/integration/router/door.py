@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,8 +15,10 @@ from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import OpenPicker, open_door
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
+from tests.waiting import PATIENCE_SECONDS
 
 SECRET = b"s" * 32
+OPERATOR_KEY = "key-of-operators"
 T = 200
 SHORT, LONG = "x" * 20, "y" * (T + 1)
 STREAMED = b"".join(map(streamed, "abc")) + b"data: [DONE]\n\n"
@@ -30,6 +33,7 @@ class Door:
     easts: Sequence[PacedEngine]
     wests: Sequence[PacedEngine]
     session: aiohttp.ClientSession
+    operator: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # opens the router's own pages
 
     @property
     def east(self) -> PacedEngine:
@@ -48,8 +52,13 @@ class Door:
 
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON of an answer."""
-        async with self.session.get(self.url + path) as response:
+        async with self.session.get(self.url + path, headers=self.operator) as response:
             return response.status, await response.json()
+
+    async def status(self, path: str, headers: Mapping[str, str]) -> int:
+        """Status of an answer."""
+        async with self.session.get(self.url + path, headers=headers) as response:
+            return response.status
 
     async def health(self) -> dict[str, bool]:
         """Which instances the router takes for healthy, east/0 as east_0."""
@@ -58,7 +67,7 @@ class Door:
 
     async def until_health(self, **wanted: bool) -> None:
         """Wait until the router sees these instances so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not wanted.items() <= (await self.health()).items():  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
 
@@ -75,20 +84,31 @@ async def make_door(
     """A router whose engines are all seen to be healthy; the easts prefill for the wests, from a cluster of their own or
     as PD-P instances of theirs.
     """
-    easts, wests = [PacedEngine() for _ in range(num_easts)], [PacedEngine() for _ in range(num_wests)]
+    easts = [PacedEngine() for _ in range(num_easts)]
+    wests = [PacedEngine(prefilled_by=easts) for _ in range(num_wests)]
     for engine in (*easts, *wests):
         await engine.start()
     prefilling, decoding = _instances("east", "prefill", easts), _instances("west", "both", wests)
     apart = (_cluster("east", "prfaas", prefilling), _cluster("west", "pd", decoding))
     clusters = (_cluster("west", "pd", [*prefilling, *decoding]),) if one_cluster else apart
-    config = router_config(clusters=clusters, **settings)
+    operator, of_operators = operators_beside(settings.get("api_keys_file"))
+    config = router_config(clusters=clusters, **settings, **of_operators)
     async with aiohttp.ClientSession() as session, open_door(config, SECRET, picker=picker) as address:
-        door = Door(f"http://{address}", easts, wests, session)
+        door = Door(f"http://{address}", easts, wests, session, operator=operator)
         names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
         await door.until_health(**dict.fromkeys(names, True))
         yield door
     for engine in (*easts, *wests):
         await engine.stop()
+
+
+def operators_beside(clients: Path | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """The headers of operators where clients have keys, and the router's setting for it."""
+    if clients is None:
+        return {}, {}
+    file = clients.with_name("operators")
+    file.write_text(OPERATOR_KEY)
+    return {"Authorization": f"Bearer {OPERATOR_KEY}"}, {"operator_keys_file": file}
 
 
 def router_config(**settings: Any) -> RouterConfig:

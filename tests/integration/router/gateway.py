@@ -19,10 +19,10 @@ from prfaas.router.server import open_door
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.types import ClusterKind, InstanceRole
-from tests.free_ports import free_address
 from tests.integration.router.door import SECRET, Door, router_config
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
+from tools.free_ports import free_address
 from tools.processes import Child, Children
 
 EXTENSIONS = "type.googleapis.com/envoy.extensions"
@@ -41,7 +41,8 @@ async def make_gateway(
     directory: Path, *, body_mode: str = "FULL_DUPLEX_STREAMED", **settings: Any
 ) -> AsyncIterator[Gateway]:
     """Envoy, once a request finds its way; `body_mode` is how it shows request bodies."""
-    east, west = PacedEngine(), PacedEngine()
+    east = PacedEngine()
+    west = PacedEngine(prefilled_by=[east])
     async with contextlib.AsyncExitStack() as stack:
         for engine in (east, west):
             await engine.start()
@@ -60,7 +61,7 @@ async def make_gateway(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         gateway = Gateway(f"http://{front}", [east], [west], session, f"http://{router}", picker)
         await until(lambda: west.num_probes > 0, what="the router's probe")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await _answers(session, f"http://{front}/v1/models"):
                 assert started.alive(), started.tail()
                 await asyncio.sleep(0.02)

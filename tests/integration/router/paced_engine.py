@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests.waiting import until
 
 MODEL = "m"
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -24,12 +28,14 @@ class PacedEngine:
     status: int = 200
     refuses_transfers: bool = False  # 500 to whatever asks for one
     hangs: bool = False
+    holds_transfers: bool = False  # accepts what asks for a transfer, and never answers
     num_failures: int | None = None  # so often `status` is answered, then 200; None: always
     keeps: dict[str, Any] | None = None  # `kv_transfer_params` of a prefill leg's answer
     renders: bool = False
     models: Any = None  # what /v1/models answers in place of its models
     adds: bool = False  # its chat template makes of each message what it makes of it alone
     prefill_seconds: float = 0.0  # before anything comes
+    prefilled_by: Sequence[PacedEngine] = ()  # what waits for its KV waits until one of them has its prefill leg
     token_seconds: float = 0.0
     break_after_tokens: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -40,6 +46,7 @@ class PacedEngine:
     num_probes: int = 0
     num_broken_off: int = 0
     url: str = ""
+    tls: ssl.SSLContext | None = None
     _runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> None:
@@ -54,8 +61,8 @@ class PacedEngine:
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self.tls).start()
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -105,7 +112,7 @@ class PacedEngine:
         self.request_ids.append(request.headers.get("X-Request-Id", ""))
         self.authorizations.add(request.headers.get("Authorization", ""))
         try:
-            await asyncio.sleep(3600 if self.hangs else self.prefill_seconds)
+            await self._wait(body, request.headers.get("X-Request-Id", ""))
             if self._fails() or (self.refuses_transfers and "kv_transfer_params" in body):
                 status = self.status if self.status != 200 else 500
                 return web.json_response({"error": {"message": "planned"}}, status=status)
@@ -114,6 +121,14 @@ class PacedEngine:
         except asyncio.CancelledError:
             self.num_broken_off += 1
             raise
+
+    async def _wait(self, body: dict[str, Any], request_id: str) -> None:
+        params = body.get("kv_transfer_params") or {}
+        if self.hangs or (self.holds_transfers and params):
+            await asyncio.sleep(3600)
+        if self.prefilled_by and "do_remote_prefill" in params:
+            await until(lambda: any(request_id in its.request_ids for its in self.prefilled_by), what="the prefill leg")
+        await asyncio.sleep(self.prefill_seconds)
 
     def _fails(self) -> bool:
         if self.num_failures is not None:

@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.free_ports import free_address
 from tests.integration.router.door import SHORT, STREAMED
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.waiting import PATIENCE_SECONDS
+from tools.free_ports import free_address
 
 WITHOUT_ENGINES = (
     "import sys; sys.modules.update(torch=None, vllm=None); from prfaas.cli.router import main; sys.exit(main())"
@@ -46,7 +47,7 @@ async def _router(directory: Path, engine: PacedEngine) -> AsyncIterator[tuple[a
 
 
 async def _serves(session: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"{url}/health") as response:
@@ -68,7 +69,7 @@ async def test_a_signal_lets_the_answer_under_way_end_and_then_the_process(
             first = await response.content.readany()
             process.send_signal(number)
             assert first + await response.read() == STREAMED
-        _, errors = await asyncio.wait_for(process.communicate(), 15)
+        _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
         assert process.returncode == 0
         assert b"router.started" in errors and b"Traceback" not in errors
     await engine.stop()
@@ -81,6 +82,6 @@ async def test_a_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> N
         await _serves(session, url)
         arguments = ("-c", WITHOUT_ENGINES, "--config", str(tmp_path / "router.yaml"))
         second = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
-        _, errors = await asyncio.wait_for(second.communicate(), 20)
+        _, errors = await asyncio.wait_for(second.communicate(), PATIENCE_SECONDS)
         assert second.returncode == 2 and f"listen: {url.removeprefix('http://')} cannot be bound" in errors.decode()
     await engine.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prfaas.errors import ConfigError
+from prfaas.router.config import QuotaConfig
 from prfaas.router.ext_proc.choosing import DESTINATION, SUBSET, host_port
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
 from prfaas.router.ext_proc.server import SERVICE, open_picker
 from prfaas.router.headers import GRANT_HEADER
 from prfaas.router.server import open_door
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
-from tests.free_ports import free_address
 from tests.integration.router.door import LONG, SECRET, SHORT, Door, make_door, router_config
+from tools.free_ports import free_address
 
 DUPLEX = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)
 BUFFERED = pb.ProtocolConfiguration(request_body_mode=2, response_body_mode=0)
@@ -104,6 +106,54 @@ async def test_a_buffered_body_gets_its_destination_at_its_end(gateway: Gateway)
     assert first.HasField("request_headers") and not _set(first)
     assert DESTINATION in _set(last, "request_body")
     assert PREFILL_HEADER in last.request_body.response.header_mutation.remove_headers
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("modes", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
+async def test_a_body_leaves_the_picker_with_its_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
+    (tmp_path / "clients").write_text("key-a acme\n")
+    picker = free_address()
+    making = make_door(ext_proc_listen=picker, picker=open_picker, api_keys_file=tmp_path / "clients")
+    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+        asked = [_headers(path=path, modes=modes, authorization="Bearer key-a"), *_body(SHORT)]
+        first, *rest = await Gateway(door, channel).exchange(asked)
+    if modes is DUPLEX:
+        headers = _set(first)
+        body = b"".join(its.request_body.response.body_mutation.streamed_response.body for its in rest)
+    else:
+        headers, body = _set(rest[0], "request_body"), rest[0].request_body.response.body_mutation.body
+    assert json.loads(body) == {"model": "m", "prompt": SHORT, "cache_salt": "acme"}
+    assert headers["content-length"] == str(len(body)), "Envoy refuses a body of another length"
+
+
+async def test_what_needs_no_decision_uses_up_a_clients_tokens_too(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a acme\n")
+    picker = free_address()
+    making = make_door(
+        ext_proc_listen=picker,
+        picker=open_picker,
+        api_keys_file=tmp_path / "clients",
+        quotas=(QuotaConfig(client="acme", tokens_per_minute=1),),
+    )
+    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+        asked = [_headers(path="/v1/responses", authorization="Bearer key-a"), *_body("x" * 4000)]
+        first, *_ = await Gateway(door, channel).exchange(asked)
+        assert DESTINATION in _set(first)
+        (answer,) = await Gateway(door, channel).exchange(asked)
+        assert answer.immediate_response.status.code == 429
+
+
+@pytest.mark.parametrize("path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter"])
+async def test_a_path_that_is_not_for_clients_is_answered_in_an_engines_place(gateway: Gateway, path: str) -> None:
+    (answer,) = await gateway.exchange([_headers(path=path, ends=True)])
+    assert answer.immediate_response.status.code == 403
+
+
+@pytest.mark.parametrize("field", ["cache_salt", "kv_transfer_params"])
+async def test_what_only_the_picker_writes_is_refused_on_every_path(gateway: Gateway, field: str) -> None:
+    body = pb.ProcessingRequest(request_body=pb.HttpBody(body=f'{{"{field}": "x"}}'.encode(), end_of_stream=True))
+    (answer,) = await gateway.exchange([_headers(path="/v1/responses"), body])
+    assert answer.immediate_response.status.code == 400
 
 
 async def test_a_request_without_a_body_goes_to_whoever_decodes(gateway: Gateway) -> None:

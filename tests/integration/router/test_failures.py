@@ -11,7 +11,7 @@ import pytest
 from prfaas.router.openai import error_body
 from tests.integration.router.door import LONG, SHORT, STREAMED, Door, make_door
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -30,8 +30,9 @@ async def door() -> AsyncIterator[Door]:
     ],
 )
 async def test_a_prefill_that_fails_ends_in_a_local_answer(failure: str, reason: str) -> None:
-    async with make_door(transfer_deadline=0.5, probe_interval=3600.0) as door:
-        door.west.prefill_seconds = 1.0  # as an engine that waits for its KV
+    deadline = 0.5 if failure == "hang" else PATIENCE_SECONDS
+    async with make_door(transfer_deadline=deadline, probe_interval=3600.0) as door:
+        door.west.holds_transfers = True  # as an engine that waits for its KV
         if failure == "error":
             door.east.status = 500
         elif failure == "gone":
@@ -45,8 +46,9 @@ async def test_a_prefill_that_fails_ends_in_a_local_answer(failure: str, reason:
         status, body, headers = await answering
         assert (status, body) == (200, STREAMED)
         assert (headers["x-prfaas-route"], headers["x-prfaas-fallback"]) == ("remote", reason)
-        assert ["kv_transfer_params" in sent for sent in door.west.bodies] == [True, False]
-        await until(lambda: door.west.num_broken_off == 1, what="the first decode leg's end")
+        *before, last = ["kv_transfer_params" in sent for sent in door.west.bodies]
+        assert not last and before in ([True], []), "the first decode leg may have ended on its way"
+        await until(lambda: door.west.num_broken_off == len(before), what="the first decode leg's end")
         _, record = await door.get(f"/debug/decision/{headers['x-request-id']}")
         assert reason in record["explanation"]
 
@@ -64,7 +66,7 @@ async def test_an_engine_that_fails_on_end_is_left_alone_and_then_tried_again(ro
     async with make_door(num_wests=2, breaker_failures=2, breaker_seconds=1.0) as door:
         failing, prompt = (door.east, LONG) if role == "prefill" else (door.west, SHORT)
         failing.status = 500
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await _is_left_alone(door, prompt, failing):
                 pass
             failing.status = 200
@@ -82,7 +84,7 @@ async def _asked(door: Door, prompt: str, engine: PacedEngine) -> bool:
 
 async def _is_left_alone(door: Door, prompt: str, engine: PacedEngine) -> bool:
     """Whether it has failed twice and none of the next requests reaches it."""
-    asked = [await _asked(door, prompt, engine) for _ in range(8)]
+    asked = [await _asked(door, prompt, engine) for _ in range(4)]
     return len(engine.bodies) >= 2 and not any(asked)
 
 
@@ -144,16 +146,18 @@ async def test_a_decode_engine_that_breaks_off_after_a_token_breaks_the_answer_o
 @pytest.mark.parametrize("prompt", [SHORT, LONG])
 async def test_a_client_that_goes_before_the_first_token_ends_every_leg(door: Door, prompt: str) -> None:
     door.east.hangs = door.west.hangs = True
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.5):
-            await door.post({"prompt": prompt, "stream": True}, **{"x-request-id": "gone"})
+    asking = asyncio.create_task(door.post({"prompt": prompt, "stream": True}, **{"x-request-id": "gone"}))
+    await until(lambda: door.west.bodies and (prompt == SHORT or door.east.bodies))
+    asking.cancel()
     await until(lambda: door.west.num_broken_off == 1)
     await until(lambda: prompt == SHORT or door.east.num_broken_off == 1)
-    assert (await door.get("/debug/decision/gone"))[1]["status"] == 499
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await door.get("/debug/decision/gone"))[1]["status"] != 499:  # noqa: ASYNC110 - asked over HTTP
+            await asyncio.sleep(0.01)
 
 
 async def test_a_client_that_goes_while_it_is_answered_ends_the_decode_leg(door: Door) -> None:
-    door.west.token_seconds = 0.2
+    door.west.token_seconds = 3600.0
     body = {"prompt": SHORT, "stream": True}
     async with door.session.post(f"{door.url}/v1/completions", json=body) as response:
         await response.content.readany()
@@ -196,11 +200,11 @@ async def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
         door.west.hangs = True
         status, body, _ = await door.post({"prompt": SHORT})
         assert status == 504 and b"timeout" in body
-        await until(lambda: door.west.num_broken_off == 1)
+        await until(lambda: door.west.num_broken_off == len(door.west.bodies))
 
 
 async def test_an_answer_that_does_not_end_in_time_is_broken_off() -> None:
-    async with make_door(request_timeout=0.5) as door:
-        door.west.token_seconds = 0.4
+    async with make_door(request_timeout=1.5) as door:
+        door.west.token_seconds = 3600.0
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
             await door.post({"prompt": SHORT, "stream": True})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
@@ -18,7 +19,7 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.integration.router.paced_engine import MODEL
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -191,11 +192,57 @@ async def test_a_client_that_has_used_up_its_minute_is_told_when_to_come_again_a
         assert 60 < int(headers["Retry-After"]) <= 301
 
 
+async def test_what_is_passed_on_uses_up_a_clients_tokens_too(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a acme\n")
+    quotas = (QuotaConfig(client="acme", tokens_per_minute=1),)
+    async with make_door(api_keys_file=tmp_path / "clients", quotas=quotas) as door:
+        body, key = {"input": "x" * 4000}, {"Authorization": "Bearer key-a"}
+        salted, door.west.healthy = body | {"cache_salt": "another's"}, False
+        assert (await door.post(salted, path="/v1/responses", **key))[0] == 400, "what is refused costs nothing"
+        await door.until_health(west_0=False)
+        assert (await door.post(body, path="/v1/responses", **key))[0] == 503, "what nobody answers costs nothing"
+        door.west.healthy = True
+        await door.until_health(west_0=True)
+        assert [(await door.post(body, path="/v1/responses", **key))[0] for _ in range(2)] == [200, 429]
+
+
 async def test_a_clients_key_opens_nothing_that_changes_the_deployment(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     async with make_door(api_keys_file=tmp_path / "clients") as door:
         for path in ("/drain", "/undrain", "/pool", "/role", "/plan", "/debug/decision/x"):
             assert (await door.post({"prompt": SHORT}, path=path, Authorization="Bearer key-a"))[0] in (404, 405)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep", "/v1/x/../../sleep", "/v1/load_lora_adapter"]
+)
+async def test_a_clients_path_leads_to_nothing_but_its_own_requests(door: Door, path: str) -> None:
+    """Sent as it stands: clients' libraries would resolve it first."""
+    host, port = door.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 403 ") and b"permission_error" in answer
+
+
+async def test_where_clients_need_keys_the_routers_pages_are_for_operators(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a acme\n")
+    client = {"Authorization": "Bearer key-a"}
+    async with make_door(api_keys_file=tmp_path / "clients") as door:
+        assert (await door.post({"prompt": SHORT}, **client, **{"x-request-id": "r1"}))[0] == 200
+        before = _page_refusals()
+        for path in ("/metrics", "/debug/decision/r1"):
+            assert [await door.status(path, headers) for headers in ({}, client, door.operator)] == [401, 401, 200]
+        assert _page_refusals() == before + 4
+        async with door.session.get(f"{door.url}/health") as response:
+            assert await response.json() == {"status": "ok"}
+        assert (await door.post({"prompt": SHORT}, **door.operator))[0] == 401
+
+
+def _page_refusals() -> float:
+    pages = ({"page": "metrics"}, {"page": "decision"})
+    return sum(REGISTRY.get_sample_value("prfaas_router_page_refusals_total", page) or 0.0 for page in pages)
 
 
 async def test_what_no_engine_answered_costs_no_tokens() -> None:
@@ -218,7 +265,9 @@ async def test_more_requests_than_there_is_room_for_are_told_to_come_again() -> 
         first.cancel()
         await until(lambda: door.west.num_broken_off == 1)
         door.west.hangs = False
-        assert (await door.post({"prompt": SHORT}))[0] == 200
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await door.post({"prompt": SHORT}))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.01)
 
 
 async def test_within_one_cluster_the_policy_pd_prefills_every_prompt_on_a_pd_p_instance() -> None:

@@ -13,7 +13,7 @@ from tests.integration.router.door import LONG, SHORT, STREAMED
 from tests.integration.router.gateway import Gateway, make_gateway
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.integration.router.paced_engine import MODEL
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def test_what_cannot_be_served_is_said_by_the_picker(gateway: Gateway) -> 
     status, body, _ = await gateway.post({"prompt": SHORT, "kv_transfer_params": {"x": 1}})
     assert (status, b"kv_transfer_params" in body) == (400, True)
     gateway.west.healthy = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await gateway.post({"prompt": SHORT}))[0] != 503:  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.02)
 
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_ends_the_legs_and_is_under_way_no_more(tmp_p
         first.cancel()
         await until(lambda: gateway.west.num_broken_off + gateway.east.num_broken_off == 2)
         gateway.west.hangs = False
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await gateway.post({"prompt": SHORT}))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.02)
 

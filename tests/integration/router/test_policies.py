@@ -25,7 +25,7 @@ from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layo
 from tests.integration.router.door import Door
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 TURN_ONE = list(range(1, 161))
 TURN_TWO = [*TURN_ONE, *range(201, 241)]
@@ -53,11 +53,12 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> AsyncIterator[Pair]:
-    prefilling, decoding = PacedEngine(), [PacedEngine() for _ in range(num_decodes)]
+    prefilling = PacedEngine()
+    decoding = [PacedEngine(prefilled_by=[prefilling]) for _ in range(num_decodes)]
     for engine in (prefilling, *decoding):
         await engine.start()
     async with Deployment(directory) as deployment:
-        manager = await deployment.start_manager(expiry_seconds=30.0, **settings)
+        manager = await deployment.start_manager(**settings)
         reporters = [
             _reporter("west-p", manager, "prefill", prefilling),
             *(_reporter(f"west-d{n}", manager, "decode", engine) for n, engine in enumerate(decoding)),
@@ -69,6 +70,7 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
             secret_file="-",
             listen="127.0.0.1:0",
             probe_interval=0.1,
+            manager_timeout=PATIENCE_SECONDS,  # on a busy machine too the manager decides, not the router
             managers=(manager.address,),
         )
         async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
@@ -160,14 +162,15 @@ async def test_an_endpoint_picker_knows_the_tokens_that_are_in_flight(tmp_path: 
     written.write_text(f"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}")
     settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": written}
     async with _pair(tmp_path, num_decodes=2, **settings) as pair, asyncio.TaskGroup() as tasks:
-        first, second = pair.door.wests
-        for engine in (first, second):
+        for engine in pair.door.wests:
             engine.hangs = True
-        asking = []
-        for prompt, engine, count in ((TURN_ONE, first, 1), ([1, 2, 3], second, 1), ([4, 5, 6], second, 2)):
+        asking = [tasks.create_task(pair.asked(TURN_ONE))]
+        await until(lambda: any(engine.bodies for engine in pair.door.wests))
+        busy, free = sorted(pair.door.wests, key=lambda engine: -len(engine.bodies))
+        for prompt, count in (([1, 2, 3], 1), ([4, 5, 6], 2)):
             asking.append(tasks.create_task(pair.asked(prompt)))
-            await until(lambda engine=engine, count=count: len(engine.bodies) == count)  # type: ignore[misc]
-        assert len(first.bodies) == 1
+            await until(lambda count=count: len(free.bodies) == count)  # type: ignore[misc]
+        assert len(busy.bodies) == 1
         for task in asking:
             task.cancel()
 

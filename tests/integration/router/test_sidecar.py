@@ -18,12 +18,12 @@ from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
-from tests.free_ports import free_address
 from tests.integration.router.door import STREAMED
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.unit.scheduler.endpoint_picker.conformance import cases
 from tests.waiting import until
 from tools.demo.client import answers
+from tools.free_ports import free_address
 
 KEPT = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "h", "remote_port": 1}
 NOT_SENT = "absent"
@@ -201,6 +201,15 @@ async def test_under_our_own_protocol_both_legs_go_at_once_under_the_gateways_gr
         assert sent["prompt"] == list(b"hello")[:-1]
         assert sent["kv_transfer_params"] == {"do_remote_decode": True, "prfaas_grant": "g"}
         assert (taken["prompt"], taken["kv_transfer_params"]["prfaas_grant"]) == (list(b"hello"), "g")
+
+
+@pytest.mark.parametrize("protocol", ["nixl", "prfaas"])
+@pytest.mark.parametrize("host", [None, ""], ids=["handed over", "local"])
+async def test_the_salt_that_a_picker_wrote_goes_on_in_every_leg(protocol: Any, host: str | None) -> None:
+    async with _pair(protocol=protocol) as pair:
+        assert (await pair.ask({"cache_salt": "acme"}, host=host, x_prfaas_grant="g"))[0] == 200
+        asked = pair.prefill.bodies + pair.decode.bodies
+        assert [its["cache_salt"] for its in asked] == ["acme"] * (1 if host == "" else 2)
 
 
 @pytest.mark.parametrize(("policy", "status"), [("local", 200), ("fail", 503)])

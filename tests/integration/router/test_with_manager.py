@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,74 +13,22 @@ import pytest
 
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.membership import Engine, Node
-from prfaas.manager.daemon import Manager
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_door
-from prfaas.rpc.reporter import Reporter
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
-from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
+from tests.integration.manager.deployment import SECRET, hybrid_layout, stored
 from tests.integration.router.door import Door
-from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import until
+from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
+from tests.integration.router.paced_engine import MODEL
+from tests.waiting import PATIENCE_SECONDS, until
 
-T = 100
-PROMPT = list(range(1, 2 * T + 1))
-SETTINGS: dict[str, Any] = {
-    "listen": "127.0.0.1:0",
-    "secret_file": "-",
-    "threshold_tokens": 9 * T,
-    "probe_interval": 0.1,
-}
 DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")
-
-
-@dataclass
-class Managed:
-    """A router that knows its engines from a manager only."""
-
-    door: Door
-    manager: Manager
-    deployment: Deployment
-    reporters: dict[str, Reporter]
-    reports: list[asyncio.Task[None]]
-
-
-@contextlib.asynccontextmanager
-async def _managed(
-    directory: Path, *, router_secret: bytes = SECRET, num_wests: int = 1, with_redis: bool = False
-) -> AsyncIterator[Managed]:
-    easts, wests = [PacedEngine()], [PacedEngine() for _ in range(num_wests)]
-    for engine in (*easts, *wests):
-        await engine.start()
-    async with Deployment(directory) as deployment:
-        if with_redis:
-            await deployment.start_redis()
-        manager = await deployment.start_manager(threshold_tokens=T, expiry_seconds=30.0)
-        reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0])}
-        for number, engine in enumerate(wests):
-            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine)
-        reports = [deployment.run(reporter) for reporter in reporters.values()]
-        await until(lambda: all(its.status.manager for its in reporters.values()), what="the nodes at the manager")
-        config = RouterConfig(**SETTINGS, managers=(manager.address,))
-        async with open_door(config, router_secret) as address, aiohttp.ClientSession() as session:
-            yield Managed(Door(f"http://{address}", easts, wests, session), manager, deployment, reporters, reports)
-    for engine in (*easts, *wests):
-        await engine.stop()
-
-
-def _reporter(name: str, manager: Manager, kind: ClusterKind, role: InstanceRole, engine: PacedEngine) -> Reporter:
-    its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
-    cluster = ClusterName("east" if kind == "prfaas" else "west")
-    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, (hybrid_layout(MODEL),), (its,))
-    return Reporter((manager.address,), node=node, secret=SECRET)
 
 
 @pytest.fixture
 async def managed(tmp_path: Path) -> AsyncIterator[Managed]:
-    async with _managed(tmp_path) as made:
+    async with make_managed(tmp_path) as made:
         await made.door.until_health(**{"east_0": True, "west-0_0": True})
         yield made
 
@@ -135,12 +82,12 @@ async def test_the_router_goes_on_alone_when_the_manager_is_gone(managed: Manage
 
 
 async def test_the_manager_is_asked_again_without_the_node_that_failed(tmp_path: Path) -> None:
-    async with _managed(tmp_path, num_wests=2) as managed:
+    async with make_managed(tmp_path, num_wests=2) as managed:
         names = ("east_0", "west-0_0", "west-1_0")
         await managed.door.until_health(**dict.fromkeys(names, True))
         managed.door.west.break_after_tokens = 0  # it closes the connection in place of a first token
         record: dict[str, Any] = {"failures": []}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not record["failures"]:  # equal nodes are taken by the request: until one begins at the broken one
                 _, _, headers = await managed.door.post({"prompt": PROMPT, "stream": True})
                 _, record = await managed.door.get(f"/debug/decision/{headers['x-request-id']}")
@@ -152,7 +99,7 @@ async def test_the_manager_is_asked_again_without_the_node_that_failed(tmp_path:
 async def test_a_router_with_another_secret_serves_nobody_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with _managed(tmp_path, router_secret=b"x" * 32) as managed:
+    async with make_managed(tmp_path, router_secret=b"x" * 32) as managed:
         await until(lambda: "manager.refuses" in caplog.text)
         assert await managed.door.health() == {}
         assert (await managed.door.post({"prompt": PROMPT}))[0] == 503
@@ -163,16 +110,16 @@ async def test_a_manager_that_starts_anew_and_has_heard_of_nobody_takes_no_insta
         await managed.deployment.end(reports)
     address = managed.manager.address
     await managed.deployment.stop_manager(managed.manager)
-    await managed.deployment.start_manager(listen=address, threshold_tokens=7 * T, expiry_seconds=30.0)
-    async with asyncio.timeout(10):
+    await managed.deployment.start_manager(listen=address, threshold_tokens=7 * T)
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await _decided(managed.door, PROMPT))["reason"] != "short":  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.05)
     assert await managed.door.health() == {"east_0": True, "west-0_0": True}
 
 
 async def test_two_routers_at_two_managers_decide_alike(tmp_path: Path) -> None:
-    async with _managed(tmp_path, with_redis=True) as managed:
-        second = await managed.deployment.start_manager(threshold_tokens=T, expiry_seconds=30.0)
+    async with make_managed(tmp_path, with_redis=True) as managed:
+        second = await managed.deployment.start_manager(threshold_tokens=T)
         reporter = managed.reporters["west-0"]
         reporter.publish(stored(hybrid_layout(MODEL), HashChain(root_hash(MODEL), PROMPT), 160))
         await until(lambda: second.world.index.num_blocks() == 11, what="the blocks at the second manager")

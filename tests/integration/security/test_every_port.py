@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,9 @@ import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
 from tests.integration.security.listening import is_taken, listening_of
-from tests.waiting import wait_until
-from tools.processes import Child, Children, free_address
+from tests.waiting import PATIENCE_SECONDS, wait_until
+from tools.free_ports import free_address
+from tools.processes import Child, Children
 from tools.stack import Stack
 
 Kind = Literal["plain", "nobody", "foreign", "expired", "revoked"]
@@ -30,6 +32,9 @@ KINDS: dict[Kind, str] = {
 }
 GET = b"GET /healthz HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # preface and empty SETTINGS
+
+
+FRAME_HEAD_BYTES = 9  # of HTTP/2
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,13 @@ PORTS = {
     "manager": Port(HTTP2, "h2", 'prfaas_manager_tls_refusals_total{port="grpc"', "manager pages"),
     "manager pages": Port(GET, "http/1.1", 'prfaas_manager_tls_refusals_total{port="pages"', "manager pages"),
     "gateway": Port(HTTP2, "h2", "prfaas_router_gateway_refusals_total", "router"),
+    "sidecar": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="listen"', "sidecar pages"),
+    "sidecar pages": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="status_listen"', "sidecar pages"),
 }
 
 
 class Fortress:
-    """A manager, an agent and a router with certificates, listening at every address of this machine."""
+    """A manager, an agent, a router and a sidecar with certificates, listening at every address of this machine."""
 
     def __init__(self, children: Children, directory: Path) -> None:
         (directory / "foreign").mkdir()
@@ -70,7 +77,7 @@ class Fortress:
         self.router = free_address()
         self.children = self._start(stack, children)
         for address in (*(f"127.0.0.1:{port}" for port in self.ports.values()), self.router):
-            wait_until(partial(is_taken, address), seconds=60, what=address)
+            wait_until(partial(is_taken, address), seconds=120, what=address)
 
     def _settings(self, name: str) -> dict[str, str]:
         its = self._authority.issue(name)
@@ -94,16 +101,19 @@ class Fortress:
                 **self._settings("router"),
             }
         )
-        return [manager, agent.child, router]
+        sidecar = {"listen": at["sidecar"], "status_listen": at["sidecar pages"], **self._settings("sidecar")}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in sidecar.items()]
+        command = [str(Path(sys.executable).parent / "prfaas-sidecar"), *flags]
+        return [manager, agent.child, router, children.start("sidecar", command)]
 
     def talk(self, name: str, kind: str) -> bytes:
         """What a client of some kind gets for its first words; nothing when it is turned away."""
         port, address = PORTS[name], ("127.0.0.1", int(self.ports[name]))
-        with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as sock:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock:
             if kind == "plain":
                 return _ask(sock, port.hello)
             with _client(self.issued.get(kind), port.speaks).wrap_socket(sock) as tls:
-                return _ask(tls, port.hello)
+                return _ask(tls, port.hello, is_let_in=kind == "valid")
         return b""
 
     def count(self, name: str, reason: str) -> float:
@@ -115,10 +125,10 @@ class Fortress:
         request = GET.replace(b"/healthz", b"/metrics")
         if where == "router":
             host, _, port = self.router.rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=10) as sock:
+            with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as sock:
                 return _ask(sock, request).decode()
         context, address = _client(self.issued["valid"], "http/1.1"), ("127.0.0.1", int(self.ports[where]))
-        with socket.create_connection(address, timeout=10) as sock, context.wrap_socket(sock) as tls:
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock, context.wrap_socket(sock) as tls:
             return _ask(tls, request).decode()
 
 
@@ -132,15 +142,17 @@ def _client(issued: Issued | None, speaks: str) -> ssl.SSLContext:
     return context
 
 
-def _ask(sock: socket.socket, words: bytes) -> bytes:
-    """All that comes back, or what came within a second of silence."""
+def _ask(sock: socket.socket, words: bytes, *, is_let_in: bool = False) -> bytes:
+    """All that comes back; of HTTP/2, which stays open, what came within a second of silence or, where somebody is let
+    in, the first frame."""
+    stays_open = words.startswith(b"PRI")
     sock.sendall(words)
-    sock.settimeout(1.0 if words.startswith(b"PRI") else 10.0)  # HTTP/2 stays open
-    parts = []
+    sock.settimeout(1.0 if stays_open and not is_let_in else PATIENCE_SECONDS)
+    said = b""
     with contextlib.suppress(OSError):
-        while part := sock.recv(65536):
-            parts.append(part)
-    return b"".join(parts)
+        while not (stays_open and len(said) >= FRAME_HEAD_BYTES) and (part := sock.recv(65536)):
+            said += part
+    return said
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_the_processes_of_a_deployment_listen_on_loopback_alone(tmp_path: Path) 
         agent = stack.start_agent("west-0", managers=[address], cluster="west")
         stack.await_agent(agent)
         router, door = stack.start_router({"managers": [address]})
-        children.wait_until(router, lambda: is_taken(door.removeprefix("http://")), seconds=30)
+        children.wait_until(router, lambda: is_taken(door.removeprefix("http://")), seconds=120)
         found: dict[str, set[Listening]] = {its.name: listening_of(its) for its in (manager, agent.child, router)}
     assert {name: sum(its.kind.startswith("tcp") for its in sockets) for name, sockets in found.items()} == {
         "manager": 2,  # the embedded Redis listens at a Unix socket
@@ -58,6 +58,8 @@ OPEN = {
     "manager": ["listen", "http_listen"],
     "agent": ["status_listen"],
     "router": ["listen", "ext_proc_listen"],
+    "sidecar": ["listen", "status_listen"],
+    "colocate": ["listen"],
 }
 
 
@@ -69,20 +71,23 @@ def test_a_port_beyond_loopback_that_lets_everybody_in_stops_the_start(tmp_path:
             for name in names:
                 command = _command(component, {**_at_default_hosts(component), name: "0.0.0.0:0"}, secret, tmp_path)
                 stack_of[f"{component} {name}"] = children.start(f"{component}-{name}", command)
-        ended = {name: child.process.wait(30) for name, child in stack_of.items()}
+        ended = {name: child.process.wait(120) for name, child in stack_of.items()}
         said = {name: child.tail() for name, child in stack_of.items()}
     assert ended == dict.fromkeys(stack_of, 2), said
     assert [name for name, text in said.items() if "beyond loopback" not in text] == []
 
 
 def _command(component: str, addresses: dict[str, str], secret: Path, directory: Path) -> list[str]:
-    flags: dict[str, Any] = {**addresses, "secret_file": secret}
+    flags: dict[str, Any] = {**addresses}
+    if component not in ("sidecar", "colocate"):
+        flags["secret_file"] = secret
     if component == "agent":
         flags |= {"name": "west-0", "socket": directory / "agent.sock", "pool_bytes": "1MiB"}
     if component == "router":
         flags |= {"managers": "127.0.0.1:9"}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    return [str(Path(sys.executable).parent / f"prfaas-{component}"), *words]
+    subcommand = ["serve"] if component == "colocate" else []
+    return [str(Path(sys.executable).parent / f"prfaas-{component}"), *subcommand, *words]
 
 
 def test_consent_by_name_lets_it_start(tmp_path: Path) -> None:
@@ -91,5 +96,5 @@ def test_consent_by_name_lets_it_start(tmp_path: Path) -> None:
         for component in OPEN:
             words = _command(component, dict.fromkeys(OPEN[component], "0.0.0.0:7999"), secret, tmp_path)
             line = [*words, "--insecure-plaintext", "--check-config"]
-            done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+            done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr

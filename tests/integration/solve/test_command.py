@@ -158,8 +158,7 @@ def test_plots_are_written_twice_and_alike(capsys: pytest.CaptureFixture[str], t
     for name in names:
         drawn = (tmp_path / "one" / name).read_bytes()
         assert len(drawn) > 5000
-        if name.endswith("png"):
-            assert drawn == (tmp_path / "two" / name).read_bytes()
+        assert drawn == (tmp_path / "two" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(
 def test_a_missing_extra_is_named(tmp_path: Path, absent: str, arguments: list[str], extra: str) -> None:
     code = f"import sys; sys.modules['{absent}'] = None; from prfaas.cli.solve import main; sys.exit(main())"
     line = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
         f"prfaas-solve: {absent} is not installed; run: pip install 'prfaas[{extra}]'\n",

@@ -90,11 +90,16 @@ def test_a_measured_profile_is_what_the_engine_does(endpoint: str, tmp_path: Pat
     names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
     assert main([*names, *sizes, "--decode-tokens", "12", "--fit", "interpolate"]) == 0
     profile = read_profile(file)
-    assert profile.prefill.seconds(3000) == pytest.approx(PREFILL_SECONDS + 3000 * TOKEN_SECONDS, rel=0.25)
-    assert profile.prefill.seconds(800, 600) == pytest.approx(PREFILL_SECONDS + 800 * TOKEN_SECONDS, rel=0.4)
+    assert _may_be(profile.prefill.seconds(3000), PREFILL_SECONDS + 3000 * TOKEN_SECONDS)
+    assert _may_be(profile.prefill.seconds(800, 600), PREFILL_SECONDS + 800 * TOKEN_SECONDS)
     assert profile.decode is not None
-    assert profile.decode.step_seconds(4, 20) == pytest.approx(STEP_SECONDS + 4 * STEP_SECONDS_EACH, rel=0.25)
+    assert _may_be(profile.decode.step_seconds(4, 20), STEP_SECONDS + 4 * STEP_SECONDS_EACH)
     assert "prfaas-profile" in profile.source
+
+
+def _may_be(measured: float, true: float) -> bool:
+    """Nobody answers sooner than it sleeps, but for the first steps of a batch; a busy machine may answer later."""
+    return 0.75 * true <= measured <= 4 * true
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tools.processes import Children
 
 CLEANS_UP_AFTER_ITS_PARENT = """
 trap '' TERM
-(while kill -0 $$; do sleep 0.02; done; sleep 0.3; rm "$1") 2>/dev/null &
+(while kill -0 $$; do sleep 0.02; done; sleep 0.1; rm "$1") 2>/dev/null &
 trap - TERM
 touch "$1"
 exec sleep 100
@@ -34,7 +34,7 @@ def test_a_grandchild_may_clean_up_after_its_parent_ended(tmp_path: Path) -> Non
     left = tmp_path / "left"
     with Children(tmp_path) as children:
         parent = children.start("parent", ["sh", "-c", CLEANS_UP_AFTER_ITS_PARENT, "sh", str(left)])
-        children.wait_until(parent, left.exists, seconds=20)
+        children.wait_until(parent, left.exists, seconds=90)
     assert not left.exists()
 
 
@@ -42,5 +42,5 @@ def test_a_grandchild_that_stays_is_killed(tmp_path: Path) -> None:
     written = tmp_path / "process"
     with Children(tmp_path) as children:
         parent = children.start("parent", ["sh", "-c", STAYS, "sh", str(written)])
-        children.wait_until(parent, lambda: written.exists() and written.read_text() != "", seconds=20)
-    wait_until(lambda: not running(int(written.read_text())), seconds=10)
+        children.wait_until(parent, lambda: written.exists() and written.read_text() != "", seconds=90)
+    wait_until(lambda: not running(int(written.read_text())))

@@ -25,9 +25,12 @@ from prfaas.transport.sender import (
     SendMemoryFree,
     SendProgress,
 )
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32
+GIVES_UP_SECONDS = (
+    1.0  # `reconnect_seconds` where somebody is out of reach; elsewhere nobody is given up for being slow
+)
 
 
 @dataclass
@@ -55,7 +58,7 @@ def make_far(**config: object) -> Far:
         memory = far.memory.setdefault(request.transfer_id, [bytearray(size) for size in request.object_bytes])
         reply(Accepted(held=far.held, destination=lambda index: memoryview(memory[index])))
 
-    settings = ReceiverConfig(**({"listen": "127.0.0.1:0", "reconnect_seconds": 1.0} | config))  # type: ignore[arg-type]
+    settings = ReceiverConfig(**({"listen": "127.0.0.1:0", "reconnect_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
     receiver = Receiver(
         settings, local_name="far", key=KEY, accept=accept, on_event=lambda event: far.events.append(event)
     )
@@ -74,7 +77,7 @@ class Near:
     def of(self, kind: type[SendEvent]) -> list[SendEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def end(self, transfer_id: bytes, *, seconds: float = 15.0) -> SendEvent:
+    def end(self, transfer_id: bytes, *, seconds: float = 2 * PATIENCE_SECONDS) -> SendEvent:
         """How a transfer ended, once its memory is free."""
         wait_until(lambda: SendMemoryFree(transfer_id) in self.events, seconds=seconds)
         mine = [event for event in self.events if event.transfer_id == transfer_id]
@@ -88,7 +91,7 @@ class Near:
 
 def make_near(address: str, *, key: bytes = KEY, peer: str = "far", name: str = "near", **config: object) -> Near:
     near: Near
-    settings = LinkConfig(**({"num_connections": 4, "reconnect_seconds": 1.0} | config))  # type: ignore[arg-type]
+    settings = LinkConfig(**({"num_connections": 4, "reconnect_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
     link = Link(
         address,
         config=settings,
@@ -101,7 +104,9 @@ def make_near(address: str, *, key: bytes = KEY, peer: str = "far", name: str = 
     return near
 
 
-def send(near: Near, objects: list[bytes], *, deadline: float = 20.0, ready: bool = True, priority: int = 0) -> bytes:
+def send(
+    near: Near, objects: list[bytes], *, deadline: float = PATIENCE_SECONDS, ready: bool = True, priority: int = 0
+) -> bytes:
     """Offer objects, all of them ready unless told otherwise."""
     transfer_id = os.urandom(16)
     sizes = [len(its) for its in objects]

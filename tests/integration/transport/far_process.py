@@ -37,7 +37,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    receiving = make_far(listen=sys.argv[1], reconnect_seconds=10.0)
+    receiving = make_far(listen=sys.argv[1])
     _say(receiving.address)
     threading.Thread(target=_say_whole_ones, args=(receiving,), daemon=True).start()
     sys.stdin.read()  # until the test goes

@@ -7,6 +7,6 @@ import sys
 from tests.integration.transport.ends import make_near, objects_of, send
 
 if __name__ == "__main__":
-    near = make_near(sys.argv[1], reconnect_seconds=10.0)
+    near = make_near(sys.argv[1])
     while True:
         near.end(send(near, objects_of(*[1 << 20] * 6)))

@@ -17,6 +17,7 @@ from prfaas.transport.messages import Ending, Open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport.ends import KEY
+from tests.waiting import PATIENCE_SECONDS
 
 
 class RawSender:
@@ -27,6 +28,7 @@ class RawSender:
             make_socket(address, congestion_control="bbr", allow_public=False), state="challenge"
         )
         handshake.dial(self.connection, Identity(name, KEY), peer_name="far")
+        self.connection.set_read_timeout(PATIENCE_SECONDS)
 
     def __enter__(self) -> RawSender:
         return self
@@ -34,7 +36,7 @@ class RawSender:
     def __exit__(self, *exception: object) -> None:
         self.connection.close()
 
-    def open(self, *sizes: int, transfer_id: bytes | None = None, deadline_seconds: float = 10.0) -> bytes:
+    def open(self, *sizes: int, transfer_id: bytes | None = None, deadline_seconds: float = PATIENCE_SECONDS) -> bytes:
         """Open a transfer and read its HAVE."""
         transfer_id = transfer_id or os.urandom(16)
         opened = Open(ObjectSizes.of(sizes), 0, deadline_seconds, b"body")
@@ -80,7 +82,7 @@ class RawReceiver:
         for connection in self._connections:
             connection.abort()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
 
     def _accept_forever(self) -> None:
         with contextlib.suppress(OSError):

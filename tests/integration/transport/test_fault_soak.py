@@ -26,10 +26,9 @@ MIB = 1 << 20
 SIZES = (MIB, 700_000, 33, 2 * MIB, 1 << 16)
 TOTAL = sum(SIZES)
 RATE = 8e6  # of each connection: a transfer takes about 0.15 s
-DEADLINE_SECONDS = 30.0
+CORRUPTED_DEADLINE_SECONDS = 15.0  # where a length is changed the rest never comes
 SHORT, LONG = 3, 25
 QUARTERS = range(100, 104)  # seeds: a hundred times is four tests, each of which ends within a few minutes
-PATIENCE_SECONDS = DEADLINE_SECONDS + 15
 
 
 @dataclass
@@ -80,9 +79,9 @@ def scene() -> Iterator[Callable[[int], Scene]]:
     made: list[Scene] = []
 
     def make(seed: int) -> Scene:
-        far = make_far(reconnect_seconds=10.0)
+        far = make_far()
         relay = Relay(far.address, LinkShape(bytes_per_second=RATE)).__enter__()
-        made.append(Scene(far, relay, make_near(relay.address, reconnect_seconds=10.0), random.Random(seed)))
+        made.append(Scene(far, relay, make_near(relay.address), random.Random(seed)))
         return made[-1]
 
     yield make
@@ -94,7 +93,7 @@ def scene() -> Iterator[Callable[[int], Scene]]:
 
 def _check(scene: Scene, transfer_id: bytes, objects: list[bytes]) -> bool:
     """Whether it arrived; if not it must have failed with a reason."""
-    ended = scene.near.end(transfer_id, seconds=PATIENCE_SECONDS)
+    ended = scene.near.end(transfer_id)
     wait_until(lambda: ReceiveMemoryFree(transfer_id) in scene.far.events, what="the far end's memory")
     assert isinstance(ended, SendCompleted | SendFailed)
     if isinstance(ended, SendFailed):
@@ -108,7 +107,7 @@ def _run(scene: Scene, fault: Fault, *, lasts_seconds: float, count: int) -> Non
     for number in range(count):
         objects = objects_of(*SIZES, seed=number)
         fault.arm(scene.relay, scene.chance.randrange(TOTAL * 4 // 5))
-        transfer_id = send(scene.near, objects, deadline=DEADLINE_SECONDS)
+        transfer_id = send(scene.near, objects)
         wait_until(lambda: scene.relay.is_held or scene.relay.is_cut)
         fault.strike(scene.relay, lasts_seconds)
         assert _check(scene, transfer_id, objects)
@@ -154,7 +153,7 @@ def _corrupt(scene: Scene, count: int) -> int:
     for number in range(count):
         scene.relay.filter(_flip_one_byte(scene.chance))
         objects = objects_of(*SIZES, seed=number)
-        arrived += _check(scene, send(scene.near, objects, deadline=5.0), objects)
+        arrived += _check(scene, send(scene.near, objects, deadline=CORRUPTED_DEADLINE_SECONDS), objects)
     return arrived
 
 
@@ -175,17 +174,17 @@ def _kill_receivers(count: int, *, seed: int) -> None:
     far = _far_process("127.0.0.1:0")
     address = _line(far)
     with Relay(address, LinkShape(bytes_per_second=RATE)) as relay:
-        near = make_near(relay.address, reconnect_seconds=20.0)
+        near = make_near(relay.address)
         for number in range(count):
             objects = objects_of(*SIZES, seed=number)
             relay.hold_after(chance.randrange(TOTAL * 4 // 5))
-            transfer_id = send(near, objects, deadline=60.0)
+            transfer_id = send(near, objects)
             wait_until(lambda: relay.is_held)
             _kill(far)
             far = _far_process(address)
             assert _line(far) == address
             relay.release()
-            assert isinstance(near.end(transfer_id, seconds=70), SendCompleted)
+            assert isinstance(near.end(transfer_id), SendCompleted)
             assert _line(far) == f"{transfer_id.hex()} {digest_of(objects)}"
         near.link.close()
     _kill(far)
@@ -225,7 +224,7 @@ def _kill_senders(count: int, *, seed: int) -> None:
             relay.hold_after(chance.randrange(10 * MIB))
             command = [sys.executable, "-m", "tests.integration.transport.near_process", relay.address]
             near = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-            wait_until(lambda: relay.is_held, seconds=60)
+            wait_until(lambda: relay.is_held)
             _kill(near)
             relay.release()
             wait_until(lambda: not relay.num_connections, what="all that it said")

@@ -18,7 +18,7 @@ from prfaas.transport.egress_budget import Demand, EgressBudget
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, chunk_header
-from tests.integration.transport.ends import Far, Near, make_far, objects_of, send
+from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import wait_until
 from tools.link import LinkShape, Relay
@@ -33,7 +33,7 @@ def _may_mount() -> bool:
 def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, near_to: Callable[..., Near]) -> None:
     objects = objects_of(2 * MIB, MIB)
     with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
-        near = near_to(relay.address, reconnect_seconds=15.0)
+        near = near_to(relay.address)
         transfer_id = send(near, objects)
         for share in (1, 2, 3, 4, 5):
             wait_until(lambda share=share: relay.forwarded_bytes > share * 400_000)  # type: ignore[misc]
@@ -46,11 +46,13 @@ def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., N
     first = make_far()
     objects = objects_of(MIB, MIB)
     with Relay(first.address, LinkShape(bytes_per_second=2e6)) as relay:
-        near = near_to(relay.address, reconnect_seconds=15.0)
+        near = near_to(relay.address)
+        relay.hold_after(MIB)
         transfer_id = send(near, objects)
-        wait_until(lambda: bool(near.acknowledged()) and near.acknowledged()[-1] > 300_000)
+        wait_until(lambda: relay.is_held)
         first.receiver.close()
         second = make_far(listen=first.address)
+        relay.release()
         assert isinstance(near.end(transfer_id), SendCompleted)
         assert [bytes(its) for its in second.memory[transfer_id]] == objects
         assert len(near.of(SendAccepted)) == 1
@@ -60,7 +62,7 @@ def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., N
 def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far, near_to: Callable[..., Near]) -> None:
     objects = objects_of(*[64 << 10] * 30)
     with Relay(far.address, LinkShape(bytes_per_second=1e6)) as relay:
-        near = near_to(relay.address, reconnect_seconds=15.0)
+        near = near_to(relay.address)
         relay.cut_after(MIB)
         transfer_id = send(near, objects)
         wait_until(lambda: relay.is_cut)
@@ -79,14 +81,16 @@ def test_a_peer_that_never_answers_open_ends_at_the_deadline(near_to: Callable[.
 
     with RawReceiver(read_forever) as receiver:
         near = near_to(receiver.address)
-        end = near.end(send(near, objects_of(10), deadline=0.5), seconds=3)
+        end = near.end(send(near, objects_of(10), deadline=0.5))
         assert isinstance(end, SendFailed) and end.reason == "deadline"
 
 
 def test_a_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with RawReceiver(lambda connection: None) as receiver:
-        near = near_to(receiver.address)  # closes each connection right after the handshake
-        end = near.end(send(near, objects_of(10), deadline=2.0), seconds=5)
+        near = near_to(
+            receiver.address, reconnect_seconds=GIVES_UP_SECONDS
+        )  # closes each connection right after the handshake
+        end = near.end(send(near, objects_of(10), deadline=2.0))
         assert isinstance(end, SendFailed) and end.reason in ("unreachable", "deadline")
 
 
@@ -113,7 +117,7 @@ def test_memory_is_not_free_while_a_chunk_lands_and_nothing_lands_after(far: Far
         wait_until(lambda: any(far.memory[transfer_id][0]))
         far.receiver.cancel(transfer_id, "cancelled", "no longer wanted")
         assert ReceiveMemoryFree(transfer_id) not in far.events
-        wait_until(lambda: ReceiveMemoryFree(transfer_id) in far.events, seconds=5)
+        wait_until(lambda: ReceiveMemoryFree(transfer_id) in far.events)
         left_behind = bytes(far.memory[transfer_id][0])
         with contextlib.suppress(OSError):
             raw.connection.write(b"\x02" * 150_000)
@@ -140,15 +144,16 @@ def test_an_urgent_transfer_is_not_stuck_behind_a_large_one(far: Far, near_to: C
         urgent = send(near, objects_of(size), priority=0, ready=False)
         wait_until(lambda: bool(near.of(SendAccepted)))
         relay.hold_after(2 * MIB)
-        large = send(near, [bytes(256 * MIB)], deadline=60, priority=1)
+        large = send(near, [bytes(256 * MIB)], priority=1)
         wait_until(lambda: relay.is_held)
         near.link.ready(urgent, first_object=0, num_objects=1, offset_bytes=0, length_bytes=size)
         # What is under way comes first, then the urgent one; not all of the large one can.
-        relay.hold_after(near.link.snapshot().unacknowledged_bytes + 8 * MIB)
+        relay.hold_after(near.link.snapshot().unacknowledged_bytes + 32 * MIB)
         relay.release()
-        assert isinstance(near.end(urgent), SendCompleted)
+        wait_until(lambda: urgent in [its.transfer_id for its in far.of(ReceiveCompleted)], what="the urgent one")
         near.link.cancel(large, "cancelled", "seen enough")
         relay.release()
+        assert isinstance(near.end(urgent), SendCompleted)
         assert isinstance(near.end(large), SendFailed)
 
 
@@ -244,14 +249,14 @@ def test_a_limit_that_is_learned_is_told_to_the_kernel_and_taken_back(far: Far, 
 def test_a_name_that_moves_to_another_address_is_looked_up_again_when_the_connection_is_lost(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.2 far.example\n")
-    first = make_far(listen="127.0.0.2:0", reconnect_seconds=10.0)
+    first = make_far(listen="127.0.0.2:0")
     port = first.address.rpartition(":")[2]
     near = f"{sys.executable} -m tests.integration.transport.near_process far.example:{port}"
     with subprocess.Popen(["unshare", "-m", "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec {near}"]) as sender:
-        wait_until(lambda: bool(first.of(ReceiveCompleted)), seconds=30)
+        wait_until(lambda: bool(first.of(ReceiveCompleted)))
         hosts.write_text("127.0.0.3 far.example\n")
         first.receiver.close()
-        second = make_far(listen=f"127.0.0.3:{port}", reconnect_seconds=10.0)
-        wait_until(lambda: bool(second.of(ReceiveCompleted)), seconds=30)
+        second = make_far(listen=f"127.0.0.3:{port}")
+        wait_until(lambda: bool(second.of(ReceiveCompleted)))
         sender.kill()
     second.receiver.close()

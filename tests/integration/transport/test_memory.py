@@ -17,10 +17,9 @@ from prfaas.transport.outbox import MAX_FRAMES
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.sender import Outgoing, SendAccepted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, chunk_header
-from tests.free_ports import free_address
 from tests.integration.transport.ends import Far, Near
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
 CONNECTION_BYTES = 64 << 10  # of Python: objects of the connection, its threads, a header
@@ -44,7 +43,7 @@ def _read_what_is_let(gate: threading.Event) -> Callable[[Connection], None]:
         if header.type is FrameType.OPEN:
             connection.read_payload(header)
             connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        gate.wait(30)
+        gate.wait(PATIENCE_SECONDS)
 
     return serve
 
@@ -93,9 +92,11 @@ def test_a_sender_that_stops_within_a_chunk_costs_its_receiver_a_header(far: Far
             peer.connection.close()
 
 
-def test_control_frames_that_no_connection_takes_are_bounded(near_to: Callable[..., Near]) -> None:
+def test_control_frames_that_no_connection_takes_are_bounded(
+    near_to: Callable[..., Near], refusing_address: str
+) -> None:
     """Every cancel leaves a frame; without a connection none can go."""
-    near = near_to(free_address(), reconnect_seconds=60.0)
+    near = near_to(refusing_address)
     _open_and_cancel(near)  # what is imported and started once
     wait_until(lambda: near.link.snapshot().is_down)
     with traced() as grown:

@@ -12,7 +12,6 @@ from prfaas.console.authority import Authority
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.tls import CertificateFiles, Certificates
-from tests.free_ports import free_address
 from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send
 from tests.waiting import wait_until
 from tools.link import Relay
@@ -34,7 +33,7 @@ class Open:
 
 
 def make_open(*, certificates: Certificates | None = None, peers: tuple[str, ...] = ("far",)) -> Open:
-    near = make_near(free_address(), awaits_peer=True, reconnect_seconds=15.0)
+    near = make_near("127.0.0.1:1", awaits_peer=True)
     receiver = Receiver(
         ReceiverConfig("127.0.0.1:0", certificates=certificates),
         local_name="near",
@@ -59,7 +58,7 @@ def far_behind(nothing_is_left: None) -> Iterator[Callable[..., Far]]:
     made: list[Far] = []
 
     def make(address: str, **config: object) -> Far:
-        made.append(make_far(fetch_from={"near": address}, reconnect_seconds=15.0, **config))
+        made.append(make_far(fetch_from={"near": address}, **config))
         return made[-1]
 
     yield make
@@ -105,7 +104,7 @@ def test_a_transfer_goes_on_where_it_was_when_the_receiver_has_dialled_again(
         wait_until(lambda: 15 << 16 in opened.near.acknowledged())
         relay.cut_after(0)
         _ready(opened.near, transfer_id, objects, range(15, 16))  # which meets the cut
-        wait_until(lambda: opened.near.link.snapshot().num_connections == 0, seconds=20)
+        wait_until(lambda: opened.near.link.snapshot().num_connections == 0)
         assert opened.near.link.snapshot().is_down
         _ready(opened.near, transfer_id, objects, range(16, 30))
         relay.mend()

@@ -72,14 +72,14 @@ def test_a_packed_chunk_beyond_its_object_ends_its_connection(far: Far) -> None:
 def _saves(near: Near, content: bytes) -> bool:
     """Whether the link has packed by the end of another transfer of these bytes."""
     transfer_id = send(near, [content] * 8)
-    end = near.end(transfer_id, seconds=40)
+    end = near.end(transfer_id)
     assert isinstance(end, SendCompleted) and end.stats.checksum_failures == 0
     return near.link.snapshot().saved_bytes > 0
 
 
 def test_a_full_link_packs_what_shrinks_and_every_byte_arrives(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=2, max_bytes_per_second=6e6)
-    wait_until(lambda: _saves(near, FLOATS * 4), seconds=50)
+    wait_until(lambda: _saves(near, FLOATS * 4))
     transfer_id, content = list(far.memory.items())[-1]
     wait_until(lambda: len(far.of(ReceiveCompleted)) == len(far.memory))
     assert all(bytes(its) == FLOATS * 4 for its in content), transfer_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import msgpack
@@ -79,9 +80,9 @@ class Engine:
     def _said(self, kind: str, fields: dict[str, Any]) -> Any:
         return {"type": kind, **fields} if self.random.random() < 0.5 else [kind, *fields.values()]
 
-    def usable(self, prompt: list[int]) -> int:
+    def usable(self, prompt: list[int], salt: str) -> int:
         """The longest prefix that all groups hold, by looking at every length."""
-        held = [{block for block in range(6) if (which, name(prompt, block, "")) in self.held} for which in range(3)]
+        held = [{block for block in range(6) if (which, name(prompt, block, salt)) in self.held} for which in range(3)]
         states = {(block + 1) * BLOCK for block in held[2]}
         exact: list[set[int]] = [set(), set(), states]
         lengths = range(len(prompt), 0, -1)
@@ -107,10 +108,10 @@ def run_life(seed: int) -> tuple[int, int]:
             index.apply(NODE, inventory.apply(cache.clear()))  # what a feed does once a batch is lost
             continue
         index.apply(NODE, inventory.apply(cache.apply(decode_batch(payload))))
-        for prompt in engine.prompts:
-            units = b"".join(HashChain(root_hash("m"), prompt).units)
+        for prompt, salt in product(engine.prompts, ("", "salt")):
+            units = b"".join(HashChain(root_hash("m", salt.encode()), prompt).units)
             nodes = index.match(Query("m", units, len(prompt)), tiers=frozenset({"gpu"})).nodes
-            promised, best = nodes[0].usable_tokens if nodes else 0, engine.usable(prompt)
+            promised, best = nodes[0].usable_tokens if nodes else 0, engine.usable(prompt, salt)
             assert promised <= best, f"seed {seed}: promises {promised}, holds {best}"
             queries += 1
             missed += promised < best

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent, Tier
+from prfaas.events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolEvent, Tier
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.index import Index
-from prfaas.index.inventory import Inventory
+from prfaas.index.inventory import Change, Inventory
 from prfaas.index.query import Query
 from prfaas.types import AgentName, BlockHash, ClusterName, GroupKind, Shard
 
@@ -127,8 +127,8 @@ class World:
         return HashChain(root_hash(self.family), prompt)
 
     def step(self) -> None:
-        steps = [self.store, self.store, self.store, self.evict, self.fork, self.restart, self.reannounce, self.sweep]
-        self.random.choice(steps)()
+        often = [self.store, self.store, self.store, self.evict, self.fork]
+        self.random.choice([*often, self.restart, self.reannounce, self.sweep, self.recover])()
 
     def fork(self) -> None:
         prompt = self.random.choice(self.prompts)
@@ -141,6 +141,8 @@ class World:
         prompt = self.random.choice(self.prompts)
         chain = self.chain(prompt)
         length = self.random.randint(1, len(prompt))
+        if length >= 32 and self.random.random() < 0.5:
+            length -= length % 32  # where every group's blocks end
         events: list[PoolEvent] = []
         for layout in node.layouts:
             for index in range(len(layout.groups)):
@@ -190,6 +192,14 @@ class World:
         self.index.reset(node.name)
         self.index.apply(node.name, node.inventory.everything())
 
+    def recover(self) -> None:
+        """What a manager does that starts anew: it has a snapshot, and none of what was announced before."""
+        former, self.index = self.index, Index()
+        for node in self.nodes:
+            self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts)
+        for name, announcement in former.announcements(lambda name: True):
+            self.index.apply(name, [announcement])
+
     def sweep(self) -> None:
         self.index.sweep(self.random.choice([1, 1000]))
 
@@ -200,9 +210,44 @@ class World:
                 held[event.block_hash] = event.num_tokens
             else:
                 held.pop(event.block_hash, None)
-        self.index.apply(node.name, node.inventory.apply(events))
+        self.index.apply(node.name, node.inventory.apply(self._in_runs(node, events)))
+
+    def _in_runs(self, node: Node, events: list[PoolEvent]) -> list[Change]:
+        """As pools tell it: what follows on each other as one, most of the time."""
+        sizes = {
+            (layout.fingerprint, index): its.block_tokens
+            for layout in node.layouts
+            for index, its in enumerate(layout.groups)
+        }
+        told: list[Change] = []
+        for event in events:
+            longer = _longer(told[-1], event) if told and self.random.random() < 0.95 else None
+            if longer is not None:
+                told[-1] = longer
+            else:
+                told.append(_run_of_one(event, sizes[event.layout, event.group]))
+        return told
 
     def query(self, prompt: list[int], stated: list[int]) -> Query:
         chain = self.chain(prompt)
         checkpoints = tuple((length, chain.at(length)) for length in stated if 0 < length <= len(prompt))
         return Query(self.family, b"".join(chain.units), len(prompt), checkpoints)
+
+
+def _run_of_one(event: PoolEvent, block_tokens: int) -> Change:
+    where = (event.layout, event.group, (event.block_hash,))
+    if isinstance(event, BlockRemoved):
+        return BlocksRemoved(*where, event.tier)
+    return BlocksStored(*where, event.parent, event.num_tokens, block_tokens, event.tier)
+
+
+def _longer(run: Change, event: PoolEvent) -> Change | None:
+    """The run with the block behind it, where it goes there."""
+    if (run.layout, run.group, run.tier) != (event.layout, event.group, event.tier):
+        return None
+    if isinstance(run, BlocksRemoved) and isinstance(event, BlockRemoved):
+        return replace(run, hashes=(*run.hashes, event.block_hash))
+    if isinstance(run, BlocksStored) and isinstance(event, BlockStored) and event.parent == run.hashes[-1]:
+        ends = run.num_tokens + len(run.hashes) * run.block_tokens
+        return replace(run, hashes=(*run.hashes, event.block_hash)) if event.num_tokens == ends else None
+    return None

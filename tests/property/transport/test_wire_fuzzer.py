@@ -17,7 +17,7 @@ REACHED = 150  # edges of the readers that the honest inputs alone reach
 def _fuzz(corpus: Path, *, num_inputs: int, seed: int) -> int:
     """How many edges the search has reached."""
     # Not by resident memory: a process begins with the peak of the one that started it.
-    limits = ["-max_len=8192", "-malloc_limit_mb=256", "-rss_limit_mb=0", "-timeout=10"]
+    limits = ["-max_len=8192", "-malloc_limit_mb=256", "-rss_limit_mb=0", "-timeout=60"]
     flags = [f"-runs={num_inputs}", f"-seed={seed}", *limits]
     flags.append(f"-artifact_prefix={corpus}/")
     command = [sys.executable, "-m", "tests.property.transport.wire_fuzzer", str(corpus), *flags]

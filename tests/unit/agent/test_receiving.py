@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from prfaas import grants
 from prfaas.agent.engines import EngineConnection
+from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.plan import OpenBody, make_plan
-from prfaas.agent.protocol import PROTOCOL_VERSION, Attach, Message, MessageBuffer, Receive, TransferFailed
+from prfaas.agent.protocol import (
+    PROTOCOL_VERSION,
+    Attach,
+    Message,
+    MessageBuffer,
+    Receive,
+    ReceiveReady,
+    TransferFailed,
+)
 from prfaas.agent.receiving import Receiving
 from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.arena import Arena
@@ -20,8 +29,9 @@ from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
-from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted, Rejected, TransferStats
+from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted, ReceiveMemoryFree, Rejected, TransferStats
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
+from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.unit.cachepool.layouts import hybrid
 
 KEY = b"g" * 32
@@ -37,6 +47,17 @@ def _groups(num_blocks: int) -> tuple[GroupBlocks, ...]:
 GROUPS = _groups(3)
 
 
+class FragileLayouts(LayoutsHere):
+    """Meets a bug of ours when a test says so."""
+
+    is_broken = False
+
+    def arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
+        if self.is_broken:
+            raise RuntimeError("a bug of ours")
+        return super().arenas(opened)
+
+
 class Node:
     """One receiving agent without a wire, and one engine beside it."""
 
@@ -45,15 +66,19 @@ class Node:
         self.engine_end, self.agent_end = socket.socketpair()
         attach = Attach(PROTOCOL_VERSION, "w", "scheduler", 0, None)
         self.engine = EngineConnection(attach, None, None, None, self.agent_end)
+        self.layouts = FragileLayouts(AgentName("west"), self.pool)
+        self.arenas: tuple[Arena, ...] = ()
+        self.background: list[Callable[[], None]] = []
+        self.is_holding = False  # what is to run in the background
         self.receiving = Receiving(
             name=AgentName("west"),
             grant_key=KEY,
             pool=self.pool,
-            arena_of=self._arena_of,
+            layouts=self.layouts,
             transfer_log=TransferLog(),
             open_timeout_seconds=10.0,
+            in_background=self._in_background,
         )
-        self.is_broken = False
         self.answers: list[Accepted | Rejected] = []
         self.token = grants.sign(
             Grant(
@@ -70,14 +95,21 @@ class Node:
             KEY,
         )
 
-    def _arena_of(self, fingerprint: bytes) -> Arena | None:
-        if self.is_broken:
-            raise RuntimeError("a bug of ours")
-        return self.pool.arena_of(fingerprint)
+    def _in_background(self, work: Callable[[], None], then: Callable[[bool], None]) -> None:
+        def run() -> None:
+            work()
+            then(True)
+
+        self.background.append(run)
+        if not self.is_holding:
+            self.run_background()
+
+    def run_background(self) -> None:
+        while self.background:
+            self.background.pop()()
 
     def attach(self, *layouts: Layout) -> None:
-        for layout in layouts:
-            self.pool.arena(layout)
+        self.arenas = tuple(self.pool.arena(layout) for layout in layouts)
 
     def open(self, layouts: list[Layout], groups: tuple[GroupBlocks, ...] = GROUPS) -> Accepted | Rejected:
         body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), (), groups)
@@ -85,14 +117,20 @@ class Node:
         self.receiving.on_open(OpenRequest(TRANSFER, "east", body.encode(), sizes, 60.0), self.answers.append)
         return self.answers[-1]
 
-    def claim(self, groups: tuple[GroupBlocks, ...] = GROUPS) -> None:
-        self.receiving.claim(self.engine, Receive(TRANSFER, self.token, CHAIN.at(NUM_TOKENS), groups))
+    def claim(self, groups: tuple[GroupBlocks, ...] = GROUPS, *, engine: EngineConnection | None = None) -> None:
+        request = Receive(TRANSFER, self.token, CHAIN.at(NUM_TOKENS), groups)
+        self.receiving.claim(engine or self.engine, self.arenas, request)
 
-    def heard(self) -> list[Message]:
+    def complete(self) -> None:
+        """All bytes are there, and the transport is done."""
+        self.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
+        self.receiving.on_event(ReceiveMemoryFree(TRANSFER))
+
+    def heard(self, engine: EngineConnection | None = None) -> list[Message]:
         """What the engine is told."""
-        buffer, messages = MessageBuffer(), []
-        while not self.engine.outbox.empty():
-            messages += buffer.feed(self.engine.outbox.get_nowait())
+        buffer, messages, outbox = MessageBuffer(), [], (engine or self.engine).outbox
+        while not outbox.empty():
+            messages += buffer.feed(outbox.get_nowait())
         return messages
 
     def close(self) -> None:
@@ -139,7 +177,7 @@ def test_an_open_whose_layouts_are_not_the_ranks_of_one_model_is_refused(node: N
 
 
 def test_an_open_that_meets_a_bug_of_ours_is_answered_all_the_same(node: Node) -> None:
-    node.is_broken = True
+    node.layouts.is_broken = True
     answer = node.open([hybrid()])
     assert isinstance(answer, Rejected) and answer.reason == "protocol"
 
@@ -165,3 +203,46 @@ def test_a_claim_of_other_blocks_than_have_arrived_is_refused(node: Node) -> Non
     node.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
     node.claim(_groups(2))
     assert _is_mismatch(node.heard())
+
+
+def test_a_second_engine_that_claims_a_transfer_is_refused_by_name_and_the_first_is_served(node: Node) -> None:
+    node.attach(hybrid())
+    node.claim()
+    other = EngineConnection(Attach(PROTOCOL_VERSION, "late", "scheduler", 0, None), None, None, None, node.agent_end)
+    node.claim(engine=other)
+    (refused,) = node.heard(other)
+    assert isinstance(refused, TransferFailed)
+    assert (refused.reason, refused.message) == ("grant_refused", "w has claimed this transfer already")
+    node.receiving.release(TRANSFER, "late")
+    node.open([hybrid()])
+    node.complete()
+    assert [type(its) for its in node.heard()] == [ReceiveReady]
+
+
+@pytest.fixture
+def cutting(node: Node) -> Node:
+    """A node to which a transfer of one rank has come in whole, claimed by two: its blocks are being cut."""
+    ours, (theirs,) = (layouts([Attention(4)], Cut(size)) for size in (2, 1))
+    node.pool.arena(theirs)
+    node.attach(*ours)
+    node.is_holding = True
+    assert isinstance(node.open([theirs]), Accepted)
+    node.claim()
+    node.complete()
+    assert node.background and not node.heard()
+    return node
+
+
+def test_a_reader_that_leaves_while_blocks_are_cut_leaves_nothing_once_they_are(cutting: Node) -> None:
+    cutting.receiving.release(TRANSFER, "w")
+    assert cutting.pool.stats().num_leases == 1, "of the blocks that are written to"
+    cutting.run_background()
+    assert cutting.pool.stats().num_leases == 0
+    assert not cutting.heard()
+    cutting.pool.check_integrity()
+
+
+def test_a_claim_whose_blocks_are_cut_when_its_grant_ends_is_served(cutting: Node) -> None:
+    cutting.receiving.expire(time.monotonic() + 3600)
+    cutting.run_background()
+    assert [type(its) for its in cutting.heard()] == [ReceiveReady]

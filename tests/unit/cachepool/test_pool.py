@@ -322,3 +322,34 @@ def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
     node.pool.end_lease(lease)
     assert node.pool.remove(node.arena, name(2)) == 3
     node.pool.check_integrity()
+
+
+def test_an_arena_is_dropped_when_nothing_is_in_it(node: Node) -> None:
+    other = node.pool.arena(hybrid("other"))
+    lease = node.pool.open_lease("transfer")
+    node.pool.allocate(other, 2, lease)
+    assert not node.pool.drop(other.layout.fingerprint)
+    node.pool.quarantine(lease)
+    assert not node.pool.drop(other.layout.fingerprint)
+    node.pool.end_lease(lease)
+    assert node.pool.drop(other.layout.fingerprint)
+    assert node.pool.arenas == [node.arena]
+
+
+def test_an_arena_with_a_prefix_block_is_not_dropped_and_one_that_comes_after_another_was_is_its_own(
+    node: Node,
+) -> None:
+    first, second = node.pool.arena(hybrid("first")), node.pool.arena(hybrid("second"))
+    node.keep(1, 2)
+    lease = node.pool.open_lease("test")
+    taken = node.pool.allocate(second, 1, lease)
+    assert taken is not None
+    node.pool.publish(second, taken[0], group=ATTENTION, block_hash=name(7), parent=ROOT, num_tokens=32)
+    node.pool.end_lease(lease)
+    assert node.pool.drop(first.layout.fingerprint)
+    assert not node.pool.drop(second.layout.fingerprint)
+    assert not node.pool.drop(node.arena.layout.fingerprint)
+    node.pool.arena(hybrid("third"))
+    assert node.pool.remove(second, name(7)) == 1
+    assert node.holds(1, 2) == [1, 2]
+    assert node.pool.drop(second.layout.fingerprint)

@@ -54,6 +54,15 @@ def test_bytes_are_those_of_all_groups() -> None:
     assert prefix_bytes(_layout(FULL, WINDOW, STATE), 327) == 11 * 100 + 5 * 10 + 1
 
 
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, WINDOW, STATE), (WINDOW,)])
+def test_bytes_are_those_of_the_blocks_that_a_prefix_consists_of(groups: tuple[EngineGroup, ...]) -> None:
+    layout = _layout(*groups)
+    for num_tokens in range(1, 328):
+        named = prefix_groups(layout, _prefix(num_tokens))
+        expected = sum(layout.groups[its.group].block_bytes * its.num_blocks for its in named)
+        assert prefix_bytes(layout, num_tokens) == expected
+
+
 @pytest.mark.parametrize(
     "prefix",
     [

@@ -51,7 +51,7 @@ def test_a_recorded_trace_arrives_at_its_own_times(capsys: pytest.CaptureFixture
     trace.write_text("\n".join(map(json.dumps, rows)))
     (run,) = json.loads(output(capsys, "--json", "--trace", str(trace), "--arrivals", "trace", "--warmup", "0"))
     assert run["num_requests"] == 4
-    assert run["arrivals"] == pytest.approx(1.0)
+    assert run["arrivals"] == run["rate"] == pytest.approx(1.0)
 
 
 def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,8 @@ def test_a_sweep_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     output(capsys, "--compare", "seed=1,2", "--plot", str(tmp_path / "plots"))
     drawn = {file.name for file in (tmp_path / "plots").iterdir()}
     distributions = {"ttft-cdf.svg", "itl-cdf.svg", "end_to_end-cdf.svg"}
-    assert drawn == distributions | {"frontier.svg", "1-over-time.svg", "2-over-time.svg"}
+    over_time = {f"{seed}-{what}over-time.svg" for seed in (1, 2) for what in ("", "busy-", "egress-")}
+    assert drawn == distributions | over_time | {"frontier.svg"}
 
 
 def test_recorded_conversations_are_held(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -98,7 +99,28 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--study", "queueing"], "--requests: has no meaning with --study"),
         (["--replay", "nowhere.jsonl", "--json"], "--json: has no meaning with --replay"),
         (["--record", "/proc/none/d.jsonl"], "/proc/none"),
-        (["--shared", "true"], "fidelity: instances"),
+        (["--shared", "true"], "shared: needs fidelity: instances"),
+        (["--outages", "h20-003@1m+1s"], "outages: needs fidelity: instances"),
+        (["--kv-tokens", "200000"], "kv_tokens: needs fidelity: instances"),
+        (["--heartbeats", "5s"], "heartbeats: needs fidelity: instances"),  # its default
+        (["--fidelity", "instances", "--sharing-profile", "p.yaml"], "sharing_profile: needs shared: true"),
+        (["--fidelity", "instances", "--shared", "true", "--local-policy", "pd"], "local_policy: needs shared: false"),
+        (["--fidelity", "instances", "--non-cached-tokens", "9"], "non_cached_tokens: needs local_policy: suffix"),
+        (["--fidelity", "instances", "--ppd-table", "t.json"], "ppd_table: needs local_policy: ppd"),
+        (["--fidelity", "instances", "--turns", "0>8"], "each brings a token or more"),
+        (["--fidelity", "instances", "--turns", "8>8,8>0"], "is answered with one or more"),
+        (["--fidelity", "instances", "--chunk-tokens", "0"], "chunk_tokens: '0': too small"),
+        (["--fidelity", "instances", "--local-policy", "ppd"], "local_policy: ppd needs ppd_table"),
+        (["--fidelity", "instances", "--role-changes", "h200-000@1s=decode+1s"], "h200-000 is of a PrfaaS cluster"),
+        (["--fidelity", "instances", "--first-token-steps", "1"], "first_token_steps: needs fidelity: stations"),
+        (["--arrivals", "gamma:on=3s"], "on: needs process: onoff"),
+        (["--congestion-control", "cubic"], "congestion_control: needs link_loss"),
+        (["--connections", "8"], "connections: needs link_loss"),
+        (["--prefill-instances", "8"], "prefill_instances: 8 of 8 leave none that decodes"),
+        (["--variant", "homogeneous-pd", "--threshold", "9K"], "threshold: needs variant: prfaas-pd"),
+        (["--arrivals", "trace"], "arrivals: trace needs trace"),
+        (["--arrivals", "trace", "--trace", "t.jsonl", "--load", "2req/s"], "load: a trace arrives at its own times"),
+        (["--fidelity", "instances", "--think", "3s"], "think: needs turns or conversations"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -112,7 +134,10 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(["--study", "nothing"], "queueing, rapid, overlap"), (["--replay", "nowhere.jsonl"], "nowhere.jsonl")],
+    [
+        (["--study", "nothing"], "queueing, rapid, rapid-sensitivity, overlap"),
+        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
 )
 def test_a_study_or_a_replay_that_there_is_none_of_is_named(
     capsys: pytest.CaptureFixture[str], argv: list[str], said: str
@@ -125,3 +150,9 @@ def test_plots_that_cannot_be_written_cost_no_report(capsys: pytest.CaptureFixtu
     assert main([*SMALL, "--plot", "/proc/none"]) == 2
     written = capsys.readouterr()
     assert "TTFT P99 (s)" in written.out and "/proc/none" in written.err
+
+
+def test_what_only_some_of_the_compared_mean_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--json", "--compare", "fidelity=stations,instances", "--turns", "4096>8,600>8"]
+    apart, together = json.loads(output(capsys, *argv))
+    assert together["cached_ratio"] > apart["cached_ratio"]

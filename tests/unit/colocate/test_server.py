@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from prfaas.colocate.config import ColocateConfig
+from prfaas import config
+from prfaas.cli.colocate import main
+from prfaas.colocate.config import DTYPE_NAMES, MAX_TOKENS, ColocateConfig
+from prfaas.colocate.memory import DTYPES
+from prfaas.colocate.ring import RING_WORDS
 from prfaas.colocate.server import Text, executor_settings, parse_completion
 from prfaas.errors import ConfigError
 
@@ -19,19 +25,67 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
+    ("flags", "said"),
     [
-        ({"shape": "huge"}, "shape"),
-        ({"dtype": "int4"}, "dtype"),
-        ({"device": "gpu"}, "device"),
-        ({"partition": "green_contexts"}, "partition"),
-        ({"partition": "affinity", "device": "cuda"}, "partition"),
-        ({"profile": "/nonexistent.yaml"}, "nonexistent.yaml: cannot be read"),
+        ({"listen": "here"}, "listen: 'here': not host:port"),
+        ({"shape": "huge"}, "shape: 'huge': none of these words"),
+        ({"seed": "-1"}, "seed: '-1': not a number"),
+        ({"seed": str(1 << 63)}, "seed: .* too large"),
+        ({"served_model_name": " "}, "served_model_name: ' ': empty"),
+        ({"device": "gpu"}, "device: 'gpu'"),
+        ({"dtype": "int4"}, "dtype: 'int4'"),
+        ({"num_blocks": "1"}, "num_blocks: '1': too small"),
+        ({"block_tokens": "0"}, "block_tokens: '0': too small"),
+        ({"max_rows": "0"}, "max_rows: '0': too small"),
+        ({"max_requests": "0"}, "max_requests: '0': too small"),
+        ({"max_tokens": "1"}, "max_tokens: '1': too small"),
+        ({"max_tokens": "1M"}, "max_tokens: '1M': too large"),
+        ({"max_tokens": "9000"}, "max_tokens: 9000 are more than num_blocks and block_tokens hold, 8176"),
+        ({"num_threads": "5000"}, "num_threads: '5000': too large"),
+        ({"partition": "half"}, "partition: 'half'"),
+        ({"partition": "green_contexts"}, "partition: green_contexts does not go with device cpu"),
+        ({"partition": "affinity", "device": "cuda"}, "partition: affinity does not go with device cuda"),
+        ({"mps_decode_share": "0.4"}, "mps_decode_share: needs partition: mps"),
+        ({"partition": "mps", "device": "cuda", "mps_decode_share": "0"}, "mps_decode_share: '0': too small"),
+        ({"profile": "p.yaml"}, "profile: no share adapts, or is measured, with partition none"),
+        ({"itl_slo_seconds": "50ms"}, "itl_slo_seconds: needs profile"),
+        ({"profile": "p.yaml", "partition": "affinity", "itl_slo_seconds": "0"}, "itl_slo_seconds: '0': too small"),
+        ({"dwell_steps": "16"}, "dwell_steps: needs profile"),
+        ({"profile": "p.yaml", "partition": "affinity", "dwell_steps": "0"}, "dwell_steps: '0': too small"),
+        ({"open_wait_seconds": "500ms"}, "open_wait_seconds: needs agent_socket"),
+        ({"tenant": "us"}, "tenant: needs agent_socket"),
+        ({"reuse_min_tokens": "256"}, "reuse_min_tokens: needs agent_socket"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_named(changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
+def test_a_setting_that_makes_no_sense_is_named(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config.load(ColocateConfig, component="colocate", environment={}, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"profile": Path("/nonexistent.yaml"), "partition": "affinity"}, "nonexistent.yaml: cannot be read"),
+        ({"partition": "affinity"}, "partition: shares of affinity follow a profile"),
+        ({"num_blocks": 1 << 40}, "num_blocks, max_requests: .* this machine has"),
+        ({"max_requests": 1 << 40}, "num_blocks, max_requests: .* this machine has"),
+        ({"agent_socket": Path("/s"), "block_tokens": 24}, "block_tokens: 24; with an agent a multiple of 16"),
+    ],
+)
+def test_what_this_machine_does_not_have_is_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         executor_settings(dataclasses.replace(ColocateConfig(), **changes))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="device: cuda; torch finds no GPU here"):
+        executor_settings(ColocateConfig(device="cuda"))
+
+
+def test_the_words_of_the_settings_are_those_that_the_code_knows() -> None:
+    assert set(DTYPE_NAMES) == set(DTYPES)
+    assert 2 * MAX_TOKENS < RING_WORDS
 
 
 @pytest.mark.parametrize("stop", ["x", -1, 0xFFFFFFFF, 1 << 32, 1.5])
@@ -39,3 +93,26 @@ def test_a_stop_token_that_no_ring_could_carry_is_refused(stop: object) -> None:
     assert parse_completion({"prompt": "a", "stop_token_ids": [0xFFFFFFFE]}).stop_token == 0xFFFFFFFE
     with pytest.raises(ValueError, match="stop_token_ids"):
         parse_completion({"prompt": "a", "stop_token_ids": [stop]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [True]},
+        {"prompt": "a", "max_tokens": True},
+        {"prompt": "a", "stop_token_ids": [True]},
+        {"prompt": "a", "stop": "x"},
+        {"prompt": "a", "logprobs": 1},
+        {"prompt": "a", "echo": True},
+    ],
+)
+def test_what_would_be_answered_otherwise_than_asked_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"prompt|max_tokens|stop|logprobs|echo"):
+        parse_completion(body)
+    assert parse_completion({"prompt": "a", "stop": None, "logprobs": None, "echo": False}).prompt == (97,)
+
+
+def test_a_profile_that_cannot_be_written_is_said_before_it_is_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--shape", "tiny", "--partition", "affinity", "--profile", "/nowhere/p.yaml"]
+    assert main(["profile", *arguments]) == 2
+    assert capfd.readouterr().err.endswith("No such file or directory: '/nowhere/p.yaml'\n")

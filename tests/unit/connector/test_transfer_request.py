@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prfaas import grants
-from prfaas.connector.transfer_request import Asked, EngineRequest, direction_of, read_parameters
+from prfaas.connector.transfer_request import Asked, EngineRequest, direction_of, is_anothers, read_parameters
 from prfaas.grants import Grant
 from prfaas.types import AgentName, BlockHash, TransferId
 
@@ -22,10 +22,17 @@ def request(num_tokens: int, **parameters: Any) -> EngineRequest:
 
 
 def test_the_flags_are_those_of_vllms_proxies() -> None:
-    assert direction_of({"do_remote_decode": True}) == "send"
-    assert direction_of({"do_remote_prefill": True}) == "receive"
+    assert direction_of({"do_remote_decode": True, "prfaas_grant": TEXT}) == "send"
+    assert direction_of({"do_remote_prefill": True, "prfaas_grant": TEXT}) == "receive"
     assert direction_of({"do_remote_prefill": "yes", "prfaas_grant": TEXT}) is None
     assert direction_of({}) is None
+
+
+@pytest.mark.parametrize(("flag", "brings_kv"), [("do_remote_decode", False), ("do_remote_prefill", True)])
+def test_a_hand_over_without_a_grant_is_another_connectors(flag: str, brings_kv: bool) -> None:
+    assert direction_of({flag: True}) is None
+    assert is_anothers({flag: True}) == brings_kv
+    assert not is_anothers({flag: True, "prfaas_grant": TEXT})
 
 
 def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from prfaas.console.tables import bit_rate, link_mood, link_table, percent, size, status_tables
-from prfaas.console.terminal import plain_text
+from prfaas.console.terminal import plain_text, show_table
 
 LINK = {"peer": "west-0", "bytes_per_second": 6.25e8, "capacity_bytes_per_second": 1.25e9, "queued_bytes": "2048"}
 STATE = {
@@ -38,10 +40,18 @@ def test_rates_are_in_bits_per_second() -> None:
 
 def test_links_that_are_down_come_first_and_stand_out() -> None:
     table = link_table(STATE)
-    assert [(row[1], row[2]) for row in table.rows] == [("north-0", "down"), ("west-0", "up")]
+    assert [(row[1], row[2]) for row in table.rows] == [("north-0", "down"), ("west-0", "5.0 Gbit/s")]
     assert table.moods == ("bad", "plain")
-    assert table.rows[1][3:7] == ("5.0 Gbit/s", "10.0 Gbit/s", "50.0%", "2.0 KiB")
+    assert table.rows[1][3:6] == ("10.0 Gbit/s", "50.0%", "2.0 KiB")
     assert link_mood({"retransmit_ratio": 0.05}) == "warning"
+
+
+def test_links_stand_in_a_line_each_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = {"bytes_per_second": 3.75e7, "queued_bytes": "1048576000", "rtt_seconds": 0.1801, "num_connections": 16}
+    show_table(link_table({"nodes": [STATE["nodes"][0] | {"links": [LINK | wide]}]}))  # type: ignore[index]
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "east-0" in line)
+    assert " ".join(line.split()) == "east-0 west-0 300.0 Mbit/s 10.0 Gbit/s 3.0% 1000.0 MiB 180.1 ms 0.0% 16"
 
 
 def test_a_stale_index_and_what_runs_are_in_the_status() -> None:

@@ -80,13 +80,35 @@ def test_both_encodings_say_the_same(encode: Any) -> None:
 
 @ENCODINGS
 @pytest.mark.parametrize(
-    "extras", [{"lora_id": 3}, {"lora_name": "a"}, {"extra_keys": [["salt"]]}, {"extra_keys": [None, [["image", 0]]]}]
+    "extras",
+    [
+        {"lora_id": 3},
+        {"lora_name": "a", "extra_keys": [["a"], ["a"]]},
+        {"extra_keys": [["a", "salt"]]},
+        {"extra_keys": [["salt"], [["image", 0]]]},
+        {"extra_keys": [None, [["image", 0]]]},
+        {"extra_keys": [[b"digest"]]},
+        {"parent_block_hash": 6, "extra_keys": [["salt"]]},
+    ],
 )
-def test_adapter_salt_and_image_show(encode: Any, extras: dict[str, Any]) -> None:
+def test_adapter_and_image_show(encode: Any, extras: dict[str, Any]) -> None:
+    assert first_event(encode, extras).has_extras
+
+
+@ENCODINGS
+def test_a_salt_is_told_from_other_extras(encode: Any) -> None:
+    event = first_event(encode, {"extra_keys": [["acme"], None]})
+    assert (event.salt, event.has_extras) == ("acme", False)
+    assert first_event(encode, {}).salt == ""
+
+
+def first_event(encode: Any, extras: dict[str, Any]) -> EngineStored:
+    """Two blocks that begin a chain, decoded."""
     fields = {"block_hashes": [7, 8], "parent_block_hash": None, "token_ids": [1] * 32, "block_size": 16}
     fields |= {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": None}
     (event,) = decode_batch(msgpack.packb([1.5, [encode("BlockStored", fields | extras)]]))
-    assert isinstance(event, EngineStored) and event.has_extras
+    assert isinstance(event, EngineStored)
+    return event
 
 
 def test_other_memories_and_unknown_events_are_passed_over() -> None:
@@ -181,6 +203,12 @@ def test_what_cannot_be_placed_is_counted_and_never_announced(event: EngineStore
     cache = cache_of(FULL, WINDOW)
     assert cache.apply([event]) == []
     assert cache.orphans == {reason: len(event.hashes)}
+
+
+def test_a_salted_chain_is_announced_under_its_tenant() -> None:
+    events = cache_of(FULL).apply([stored(0, 2, salt="acme"), stored(2, 3)])
+    salted = HashChain(root_hash("m", b"acme"), TOKENS)
+    assert [its.block_hash for its in events if isinstance(its, BlockStored)] == [salted.at(n) for n in (32, 64, 96)]
 
 
 def test_nothing_follows_on_an_orphan() -> None:

@@ -19,7 +19,7 @@ def store(table: ExactTable, holder: int, length: int) -> bool:
     return table.store(holder, block_hash=CHAIN.at(length), anchor=CHAIN.at(length - length % 16), num_tokens=length)
 
 
-def holders_of(table: ExactTable, block_hash: bytes, num_tokens: int) -> tuple[int, ...]:
+def holders_of(table: ExactTable, block_hash: BlockHash, num_tokens: int) -> tuple[int, ...]:
     return tuple(table.held(UNITS, 0, stated=[(num_tokens, block_hash)])[1])
 
 
@@ -29,16 +29,16 @@ def test_a_hash_at_another_length_is_not_it() -> None:
     assert holders_of(table, CHAIN.at(160), 160) == (3,)
     assert holders_of(table, CHAIN.at(160), 176) == ()
     assert holders_of(table, CHAIN.at(176), 160) == ()
-    assert not table.store(4, block_hash=CHAIN.at(160), anchor=CHAIN.at(160), num_tokens=176)
+    assert table.store(4, block_hash=CHAIN.at(160), anchor=CHAIN.at(160), num_tokens=176)
+    assert holders_of(table, CHAIN.at(160), 160) == (3,)
 
 
 def test_two_hashes_with_the_same_first_half_are_told_apart() -> None:
     table = ExactTable()
     store(table, 3, 160)
     twin = BlockHash(CHAIN.at(160)[:8] + bytes(8))
-    assert not table.store(4, block_hash=twin, anchor=twin, num_tokens=160)
     assert holders_of(table, twin, 160) == ()
-    assert not table.remove(3, twin)
+    assert not table.remove(3, block_hash=twin, num_tokens=160)
     forged = chain_of(UNITS.hashes[: 9 * 16] + twin + UNITS.hashes[160:], 16)
     assert table.held(forged, 40) == ([], {})
     assert table.held(UNITS, 40) == ([160], {3: 1})
@@ -61,8 +61,8 @@ def test_what_is_removed_is_gone_with_its_last_holder_and_leaves_nothing_behind(
     chance.shuffle(held)
     for number, (holder, length) in enumerate(held):
         assert sum(len(entry.holders) for entry in table) == len(held) - number
-        assert table.remove(holder, CHAIN.at(length))
-        assert not table.remove(holder, CHAIN.at(length))
+        assert table.remove(holder, block_hash=CHAIN.at(length), num_tokens=length)
+        assert not table.remove(holder, block_hash=CHAIN.at(length), num_tokens=length)
     assert len(table) == 0
     assert table.odd_lengths(UNITS, 40) == []
 
@@ -95,7 +95,7 @@ def test_a_large_table_is_swept_in_many_steps_between_which_it_changes() -> None
     steps = table.sweep(lambda holder: False)
     dropped = next(steps)
     assert 0 < dropped < 100
-    gone = sum(table.remove(1, its) for its in hashes[500:])
+    gone = sum(table.remove(1, block_hash=its, num_tokens=160) for its in hashes[500:])
     assert dropped + gone + sum(steps) == 1000
     assert len(table) == 0
 
@@ -112,6 +112,6 @@ def test_what_is_told_while_the_table_changes_was_true_at_some_moment(seed: int)
         for _ in range(4):
             holder, length = chance.randrange(6), chance.choice(lengths)
             if chance.random() < 0.6:
-                table.remove(holder, CHAIN.at(length))
+                table.remove(holder, block_hash=CHAIN.at(length), num_tokens=length)
             elif store(table, holder, length):
                 ever.add((holder, length))

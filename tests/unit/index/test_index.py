@@ -191,7 +191,8 @@ HEAD, TAIL = LONG.at(16), LONG.at(16)[:8]
     [
         (Segment(Holding(bytes(16), 0, "memory"), HEAD, TAIL, 1, True), "unknown_layout"),
         (Segment(Holding(HYBRID.fingerprint, 5, "memory"), HEAD, TAIL, 1, True), "unknown_layout"),
-        (Segment(LINEAR, HEAD, TAIL, 1, True), "wrong_block_size"),
+        (Segment(ATTENTION, HEAD, TAIL, 1, True, ((ATTENTION, 1),)), "wrong_block_size"),
+        (Segment(ATTENTION, HEAD, TAIL, 1, True, ((LINEAR, 2),)), "malformed"),
         (Segment(ATTENTION, HEAD, TAIL, 2, True), "malformed"),
         (Segment(ATTENTION, HEAD, b"", 0, True), "malformed"),
         (Segment(ATTENTION, HEAD, TAIL * 65, 1, True), "malformed"),
@@ -202,6 +203,7 @@ HEAD, TAIL = LONG.at(16), LONG.at(16)[:8]
         (Checkpoint(LINEAR, LONG.at(33), LONG.at(33), 33, True), "alien_hash"),
         (Checkpoint(LINEAR, BlockHash(b"short"), LONG.at(32), 33, True), "alien_hash"),
         (Checkpoint(LINEAR, LONG.at(33), LONG.at(32), 0, True), "malformed"),
+        (Checkpoint(LINEAR, LONG.at(32), LONG.at(32), 32, True, BlockHash(b"short")), "alien_hash"),
     ],
 )
 def test_an_announcement_that_contradicts_its_layout_is_refused(
@@ -212,6 +214,103 @@ def test_an_announcement_that_contradicts_its_layout_is_refused(
         index.apply(NODE, [announcement])
     assert refusal.value.reason == reason
     assert index.digests(NODE) == {}
+
+
+def test_blocks_of_a_group_that_has_none_are_refused_where_no_other_group_has_any() -> None:
+    states = layouts("m", group("linear_state", 0))[0]
+    with pytest.raises(IndexRefusal) as refusal:
+        index_of(states).apply(NODE, [Segment(Holding(states.fingerprint, 0, "memory"), HEAD, TAIL, 1, True)])
+    assert refusal.value.reason == "wrong_block_size"
+
+
+def test_states_beside_blocks_of_another_size_are_refused() -> None:
+    unlike = layouts("m", group("sliding_window", 32, 64), group("full_attention", 16), group("linear_state", 0))[0]
+    window, states = (Holding(unlike.fingerprint, number, "memory") for number in (0, 2))
+    with pytest.raises(IndexRefusal) as refusal:
+        index_of(unlike).apply(NODE, [Segment(window, HEAD, TAIL, 1, True, ((states, 1),))])
+    assert refusal.value.reason == "wrong_block_size"
+
+
+def test_a_state_that_ends_with_a_known_block_is_noted_beside_it() -> None:
+    inventory = Inventory()
+    inventory.add_layout(HYBRID)
+    told = inventory.apply([*state(HYBRID, 800), *blocks(HYBRID, range(1600)), *state(HYBRID, 1280)])
+    heads = {its.num_tokens: its.head for its in told if isinstance(its, Checkpoint)}
+    assert heads == {800: None, 1280: LONG.at(65 * 16)}, "no block was known when the first one came"
+    index = Index()
+    index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    index.apply(NODE, told)
+    marked = [its.states for _, its in index.announcements(lambda name: True) if isinstance(its, Segment)]
+    assert [its for its in marked if its] == [((LINEAR, 1 << 15),)]
+    assert usable(index, query()) == [(1280, 1600, "state")]
+    index.apply(NODE, inventory.apply([BlockRemoved(HYBRID.fingerprint, 1, LONG.at(1280))]))
+    assert usable(index, query()) == [(800, 1600, "state")]
+    assert index.digests(NODE) == inventory.digests()
+
+
+def test_a_state_outlasts_the_blocks_beside_it_and_serves_again_when_they_return() -> None:
+    inventory = Inventory()
+    inventory.add_layout(HYBRID)
+    index = Index()
+    index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    index.apply(NODE, inventory.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 800)]))
+    gone = [BlockRemoved(HYBRID.fingerprint, 0, LONG.at(end)) for end in range(16, 1601, 16)]
+    index.apply(NODE, inventory.apply(gone))
+    index.sweep(100)
+    assert usable(index, query()) == []
+    copy = Index()
+    copy.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    for name, announcement in index.announcements(lambda name: True):
+        copy.apply(name, [announcement])
+    assert copy.digests(NODE) == inventory.digests()
+    again = inventory.apply(blocks(HYBRID, range(1600)))
+    for its in (index, copy):
+        its.apply(NODE, again)
+        assert usable(its, query()) == [(800, 1600, "state")]
+
+
+def test_a_state_among_more_forks_than_are_searched_is_found_all_the_same() -> None:
+    inventory, index = Inventory(), Index()
+    inventory.add_layout(HYBRID)
+    index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    for number in range(100):
+        chain = HashChain(root_hash("m"), [*range(160), *range(5000 + number, 5320 + number)])
+        ends = range(16, 481, 16)
+        events = [BlockStored(HYBRID.fingerprint, 0, chain.at(end), chain.at(end - 16), end) for end in ends]
+        ending = BlockStored(HYBRID.fingerprint, 1, chain.at(480), chain.at(480), 480)
+        index.apply(NODE, inventory.apply([*events, ending]))
+        assert usable(index, query(chain)) == [(480, 480, "complete")]
+    assert index.digests(NODE) == inventory.digests()
+
+
+def test_a_copy_takes_back_a_state_beside_whichever_fork_it_found_it() -> None:
+    """A copy meets the forks of a cell in another order than they came in."""
+    inventory, index, copy = Inventory(), Index(), Index()
+    inventory.add_layout(HYBRID)
+    for its in (index, copy):
+        its.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+
+    def told(chain: HashChain, stop: int, *more: PoolEvent) -> list[Segment | Checkpoint]:
+        ends = range(16, stop + 1, 16)
+        events = [BlockStored(HYBRID.fingerprint, 0, chain.at(end), chain.at(end - 16), end) for end in ends]
+        return list(inventory.apply([*events, *more]))
+
+    early = HashChain(root_hash("m"), [*range(640), *[9] * 384])
+    index.apply(NODE, told(HashChain(root_hash("m"), range(1024)), 1024))
+    ending = BlockStored(HYBRID.fingerprint, 1, early.at(1024), early.at(1024), 1024)
+    index.apply(NODE, told(early, 1024, ending))
+    for number in range(40):
+        index.apply(NODE, told(HashChain(root_hash("m"), [*range(32), *range(5000 + number, 5096 + number)]), 128))
+    for name, announcement in index.announcements(lambda name: True):
+        copy.apply(name, [announcement])
+    gone = inventory.apply([BlockRemoved(HYBRID.fingerprint, 1, early.at(1024))])
+    again = inventory.apply([ending])
+    for change in (gone, again, again):
+        index.apply(NODE, change)
+        copy.apply(NODE, change)
+        assert usable(copy, query(early)) == usable(index, query(early))
+        assert copy.digests(NODE) == index.digests(NODE)
+    assert index.digests(NODE) == inventory.digests()
 
 
 def test_a_node_that_has_not_registered_cannot_announce() -> None:

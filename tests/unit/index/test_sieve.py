@@ -20,9 +20,9 @@ def test_what_was_added_passes_whatever_the_number_and_little_else() -> None:
     for _ in range(5000):
         added.append(chance.getrandbits(64))
         if not sieve.add(added[-1]):
-            sieve.rebuild(added)
+            sieve.rebuild(np.array(added, np.uint64))
     others = [chance.getrandbits(64) for _ in range(10_000)]
-    sieve.rebuild(added)
+    sieve.rebuild(np.array(added, np.uint64))
     assert passing(sieve, added) == added
     assert len(passing(sieve, others)) < len(others) / 20
 
@@ -31,7 +31,7 @@ def test_a_rebuild_forgets_what_it_was_not_told() -> None:
     sieve, (before, after, never) = Sieve(), (place | 5 << 48 for place in (6, 7, 8))
     sieve.add(before)
     assert passing(sieve, [before, after, never]) == [before]
-    sieve.rebuild([after])
+    sieve.rebuild(np.array([after], np.uint64))
     assert passing(sieve, [before, after, never]) == [after]
 
 
@@ -41,7 +41,7 @@ def test_hashes_that_share_a_place_pass_all(order: tuple[int, int]) -> None:
     one_by_one, rebuilt, mixed = Sieve(), Sieve(), Sieve()
     one_by_one.add(first)
     one_by_one.add(second)
-    rebuilt.rebuild(rivals)
-    mixed.rebuild([first])
+    rebuilt.rebuild(np.array(rivals, np.uint64))
+    mixed.rebuild(np.array([first], np.uint64))
     mixed.add(second)
     assert passing(one_by_one, rivals) == passing(rebuilt, rivals) == passing(mixed, rivals) == rivals

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from prfaas import grants
+from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Node
 from prfaas.manager.copies import GRACE_SECONDS, Copies, CopyOrder
 from prfaas.types import AgentName, BlockHash, ClusterName, CopyEnd, Prefix, TransferId
@@ -29,8 +33,8 @@ class _Clock:
         return self.now
 
 
-def _copies(clock: _Clock) -> Copies:
-    return Copies(secret=SECRET, clock=clock, wall_clock=clock)
+def _copies(clock: _Clock, *, max_per_caller: int = 1) -> Copies:
+    return Copies(secret=SECRET, clock=clock, wall_clock=clock, max_per_caller=max_per_caller)
 
 
 async def test_the_sender_gets_a_grant_for_exactly_this_copy_until_it_has_reported() -> None:
@@ -57,6 +61,21 @@ async def test_ordering_what_is_under_way_orders_nothing() -> None:
     assert copies.order(_order(destination="north")) is not copies.order(_order())
     assert copies.order(_order(epoch=2)) is not copies.order(_order()), "a receiver that started anew has nothing"
     assert len(copies) == 3
+
+
+async def test_a_caller_has_a_bounded_number_under_way_and_the_manager_itself_has_not() -> None:
+    copies = _copies(_Clock(), max_per_caller=2)
+    asked = [copies.order(replace(_order(epoch=number), caller="router")) for number in range(2)]
+    assert copies.order(replace(_order(epoch=0), caller="router")) is asked[0], "the same is no further one"
+    with pytest.raises(IndexRefusal, match="router has 2 copies under way") as refused:
+        copies.order(replace(_order(epoch=2), caller="router"))
+    assert refused.value.reason == "too_many_copies"
+    copies.order(replace(_order(epoch=3), caller="another router"))
+    for number in range(4, 8):
+        copies.order(_order(epoch=number))
+    command, *_ = copies.commands_of(AgentName("east"))
+    copies.report(AgentName("east"), CopyEnd(command.transfer_id, "completed"))
+    assert copies.order(replace(_order(epoch=2), caller="router")) is not asked[0]
 
 
 async def test_what_nobody_answers_ends_by_its_deadline() -> None:

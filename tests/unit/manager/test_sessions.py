@@ -35,17 +35,17 @@ def test_assignments_count_until_reports_must_include_them() -> None:
     load = AssignedLoad()
     load.assign(b"1", [InstanceId("e")], now=0.0)
     load.assign(b"2", [InstanceId("e")], now=1.0)
-    assert load.of(InstanceId("e"), now=1.0) == 2
-    assert load.of(InstanceId("e"), now=REPORT_SECONDS) == 1
-    assert load.of(InstanceId("e"), now=1.0 + REPORT_SECONDS) == 0
-    assert load.of(InstanceId("other"), now=1.0) == 0
+    assert load.counts(now=1.0).get(InstanceId("e"), 0) == 2
+    assert load.counts(now=REPORT_SECONDS).get(InstanceId("e"), 0) == 1
+    assert load.counts(now=1.0 + REPORT_SECONDS).get(InstanceId("e"), 0) == 0
+    assert load.counts(now=1.0).get(InstanceId("other"), 0) == 0
 
 
 def test_a_request_that_is_routed_again_counts_once_and_where_it_went_last() -> None:
     load = AssignedLoad()
     load.assign(b"1", [InstanceId("e"), InstanceId("f")], now=0.0)
     load.assign(b"1", [InstanceId("e")], now=0.1)
-    assert (load.of(InstanceId("e"), now=0.2), load.of(InstanceId("f"), now=0.2)) == (1, 0)
+    assert (load.counts(now=0.2).get(InstanceId("e"), 0), load.counts(now=0.2).get(InstanceId("f"), 0)) == (1, 0)
 
 
 def test_conversations_are_counted_where_they_were_last_answered() -> None:

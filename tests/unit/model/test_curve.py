@@ -46,9 +46,3 @@ def test_the_fit_to_table_5_is_the_one_that_table_6_was_computed_from() -> None:
 def test_points_that_make_no_line_are_refused(tokens: list[float]) -> None:
     with pytest.raises(ValueError, match="increasing"):
         through(tokens, [1.0] * len(tokens))
-
-
-def test_convexity_sees_bends_at_knots() -> None:
-    assert through([0, 1, 2], [0, 1, 3]).is_convex
-    assert not through([0, 1, 2], [0, 2, 3]).is_convex
-    assert not polynomial(0, 1, -1e-9).is_convex

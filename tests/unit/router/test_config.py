@@ -55,6 +55,11 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
         ("secret_file:", "threshold_tokens: much\nsecret_file:", r"line 1: threshold_tokens: .*a number of tokens"),
         ("secret_file:", "cluster: north\nsecret_file:", r"cluster: 'north' is none of west, east"),
         ("secret_file:", "local_policy: pd\nmanagers: [a:1]\nsecret_file:", r"local_policy: the managers decide"),
+        (
+            "secret_file:",
+            "without_prefill: refuse\nmanagers: [a:1]\nsecret_file:",
+            r"without_prefill: the managers decide",
+        ),
         ("secret_file:", "max_requests: 0\nsecret_file:", r"line 1: max_requests: .*at least 1"),
         (
             "secret_file:",

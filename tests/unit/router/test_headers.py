@@ -7,6 +7,7 @@ import pytest
 from prfaas.router.admission import Admission, NotLetIn
 from prfaas.router.headers import MAX_SESSION_CHARS, request_id_of, session_of
 from prfaas.router.quotas import Quota, Quotas
+from prfaas.router.tenants import Tenants
 
 NO_TEXT = b"caf\xe9".decode("utf-8", "surrogateescape")  # as a server gives bytes that are no UTF-8
 
@@ -29,6 +30,8 @@ def test_an_id_that_logs_cannot_carry_is_replaced() -> None:
 
 
 def test_a_key_of_any_bytes_is_told_that_it_is_none() -> None:
+    quotas = Quotas({}, Quota(), lambda: 0.0)
+    admission = Admission({"key": "a"}, max_requests=1, quotas=quotas, tenants=Tenants({}))
     with pytest.raises(NotLetIn) as refused:
-        Admission({"key": "a"}, max_requests=1, quotas=Quotas({}, Quota(), lambda: 0.0)).admit(f"Bearer {NO_TEXT}")
+        admission.admit(f"Bearer {NO_TEXT}")
     assert refused.value.status == 401

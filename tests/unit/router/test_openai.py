@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.router.openai import BadRequest, Endpoint, ParsedRequest, parse
+from prfaas.router.openai import BadRequest, Endpoint, ParsedRequest, parse, passed_on
 from prfaas.scheduler.snapshot import Obstacle
 
 TOKENS = [5, 6, 7, 8]
@@ -35,6 +35,7 @@ def _chat(content: Any, **fields: Any) -> ParsedRequest:
         ("completions", b'{"prompt": "x", "kv_transfer_params": {}}', "kv_transfer_params"),
         ("completions", b'{"prompt": "x", "kv\\u005ftransfer_params": {}}', "kv_transfer_params"),
         ("chat", b'{"messages": [], "cache_salt": "s"}', "cache_salt"),
+        ("completions", b'{"prompt": "x", "vllm_xargs": {"kv_transfer_params": "x"}}', "vllm_xargs.kv_transfer_params"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_by_its_field(endpoint: Endpoint, raw: bytes, named: str) -> None:
@@ -153,3 +154,36 @@ def test_the_template_of_a_chat_is_given_what_the_engine_would_give_it(
 
 def test_a_prompt_that_the_engine_is_to_cut_cannot_be_tokenised_here() -> None:
     assert _completion(truncate_prompt_tokens=5).tokenize_body() is None
+
+
+@pytest.mark.parametrize("sent", [b'{"prompt": "x" }\n', b'{"prompt": [1, 2, 3], "cache_salt": null}'])
+def test_a_tenants_request_is_salted_in_whatever_goes_to_an_engine(sent: bytes) -> None:
+    request = parse("completions", sent, tenant="acme")
+    bodies = [
+        request.raw,
+        request.local_body(16),
+        request.prefill_body(TOKENS, "grant", promised_tokens=0),
+        request.decode_body(TOKENS, "grant", rendered=False),
+    ]
+    assert [json.loads(body)["cache_salt"] for body in bodies] == ["acme"] * 4
+    assert (request.tenant, parse("completions", sent).tenant) == ("acme", "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_what_is_passed_on_is_salted_in_any_encoding(encoding: str) -> None:
+    assert json.loads(passed_on('{"input": "é"}'.encode(encoding), tenant="acme")) == {
+        "input": "é",
+        "cache_salt": "acme",
+    }
+    for salted in (
+        '{"cache_salt": "s"}',
+        '{"kv_transfer_params": {}}',
+        '{"vllm_xargs": {"kv_transfer_params": ["x"]}}',
+    ):
+        with pytest.raises(BadRequest):
+            passed_on(salted.encode(encoding), tenant="acme")
+
+
+@pytest.mark.parametrize("sent", [b"", b"--form", b"[1]", b'"text"'])
+def test_what_no_salt_can_be_put_in_is_passed_on_as_it_is(sent: bytes) -> None:
+    assert passed_on(sent, tenant="acme") == sent

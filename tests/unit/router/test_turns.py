@@ -66,6 +66,14 @@ def test_sampling_is_not_part_of_the_form() -> None:
     assert turns.earlier(of(turns, LONG, "b", "c", temperature=1, max_tokens=5)) is not None
 
 
+def test_clients_share_what_is_known_of_a_form_and_no_conversation() -> None:
+    turns = Turns()
+    turns.remember(of(turns, LONG, cache_salt="alice"), [1, 2])
+    bobs = of(turns, LONG, "b", "c", cache_salt="bob")
+    assert turns.earlier(bobs) is None and turns.earlier(of(turns, LONG, "b", "c", cache_salt="alice")) is not None
+    assert bobs.form is of(turns, LONG, cache_salt="alice").form
+
+
 def test_a_turn_that_adds_more_than_there_was_is_tokenised_whole() -> None:
     turns = Turns()
     turns.remember(of(turns, "a"), [1])

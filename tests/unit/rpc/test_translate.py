@@ -7,6 +7,7 @@ import pytest
 from prfaas.errors import IndexRefusal
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
+from prfaas.index.segments import Holding, Segment
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import (
     announcements_from,
@@ -39,6 +40,8 @@ def test_a_node_comes_back() -> None:
 def test_a_batch_comes_back_in_order() -> None:
     its = inventory()
     told = its.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807), *state(HYBRID, 1600)])
+    blocks_holding, states_holding = Holding(HYBRID.fingerprint, 0, "memory"), Holding(HYBRID.fingerprint, 1, "memory")
+    told.append(Segment(blocks_holding, LONG.at(16), LONG.at(16)[:8], 1, True, ((states_holding, 1),)))
     batch = pb.Batch.FromString(batch_message(3, told, reset=True).SerializeToString())
     assert (batch.sequence, batch.reset) == (3, True)
     assert announcements_from(batch) == told
@@ -86,6 +89,10 @@ def test_a_malformed_node_is_refused(changes: dict[str, object]) -> None:
         pb.Batch(changes=[pb.Change()]),
         pb.Batch(changes=[pb.Change(segment=pb.Segment(head=LONG.at(16)))]),
         pb.Batch(holdings=[pb.Holding(tier="tape")]),
+        pb.Batch(
+            holdings=[pb.Holding(tier="memory")],
+            changes=[pb.Change(segment=pb.Segment(head=LONG.at(16), states=[pb.States(holding=1)]))],
+        ),
     ],
 )
 def test_a_malformed_batch_is_refused(batch: pb.Batch) -> None:

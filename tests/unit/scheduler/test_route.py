@@ -136,8 +136,9 @@ def test_the_node_with_the_prefix_is_chosen_unless_it_is_overloaded() -> None:
         assert route(Snapshot(T, (WEST, busy), without_prefill="local"), request).decode == chosen.instance
 
 
-def test_equal_instances_share_requests_by_their_seeds() -> None:
-    equal = Snapshot(T, tuple(instance(f"w{number}", "pd", "both") for number in range(4)))
+@pytest.mark.parametrize("fields", [{}, _picked(1)], ids=["placement", "endpoint picker"])
+def test_equal_instances_share_requests_by_their_seeds(fields: dict[str, Any]) -> None:
+    equal = Snapshot(T, tuple(instance(f"w{number}", "pd", "both") for number in range(4)), **fields)
     taken = Counter(route(equal, RequestFacts(1, seed=seed)).decode for seed in range(1, 401))
     assert len(taken) == 4 and max(taken.values()) < 150
     assert {route(equal, RequestFacts(1)).decode for _ in range(9)} == {equal.instances[0].instance}

@@ -81,7 +81,7 @@ def test_runs_in_closed_form_end_when_single_steps_do(asked: list[tuple[float, i
     for one, (first, end) in zip(requests, step_by_step(asked, max_batch), strict=True):
         assert one.first_token == pytest.approx(first, abs=1e-7)
         assert one.decode_end == pytest.approx(end, abs=1e-7)
-    assert bench.gaps.arrays()[1].sum() == sum(tokens for _, _, tokens in asked)
+    assert bench.gaps.arrays()[1].sum() == sum(tokens - 1 for _, _, tokens in asked)
 
 
 def test_a_run_without_arrivals_is_one_event() -> None:
@@ -146,6 +146,50 @@ def test_a_request_larger_than_memory_runs_alone_and_not_never() -> None:
     assert len(bench.ended) == 1
 
 
+def test_when_memory_is_full_who_joined_last_computes_everything_again_and_goes_on() -> None:
+    bench = Bench(EngineSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
+    first, second = request(1000, 100), request(1000, 100)
+    for one in (first, second):
+        bench.decode_at(0.0, one)
+    bench.timeline.run()
+    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    recomputed = PREFILL.seconds(1049)  # they hold 1,050 and 1,049 when two more do not fit
+    alone = sum(DECODE.step_seconds(1, 1049 + step) for step in range(50))  # the prefill gave one of the 51 left
+    assert second.decode_end == pytest.approx(first.decode_end + recomputed + alone)
+    assert bench.gaps.arrays()[1].sum() == 198  # the two first tokens follow no other
+
+
+def test_a_preempted_prompt_is_first_in_the_queue() -> None:
+    bench = Bench(EngineSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
+    first, second, later = request(1000, 100), request(1000, 100), request(100, 10)
+    for one in (first, second):
+        bench.decode_at(0.0, one)
+    bench.prefill_at(2.0, Prefill(later, 100, 0, stays=True))  # second has given up by then
+    bench.timeline.run()
+    assert second.num_preemptions == 1
+    assert later.prefill_start >= first.decode_end
+
+
+@given(
+    st.lists(st.tuples(moments, st.integers(1, 900), st.integers(1, 200), st.booleans()), min_size=1, max_size=10),
+    st.integers(1, 6),
+    st.sampled_from([None, 256]),
+)
+def test_under_preemption_everybody_ends_with_all_tokens(
+    asked: list[tuple[float, int, int, bool]], max_batch: int, chunk_tokens: int | None
+) -> None:
+    bench = Bench(EngineSpec(PREFILL, DECODE, max_batch, 1200, chunk_tokens, preempts=True))
+    requests = [request(context, tokens, moment) for moment, context, tokens, _ in asked]
+    for one, (_, _, _, is_local) in zip(requests, asked, strict=True):
+        if is_local:
+            bench.prefill_at(one.arrival, Prefill(one, one.num_prompt_tokens, 0, stays=True))
+        else:
+            bench.decode_at(one.arrival, one)
+    bench.timeline.run()
+    assert sorted(map(id, bench.ended)) == sorted(map(id, requests))
+    assert bench.gaps.arrays()[1].sum() == sum(tokens - 1 for _, _, tokens, _ in asked)
+
+
 def test_a_local_requests_first_token_is_its_prefills_and_the_others_follow_one_by_one() -> None:
     bench = Bench(EngineSpec(PREFILL, DECODE))
     one = request(1000, 3)
@@ -155,3 +199,50 @@ def test_a_local_requests_first_token_is_its_prefills_and_the_others_follow_one_
     assert one.decode_end == pytest.approx(
         one.first_token + DECODE.step_seconds(1, 1000) + DECODE.step_seconds(1, 1001)
     )
+
+
+def test_a_requests_own_gaps_are_those_of_the_steps_it_was_in() -> None:
+    bench = Bench(EngineSpec(PREFILL, DECODE))
+    early, late = request(100, 300), request(100, 50)
+    bench.decode_at(0.0, early)
+    bench.decode_at(1.0, late)
+    bench.prefill_at(2.0, Prefill(request(8000, 1), 8000, 0, stays=True))
+    bench.timeline.run()
+    assert late.decode_end < 2.0
+    assert late.gap_quantile(1.0) < 0.02 < PREFILL.seconds(8000) < early.gap_quantile(1.0)
+    assert early.gap_quantile(0.95) < 0.02  # one gap of three hundred
+
+
+@given(
+    st.lists(
+        st.tuples(moments, st.integers(1, 900), st.integers(2, 80)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda one: one[0],
+    )
+)
+def test_the_gaps_of_all_requests_are_those_of_the_run(asked: list[tuple[float, int, int]]) -> None:
+    bench = Bench(EngineSpec(PREFILL, DECODE, 4, 1200, preempts=True))
+    requests = [request(context, tokens, moment) for moment, context, tokens in asked]
+    for one in requests:
+        bench.decode_at(one.arrival, one)
+    bench.timeline.run()
+    own = [log.between(first, last) for one in requests for log, first, last in one.decoded if last > first]
+    stalls = sum(stall for one in requests for stall in one.stalls)
+    seconds, tokens = bench.gaps.arrays()
+    num_own = sum(count.sum() for _, count in own) + sum(len(one.stalls) for one in requests)
+    assert num_own == tokens.sum()
+    assert sum(its @ count for its, count in own) + stalls == pytest.approx(seconds @ tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5])
+def test_the_step_that_makes_a_transferred_requests_first_token_is_no_gap(num_tokens: int) -> None:
+    bench = Bench(EngineSpec(PREFILL, DECODE, load_seconds=0.5))
+    one = request(100, num_tokens)
+    bench.decode_at(0.0, one)
+    bench.timeline.run()
+    assert one.first_token - one.decode_start > 0.5
+    assert one.gap_quantile(1.0) < 0.02
+    seconds, tokens = bench.gaps.arrays()
+    assert tokens.sum() == num_tokens - 1
+    assert max(seconds, default=0.0) < 0.02

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +81,7 @@ def test_what_came_over_a_link_has_its_first_token_after_a_step() -> None:
     bench.timeline.run()
     assert request.first_token == pytest.approx(0.0201)
     assert request.decode_end == pytest.approx(3 * 0.0201)
+    assert bench.gaps.arrays()[1].sum() == 2  # the first token follows no other
 
 
 def test_a_step_of_before_a_death_ends_nothing_after_it() -> None:
@@ -96,11 +99,23 @@ def test_a_step_of_before_a_death_ends_nothing_after_it() -> None:
 asked = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 20_000), st.integers(1, 60)), min_size=1, max_size=15)
 
 
-@given(asked, st.sampled_from([0.01, 0.025, 0.1]), st.sampled_from([1, 3, 64]))
+def test_when_memory_is_full_who_joined_last_is_prefilled_again() -> None:
+    bench = Bench(0.1, replace(SPEC, kv_tokens=2100, preempts=True))
+    first, second = bench.ask(0.0, 1000, 101), bench.ask(0.0, 1000, 101)
+    bench.timeline.run()
+    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    assert second.decode_end > first.decode_end + SPEC.prefill.seconds(1000)
+    assert bench.gaps.arrays()[1].sum() == 200
+
+
+rooms = st.sampled_from([(float("inf"), False), (21_000, False), (21_000, True)])
+
+
+@given(asked, st.sampled_from([0.01, 0.025, 0.1]), st.sampled_from([1, 3, 64]), rooms)
 def test_everybody_gets_all_tokens_first_come_first_prefilled(
-    asks: list[tuple[float, int, int]], itl_slo_seconds: float, max_batch: int
+    asks: list[tuple[float, int, int]], itl_slo_seconds: float, max_batch: int, room: tuple[float, bool]
 ) -> None:
-    spec = EngineSpec(SPEC.prefill, SPEC.decode, max_batch)
+    spec = replace(SPEC, max_batch=max_batch, kv_tokens=room[0], preempts=room[1])
     bench = Bench(itl_slo_seconds, spec)
     requests = [bench.ask(*one) for one in sorted(asks)]
     bench.timeline.run()

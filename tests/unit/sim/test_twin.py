@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from prfaas.model.plan import Split
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.conversations import Conversations, Turn
 from prfaas.sim.deployed import deploy
 from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.operations import Operations, Outage
+from prfaas.sim.over_time import NUM_BINS
 from prfaas.sim.request import Request
 from prfaas.sim.run import Setup, prepare, simulate, traffic
-from prfaas.sim.scenario import Scenario
+from prfaas.sim.scenario import GoodputSection, Scenario
+from prfaas.sim.shared_instance import Interference
+from prfaas.sim.summary import Summary
 from prfaas.sim.twin import Twin
+from prfaas.types import InstanceId
 
 
 def case_study() -> Setup:
@@ -51,6 +59,22 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
     offloaded = [one for one in twin.requests if one.reason == "long"]
     expected = sum(setup.deployment.model.kv_bytes(one.num_prompt_tokens) for one in offloaded)
     assert sum(one.bytes_out for one in twin.egress.values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        EngineSettings(),
+        EngineSettings("decode", interference=Interference()),
+        EngineSettings(kv_tokens=150_000),
+        EngineSettings(operations=Operations([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
+    ],
+    ids=["apart", "shared", "preempting", "with an outage"],
+)
+def test_each_run_obeys_littles_law(settings: EngineSettings) -> None:
+    twin, _ = twin_of(settings)
+    twin.run(traffic(Scenario(requests=400), case_study(), 2.0))
+    assert twin.area == pytest.approx(sum(one.end_to_end for one in twin.requests), rel=1e-9)
 
 
 def test_a_recorded_decision_is_made_again_from_its_record() -> None:
@@ -118,3 +142,75 @@ def test_a_refused_request_is_counted_and_holds_nothing_up() -> None:
     lonely = Twin([], twin.wires, twin.rules)
     lonely.run([Request(0, 0.0, prompt_tokens=10, output_tokens=1)])
     assert lonely.requests[0].reason == "no_decode_instance"
+
+
+def hit_ratio(num_sessions: int) -> float:
+    """Later turns of so many conversations in turn, on one node whose cache holds the first turns of eight."""
+    turns = [Turn(1024, 16)] + [Turn(512, 16)] * 5
+    conversations = Conversations([turns], block_tokens=512, think_seconds=60.0)
+    setup = case_study()
+    settings = EngineSettings("decode", cache_blocks=8 * 8)
+    twin = deploy(
+        replace(setup.deployment, pd=(replace(setup.deployment.pd[0], num_instances=2),)),
+        setup.workload,
+        replace(setup.plan, splits=(Split("h20", 0, 2),)),
+        settings,
+        follow_up=conversations.following,
+    )
+    twin.run([conversations.first(session, 60.0 * session / num_sessions) for session in range(num_sessions)])
+    later = [one for one in twin.requests if one.turn > 2]
+    return sum(one.num_found_tokens for one in later) / sum(one.num_prompt_tokens for one in later)
+
+
+def test_caches_thrash_when_sessions_exceed_what_the_decode_nodes_hold() -> None:
+    """As LRU does under a cyclic use: nearly everything is found while it fits, next to nothing soon after."""
+    assert hit_ratio(12) > 0.7
+    assert hit_ratio(40) < 0.3
+
+
+def test_what_the_index_says_too_late_is_counted() -> None:
+    def stale_ratio(announce_seconds: float) -> float:
+        scenario = Scenario(
+            fidelity="instances",
+            turns="4096>64,512>64,512>64",
+            local_policy="suffix",
+            non_cached_tokens=1024,
+            requests=150,
+            cache_tokens=50_000,
+            announce=announce_seconds,
+        )
+        return simulate(scenario).summary.stale_ratio
+
+    assert stale_ratio(0.0) <= stale_ratio(5.0)
+    assert stale_ratio(5.0) > 0.0
+
+
+def test_memory_that_runs_out_is_counted_and_costs_time() -> None:
+    def run(kv_tokens: int | None) -> Summary:
+        return simulate(Scenario(fidelity="instances", requests=600, kv_tokens=kv_tokens, load="90%")).summary
+
+    short, ample = run(200_000), run(None)
+    assert (ample.num_preemptions, ample.memory) == (0, {})
+    assert short.preempted_ratio > 0.0
+    assert short.num_preemptions >= short.preempted_ratio * short.num_requests
+    assert short.throughput < ample.throughput
+    assert short.itl.percentiles[-1] > 1.0 > ample.itl.percentiles[-1]
+    assert 0.0 < short.memory["memory h20 decode"] <= 1.0
+
+
+def test_loads_over_time_are_those_of_the_whole_run() -> None:
+    run = simulate(Scenario(fidelity="instances", requests=600))
+    over_time, summary = run.summary.over_time, run.summary
+    instances = [share for name, share in summary.utilisation.items() if name.startswith("h200-")]
+    assert sum(over_time["busy h200 prefill"]) / NUM_BINS == pytest.approx(sum(instances) / len(instances), rel=0.05)
+    egress = sum(over_time["egress h200"]) / NUM_BINS
+    assert egress == pytest.approx(summary.egress_bytes_per_second, rel=0.05)
+
+
+def test_below_the_asked_attainment_there_is_no_goodput() -> None:
+    base = Scenario(fidelity="instances", requests=600, goodput=GoodputSection(ttft=4.0, itl=0.1))
+    free = simulate(base).summary
+    assert 0.0 < free.goodput == pytest.approx(free.attainment * free.throughput)
+    asked = replace(base, goodput=replace(base.goodput, attained=0.99))
+    assert free.attainment < 0.99
+    assert simulate(asked).summary.goodput == 0.0

@@ -63,15 +63,6 @@ def test_an_urgent_transfer_takes_nearly_the_whole_link() -> None:
     assert 155 <= served[B] <= 165
 
 
-def test_a_changed_priority_counts_from_there_on() -> None:
-    chunker = _chunker(a=0, b=0)
-    for name in (A, B):
-        chunker.ready(name, Slab(0, 1, 0, 1000 * MIB))
-    chunker.set_priority(A, 2)
-    served = Counter(_take(chunker).transfer_id for _ in range(300))
-    assert served[B] > 290
-
-
 def test_chunks_shrink_towards_the_end_so_that_connections_finish_together() -> None:
     chunker = _chunker(a=0)
     chunker.ready(A, Slab(0, 1, 0, 32 * MIB))

@@ -1,8 +1,16 @@
-// The stream of the manager: its history once, then a document each second; for ever, also over its restarts.
+// The stream of the manager: its history once, then a document twice a second; for ever, also over its restarts.
 
-const SILENT_MS = 4000; // events come each second
+const SILENT_MS = 4000; // events come twice a second
 const RETRY_MS = 1000;
 const SAMPLES = 900;
+
+// Why there are no events: a stream that is refused does not say so itself.
+async function reason() {
+  const response = await fetch("events").catch(() => null);
+  if (response?.status === 503) return (await response.json()).error;
+  response?.body?.cancel();
+  return "The manager does not answer";
+}
 
 // Calls `show(document, samples)` at each event and `tell(state, words)` when the connection changes.
 export function follow({ show, tell }) {
@@ -36,9 +44,9 @@ export function follow({ show, tell }) {
     source = new EventSource("events");
     source.addEventListener("history", takeHistory);
     source.addEventListener("now", takeNow);
-    source.onerror = () => {
-      tell("lost", "The manager does not answer; these are its last figures.");
+    source.onerror = async () => {
       source.close();
+      tell("lost", `${await reason()}; these are its last figures.`);
       setTimeout(connect, RETRY_MS);
     };
   }

@@ -228,7 +228,34 @@ def test_without_its_feature_gate_the_seed_pages_file_refuses_to_start() -> None
 
 def test_a_gate_that_is_no_more_is_accepted_with_a_warning() -> None:
     picker = load(MINIMAL.replace("inference.networking.x-k8s.io/v1alpha1", CURRENT), name="x")
-    assert picker.warnings == ("featureGates: prepareDataPlugins is no more; it changes nothing",)
+    assert picker.warnings[0] == "featureGates: prepareDataPlugins is no more; it changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "warned"),
+    [
+        (
+            "type: prefix-cache-scorer\n  parameters: {lruCapacityPerServer: 5, matchLengthWeight: 0.5}",
+            "lruCapacityPerServer",
+        ),
+        ("type: max-score-picker\n  parameters: {maxNumOfEndpoints: 3}", "maxNumOfEndpoints"),
+        ("type: lora-affinity-scorer", "adapters"),
+        ("type: approx-prefix-cache-producer\n  parameters: {autoTune: false}", "parameters change nothing"),
+        ("type: prefix-cache-affinity-filter\n  parameters: {ttftSource: latencyPredictor}", "no latency predictor"),
+        ("type: token-load-scorer\n  parameters: {queueThresholdTokens: 9}", None),
+    ],
+)
+def test_what_changes_nothing_is_said(plugin: str, warned: str | None) -> None:
+    text = f"apiVersion: {CURRENT}\nkind: EndpointPickerConfig\nplugins:\n- {plugin}\n"
+    warnings = load(text, name="x").warnings
+    assert len(warnings) == (warned is not None)
+    assert warned is None or warned in warnings[0]
+
+
+def test_a_gate_of_what_is_done_elsewhere_is_accepted_with_a_warning() -> None:
+    text = f"apiVersion: {CURRENT}\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\n"
+    assert "at the router" in load(text, name="x").warnings[0]
+    assert load(text.replace("flowControl", "flowControl=false"), name="x").warnings == ()
 
 
 def test_todays_default_pair_prefers_the_warm_endpoint_until_it_is_far_behind() -> None:

@@ -1,0 +1,111 @@
+"""Which layouts an agent has arenas for: those of the engines beside it, and what these can be given cut anew."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import replace
+
+from prfaas.agent.plan import OpenBody
+from prfaas.agent.refusal import Refusal
+from prfaas.agent.repacking import obstacle
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.layout import Layout, difference
+from prfaas.cachepool.pool import Pool
+from prfaas.types import AgentName
+
+MAX_FOREIGN_LAYOUTS = 256  # ranks of engines of other tensor-parallel sizes: a file descriptor and a little memory each
+
+
+class LayoutsHere:
+    """The layouts of one node. A *foreign* one is no engine's here: what arrives in it is cut anew and kept for nobody."""
+
+    def __init__(self, name: AgentName, pool: Pool, *, max_foreign: int = MAX_FOREIGN_LAYOUTS) -> None:
+        self._name = name
+        self._pool = pool
+        self._max_foreign = max_foreign
+        self._foreign: OrderedDict[bytes, None] = OrderedDict()  # fingerprints, what was used longest ago first
+
+    def attached(self, layout: Layout) -> None:
+        """An engine here has this layout."""
+        self._foreign.pop(layout.fingerprint, None)
+
+    def are_foreign(self, layouts: Collection[Layout]) -> bool:
+        return any(its.fingerprint in self._foreign for its in layouts)
+
+    def conflict(self, theirs: Layout) -> str | None:
+        """What keeps the engines of the same model here from reading blocks of `theirs`, in words; None where nothing does.
+
+        Where no rank of a model is cut as theirs is, blocks are cut anew; where another rank is, theirs has not come yet.
+        """
+        ours = self._of_model(theirs.model)
+        alike = [its for its in ours if its.shard.size == theirs.shard.size]
+        same = next((its for its in alike if its.shard == theirs.shard), None)
+        if theirs in ours or not ours or (alike and same is None):
+            return None
+        if same is not None:
+            return f"{self._name} holds this model with another layout: {difference(same, theirs)}"
+        sizes = f"tensor-parallel size: {ours[0].shard.size} here, {theirs.shard.size} there"
+        found = obstacle(theirs, ours[0])
+        return found and f"{self._name} holds this model with another layout: {sizes}; {found}"
+
+    def _of_model(self, model: str) -> list[Layout]:
+        return [arena.layout for arena in self.native_arenas() if arena.layout.model == model]
+
+    def native_arenas(self) -> list[Arena]:
+        """Those of engines here."""
+        return [arena for arena in self._pool.arenas if arena.layout.fingerprint not in self._foreign]
+
+    def arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
+        """One for each rank of the engine that sends.
+
+        Raises:
+            Refusal: they are not the ranks of one engine, or nobody here can read what they hold.
+        """
+        first = self._arena(opened, opened.fingerprints[0])
+        if len(opened.fingerprints) != first.layout.shard.size:
+            raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
+        arenas = tuple(self._arena(opened, its) for its in opened.fingerprints)
+        for rank, layout in enumerate(arena.layout for arena in arenas):
+            its = replace(first.layout.shard, rank=rank)
+            if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, its):
+                raise Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
+        return arenas
+
+    def _arena(self, opened: OpenBody, fingerprint: bytes) -> Arena:
+        arena = self._pool.arena_of(fingerprint)
+        is_foreign = fingerprint in self._foreign
+        if arena is not None and not (opened.is_copy and is_foreign):
+            if is_foreign:
+                self._foreign.move_to_end(fingerprint)
+            return arena
+        conflicts = (self.conflict(layout) for layout in opened.layouts)
+        if found := next((text for text in conflicts if text), None):
+            raise Refusal("layout_mismatch", found)
+        its = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
+        if its is None or opened.is_copy or not self._can_be_cut(its):  # of a copy nobody says which blocks to cut
+            raise Refusal("no_layout", f"no engine beside {self._name} has this layout")
+        self._make_room(frozenset(opened.fingerprints))
+        arena = self._pool.arena(its)
+        self._foreign[fingerprint] = None
+        return arena
+
+    def _make_room(self, needed: frozenset[bytes]) -> None:
+        """Where there are enough foreign arenas, give up the one that nothing is in and that was used longest ago.
+
+        Its senders describe the layout again after one transfer that is refused with `no_layout`.
+
+        Raises:
+            Refusal: every one is in use, or needed.
+        """
+        if len(self._foreign) < self._max_foreign:
+            return
+        dropped = next((its for its in self._foreign if its not in needed and self._pool.drop(its)), None)
+        if dropped is None:
+            raise Refusal("no_memory", f"{self._max_foreign} layouts of other tensor-parallel sizes are in use")
+        del self._foreign[dropped]
+
+    def _can_be_cut(self, theirs: Layout) -> bool:
+        """Whether engines here have the model, none of them in as many ranks; that nothing is in the way is known."""
+        ours = self._of_model(theirs.model)
+        return bool(ours) and all(its.shard.size != theirs.shard.size for its in ours)

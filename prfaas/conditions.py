@@ -1,0 +1,50 @@
+"""What settings ask of each other: beside which values of its neighbours one means something, which are given together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prfaas.units import is_loopback, split_address
+
+GIVEN = object()  # any value but the empty one
+Conditions = Mapping[str, Any]  # by the other setting's name the value that it must have, or `GIVEN`
+
+
+def unmet(conditions: Conditions, config: Any) -> dict[str, Any]:
+    """Those that a configuration does not meet."""
+    return {name: wanted for name, wanted in conditions.items() if not _is_met(wanted, getattr(config, name))}
+
+
+def _is_met(wanted: Any, value: Any) -> bool:
+    return value not in (None, "") if wanted is GIVEN else bool(value == wanted)
+
+
+def shown(conditions: Conditions) -> str:
+    """As people write them: "fidelity: instances, shared: true"."""
+    return ", ".join(name if wanted is GIVEN else f"{name}: {_written(wanted)}" for name, wanted in conditions.items())
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_together(config: Any, *names: str) -> None:
+    """Raise ValueError when some of these settings are given and others are not."""
+    missing = [name for name in names if getattr(config, name) is None]
+    if 0 < len(missing) < len(names):
+        raise ValueError(f"{missing[0]}: missing; {', '.join(names)} go together")
+
+
+def check_engine_tls(config: Any) -> None:
+    """Raise ValueError when engines are to be shown the deployment's certificates and none are given."""
+    if config.engine_tls == "deployment" and config.tls_authority is None:
+        raise ValueError("engine_tls: deployment needs tls_authority, tls_certificate and tls_key")
+
+
+def check_consent(config: Any, *names: str) -> None:
+    """Raise ValueError when one of these addresses is beyond loopback without certificates or a word of consent."""
+    for name in names if not (config.tls_authority or config.insecure_plaintext) else ():
+        address = getattr(config, name)
+        if not is_loopback(split_address(address)[0]):
+            raise ValueError(f"{name}: {address} is beyond loopback; set tls_* or insecure_plaintext: true")

@@ -1,0 +1,166 @@
+"""The runs behind Figures 1, 4 and 5 of PPD's paper: frontiers, latency over load, and what weighing TPOT trades."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.ppd import PpdTable
+from prfaas.sim.conversations import Turn
+from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.ppd.chats import DATA_SETS
+from prfaas.sim.ppd.deployments import GRID, LaterTurns, kinds
+from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS, Effort, converse, ppd_table
+from prfaas.sim.ppd.model import TURN_HARNESS
+from prfaas.sim.request import Request
+from prfaas.sim.summary import Distribution, distribution
+
+# Figure 1: 10,000 prompt tokens and 100 of answers over five turns, at three loads.
+LONG_CONVERSATION = (Turn(8000, 20), *(Turn(500, 20) for _ in range(4)))
+LOADS = (0.5, 1.0, 2.0)  # conversations per second
+# Figure 4: as many conversations as the authors ran, at their rates.
+NUM_CHATS = 500
+CHAT_QPS = (2.0, 4.0, 8.0, 12.0)
+SPLITS = ((1, 3), (2, 2), (3, 1))
+# Figure 5: 1P_3D at 8 conversations per second, of those above the ones whose later turns bring more than they ask for.
+HEAVY_QPS = 8.0
+RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+WEIGHTS = (20.0, 10.0, 6.0, 3.0, 1.0)
+Tables = Mapping[tuple[int, int], PpdTable]
+Chats = Mapping[str, Sequence[Sequence[Turn]]]  # by the data set's name
+_EFFORT = Effort(harness=TURN_HARNESS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: who serves which scripts at how many conversations per second, and how later turns are prefilled."""
+
+    configuration: str
+    scripts: Sequence[Sequence[Turn]]
+    qps: float
+    later: LaterTurns | None = None
+    seed: int = 1
+    count: int | None = None  # of conversations; those of ten seconds when None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of all turns: P99 TTFT, tokens per second, latency, how many were out of time once let in or gave their KV up; of the
+    later ones the mean TTFT and TPOT, and how many of them their decode node prefilled."""
+
+    ttft_p99_seconds: float
+    tokens_per_second: float
+    latency: Distribution
+    num_late: int
+    num_preemptions: int
+    later_ttft_seconds: float
+    later_tpot_seconds: float
+    local_ratio: float
+
+
+def outcome(case: Case) -> Outcome:
+    """Run it."""
+    requests = converse(
+        case.configuration,
+        case.scripts,
+        qps=case.qps,
+        effort=_EFFORT,
+        seed=case.seed,
+        later=case.later,
+        count=case.count,
+    )
+    later = [one for one in requests if one.turn > 1]
+    tokens = sum(one.num_output_tokens for one in requests)
+    return Outcome(
+        float(np.quantile([one.ttft for one in requests], 0.99)),
+        tokens / max(one.decode_end for one in requests),
+        distribution(np.array([one.end_to_end for one in requests])),
+        sum(one.served_seconds > TIMEOUT_SECONDS for one in requests),
+        sum(one.num_preemptions for one in requests),
+        _mean([one.ttft for one in later]),
+        _mean([one.tpot for one in later]),
+        sum(_is_local(one) for one in later) / len(later),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _is_local(request: Request) -> bool:
+    return request.transfer_end == request.prefill_end
+
+
+def prefills_later_turns(configuration: str) -> bool:
+    """Whether some decode node of it prefills later turns itself, replicas left aside."""
+    return "pD" in kinds(configuration)
+
+
+def frontiers(progress: Progress) -> list[tuple[Case, Outcome]]:
+    """Figure 1: all 17 configurations at each load."""
+    return _run([Case(name, (LONG_CONVERSATION,), qps) for qps in LOADS for name in GRID], progress)
+
+
+def drawn() -> Chats:
+    """Conversations as long as those of each data set that the authors ran."""
+    return {name: its.draw(NUM_CHATS, seed=5) for name, its in DATA_SETS.items()}
+
+
+def multi_turn(scripts: Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
+    """Of recorded conversations as many as the authors took, evenly, of those with a second turn.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    several = [one for one in scripts if len(one) > 1]
+    if not several:
+        raise ConfigError("conversations: none of them has a second turn")
+    return several[:: max(1, len(several) // NUM_CHATS)][:NUM_CHATS]
+
+
+def heavy(chats: Chats) -> list[Sequence[Turn]]:
+    """Those whose later turns bring more new tokens than answers have; all where none does."""
+    everyone = [one for scripts in chats.values() for one in scripts]
+    return [one for one in everyone if _is_heavy(one[1:])] or everyone
+
+
+def _is_heavy(turns: Sequence[Turn]) -> bool:
+    return sum(one.num_new_tokens for one in turns) > sum(one.num_output_tokens for one in turns)
+
+
+def tables_of_splits(progress: Progress) -> Tables:
+    """The decision table of each split, simulated at the rates that are asked here."""
+    return {split: ppd_table(*split, rates=CHAT_QPS, progress=progress) for split in SPLITS}
+
+
+def latencies(chats: Chats, tables: Tables, progress: Progress) -> list[tuple[str, Case, Outcome]]:
+    """Figure 4: each data set and split over load, with x = 0 and by the table of the split."""
+    named = [
+        (name, Case(f"{split[0]}P_{split[1]}D", scripts, qps, later, count=len(scripts)))
+        for name, scripts in chats.items()
+        for split in SPLITS
+        for qps in CHAT_QPS
+        for later in (LaterTurns(0.0), LaterTurns(table=tables[split], qps=qps))
+    ]
+    found = _run([case for _, case in named], progress)
+    return [(name, case, its) for (name, _), (case, its) in zip(named, found, strict=True)]
+
+
+def trade_off(chats: Chats, table: PpdTable, progress: Progress) -> list[tuple[str, Case, Outcome]]:
+    """Figure 5: x from 0 to 1, and the table under each weight of TPOT."""
+    named = [(f"x = {ratio:g}", LaterTurns(ratio)) for ratio in RATIOS]
+    named += [(f"w_tpot = {weight:g}", LaterTurns(table=_weighed(table, weight), qps=HEAVY_QPS)) for weight in WEIGHTS]
+    scripts = heavy(chats)
+    found = _run([Case("1P_3D", scripts, HEAVY_QPS, later, count=NUM_CHATS) for _, later in named], progress)
+    return [(name, case, its) for (name, _), (case, its) in zip(named, found, strict=True)]
+
+
+def _weighed(table: PpdTable, tpot_weight: float) -> PpdTable:
+    return PpdTable(table.entries, ttft_weight=1.0, tpot_weight=tpot_weight)
+
+
+def _run(cases: list[Case], progress: Progress) -> list[tuple[Case, Outcome]]:
+    return list(zip(cases, on_all_cores(outcome, cases, progress), strict=True))

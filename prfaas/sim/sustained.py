@@ -1,0 +1,22 @@
+"""What a saturated run says of a deployment's capacity: its slower way from prefill to answer, for the traffic's own mix."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from prfaas.sim.request import Request
+
+
+def sustained(requests: Sequence[Request]) -> float:
+    """Requests per second: the least, over the reasons, of its rate over its share. The faster way was never full."""
+    ends = defaultdict[str, list[float]](list)
+    for one in requests:
+        ends[one.reason].append(one.decode_end)
+    return min(_rate(sorted(its)) * len(requests) / len(its) for its in ends.values())
+
+
+def _rate(ends: Sequence[float]) -> float:
+    """Between the first tenth and the last fifth."""
+    first, last = len(ends) // 10, len(ends) - len(ends) // 5
+    return (last - first) / (ends[last] - ends[first])

@@ -1,0 +1,94 @@
+"""The load of an engine that asks for the deployment's certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from prfaas.agent.config import AgentConfig, EngineConfig
+from prfaas.agent.engine_load import EngineLoads
+from prfaas.console.authority import Authority
+from prfaas.index.membership import EngineLoad
+from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.types import InstanceId
+from tests.waiting import until
+
+PAGE = "vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\nvllm:kv_cache_usage_perc 0.5\n"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def _engine(authority: Authority, tries: list[object]) -> AsyncIterator[EngineConfig]:
+    """An engine that answers those alone who show a certificate of the authority; `tries`: everybody who came."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=PAGE)
+
+    issued = authority.issue("engine")
+    tls = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).listening()
+    tls.sni_callback = lambda *said: tries.append(said)
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    yield EngineConfig(instance="a", url=f"https://127.0.0.1:{runner.addresses[0][1]}", role="both", model="m")
+    await runner.cleanup()
+
+
+def _config(authority: Authority, engine: EngineConfig, **settings: Any) -> AgentConfig:
+    issued = authority.issue("agent")
+    files: dict[str, Any] = {
+        "tls_authority": issued.authority,
+        "tls_certificate": issued.certificate,
+        "tls_key": issued.key,
+    }
+    return AgentConfig(name="agent", secret_file=Path("secret"), engines=(engine,), **files, **settings)
+
+
+@contextlib.asynccontextmanager
+async def _watched(config: AgentConfig) -> AsyncIterator[EngineLoads]:
+    loads = EngineLoads(config.engines, config.engine_certificates())
+    watching = asyncio.create_task(loads.watch_forever())
+    yield loads
+    watching.cancel()
+
+
+@pytest.mark.parametrize("insecure_plaintext", [False, True])  # which is about the wire and the agent's pages
+async def test_an_engine_and_an_agent_show_each_other_the_deployments_certificates(
+    authority: Authority, insecure_plaintext: bool
+) -> None:
+    async with _engine(authority, []) as engine:
+        config = _config(authority, engine, engine_tls="deployment", insecure_plaintext=insecure_plaintext)
+        async with _watched(config) as loads:
+            await until(lambda: loads.current() == (EngineLoad(InstanceId("a"), 3, 2, 0.5),), what="the engine's load")
+
+
+@pytest.mark.parametrize("engine_tls", ["system", "deployment"])
+async def test_an_engine_that_nobody_of_ours_vouches_for_has_no_load(
+    authority: Authority, tmp_path: Path, engine_tls: str
+) -> None:
+    """The system's authorities do not know ours, and another deployment's does not either."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tries: list[object] = []
+    async with _engine(authority, tries) as engine:
+        ours = Authority(elsewhere) if engine_tls == "deployment" else authority
+        async with _watched(_config(ours, engine, engine_tls=engine_tls)) as loads:
+            await until(lambda: len(tries) >= 2, what="a second try")
+            assert loads.current() == ()
+
+
+def test_the_deployments_certificates_must_be_named() -> None:
+    with pytest.raises(ValueError, match="engine_tls: deployment needs tls_authority"):
+        AgentConfig(name="agent", secret_file=Path("secret"), engine_tls="deployment")

@@ -1,0 +1,125 @@
+"""A deployment of an earlier version becomes one of the present version, a component at a time and under load.
+
+The earlier versions are commits of this project's own history, taken out of it: their wire and calls are those of before.
+In between, agents of both versions send to each other, and managers and routers of both talk to them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from tests.integration.control.doubled import Doubled, load, until_more
+from tests.waiting import until
+from tools.demo.client import get_json
+from tools.processes import Child, Children
+from tools.stack import Stack
+
+PRESENT = Path(__file__).parents[3]
+BEFORE_PACKING = "65b4dc8"  # no PACKED and LOSSY frames; managers hear of no answers and know no one who rests
+BEFORE_TIMINGS = "ebd796f"  # no LOSSY frames, timings, spans and learned limits
+
+MANAGER_FIRST = ("manager", "router 0", "w0", "e0", "router 1", "w1", "e1")  # as docs/deploy.md says
+MANAGER_LAST = ("w0", "e0", "router 0", "w1", "e1", "router 1", "manager")
+
+
+class Versions(Children):
+    """Processes of the project as it lies in `tree` when they are started."""
+
+    tree = PRESENT
+
+    def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Child:
+        return super().start(name, command, environment={**(environment or {}), **_code_of(self.tree)})
+
+
+def _code_of(tree: Path) -> dict[str, str]:
+    """What makes a process take its code from there, and not from the folder in which the tests run."""
+    return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+
+
+def _taken_out(commit: str, directory: Path) -> Path:
+    """That commit's files; skips by name where the history does not reach so far."""
+    found = subprocess.run(["git", "archive", commit, "prfaas", "tools"], cwd=PRESENT, capture_output=True, check=False)
+    if found.returncode:
+        pytest.skip(f"needs the history of this project as far as {commit}: {found.stderr.decode().strip()}")
+    with tarfile.open(fileobj=BytesIO(found.stdout)) as archive:
+        archive.extractall(directory, filter="data")
+    asked = [sys.executable, "-c", "import prfaas, tools; print(prfaas.__file__, *tools.__path__)"]
+    taken = subprocess.check_output(asked, env={**os.environ, **_code_of(directory)}, text=True)
+    assert taken.split() == [f"{directory}/prfaas/__init__.py", f"{directory}/tools"]
+    return directory
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Versions]:
+    children = Versions(tmp_path)
+    with children:
+        yield children
+
+
+@pytest.fixture
+def relays() -> Iterator[ExitStack]:
+    with ExitStack() as relays:
+        yield relays
+
+
+def _restart(site: Doubled, name: str) -> Callable[[], Awaitable[None]]:
+    kind, _, number = name.partition(" ")
+    if kind == "manager":
+        return site.restart_manager
+    return functools.partial(site.restart_router, int(number)) if number else functools.partial(site.restart_node, kind)
+
+
+def _sent_bytes(site: Doubled, sender: str, receiver: str) -> int:
+    """What one agent has sent to another, as it says itself."""
+    links = get_json(f"{site.agents[sender].status_url}/status")["links"]
+    return sum(its["acknowledged_bytes"] for its in links if its["peer"] == receiver)
+
+
+async def _until_sent(site: Doubled, *pairs: tuple[str, str]) -> None:
+    for sender, receiver in pairs:
+        before = _sent_bytes(site, sender, receiver)
+        await until(
+            lambda: _sent_bytes(site, sender, receiver) > before,  # noqa: B023 - awaited within this turn
+            seconds=90,
+            what=f"KV from {sender} to {receiver}",
+        )
+
+
+@pytest.mark.soak  # more than a minute in which eleven processes are replaced
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("commit", "order"),
+    [(BEFORE_PACKING, MANAGER_FIRST), (BEFORE_TIMINGS, MANAGER_FIRST), (BEFORE_TIMINGS, MANAGER_LAST)],
+    ids=["before packing, manager first", "before timings, manager first", "before timings, manager last"],
+)
+async def test_no_request_fails_while_a_deployment_is_upgraded(
+    tmp_path: Path, children: Versions, relays: ExitStack, commit: str, order: Sequence[str]
+) -> None:
+    children.tree = _taken_out(commit, tmp_path / "earlier")
+    stack = Stack(children, tmp_path)
+    site = Doubled(children, stack, tmp_path)
+    site.start(stack, relays)
+    await site.is_whole()
+    children.tree = PRESENT
+    async with load(site) as outcomes:
+        await until_more(outcomes)
+        for name in order:
+            await _restart(site, name)()
+            await site.is_whole()
+            await until_more(outcomes)
+            if name == "e0":  # and w0: of each cluster one node is of each version
+                await _until_sent(site, ("e0", "w1"), ("e1", "w0"))
+        await _until_sent(site, ("e0", "w1"), ("e1", "w0"))
+    assert Counter(its.error for its in outcomes if not its.is_whole) == {}
+    assert {its.reason for its in outcomes} >= {"short", "long"}

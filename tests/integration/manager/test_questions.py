@@ -1,0 +1,184 @@
+"""Questions on one stream: each has its own answer, and a manager without streams is asked all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from prfaas.errors import IndexRefusal, ManagerUnreachable
+from prfaas.rpc.channel import Channel
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.methods import SERVICE_NAME
+from prfaas.rpc.questions import BATCHES_KEY, FAILED
+from tests.integration.manager.deployment import (
+    SECRET,
+    Deployment,
+    chain_of,
+    hybrid_layout,
+    match_request,
+    stored,
+    until_usable,
+)
+from tests.waiting import PATIENCE_SECONDS
+
+LAYOUT = hybrid_layout()
+
+
+async def test_questions_that_are_asked_at_once_get_their_own_answers(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    client = deployment.client(manager)
+    reporter.publish(stored(LAYOUT, chain_of(641), 640))
+    await until_usable(client, chain_of(641), {"n1": 640})
+    limits = [*range(0, 640, 16)]
+    asked = [client.match(match_request(chain_of(limit + 1))) for limit in limits]
+    nobodys = asyncio.create_task(client.match(pb.MatchRequest(model="?")))
+    found = await asyncio.gather(*asked)
+    assert [max((its.attention_tokens for its in answer.nodes), default=0) for answer in found] == limits
+    with pytest.raises(IndexRefusal) as refusal:
+        await nobodys
+    assert refusal.value.reason == "unknown_model"
+
+
+async def test_questions_of_one_message_get_their_answers_and_refusals_together(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(641), 640))
+    await until_usable(deployment.client(manager), chain_of(641), {"n1": 640})
+    channel = Channel(manager.address, name="router", secret=SECRET)
+
+    async def asked() -> AsyncIterator[pb.Question]:
+        further = [
+            pb.Question(id=2, match=pb.MatchRequest(model="?")),
+            pb.Question(id=3, match=match_request(chain_of(321))),
+        ]
+        yield pb.Question(id=1, match=match_request(chain_of(641)), further=further)
+
+    try:
+        call = channel.stream("Ask", asked())
+        replies = [its async for reply in call for its in (reply, *reply.further)]
+        assert BATCHES_KEY in dict(await call.initial_metadata())
+    finally:
+        await channel.close()
+    found = {its.id: its.match.nodes[0].attention_tokens for its in replies if its.HasField("match")}
+    assert found == {1: 640, 3: 320}
+    assert {its.id: its.refusal.reason for its in replies if its.HasField("refusal")} == {2: "unknown_model"}
+
+
+class _Recording:
+    """Answers each question with its limit, and remembers how many and how long ones came in one message."""
+
+    def __init__(self, *, takes_batches: bool) -> None:
+        self._takes_batches = takes_batches
+        self.messages: list[tuple[int, int]] = []  # questions, bytes of hashes
+        self.gate = asyncio.Event()
+
+    async def ask(self, questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:
+        if self._takes_batches:
+            await context.send_initial_metadata(((BATCHES_KEY, "1"),))
+        async for message in questions:
+            asked = (message, *message.further)
+            self.messages.append((len(asked), sum(len(its.match.units) for its in asked)))
+            replies = [
+                pb.Reply(id=its.id, match=pb.MatchResponse(odd_lengths=[its.match.limit_tokens])) for its in asked
+            ]
+            replies[0].further.extend(replies[1:])
+            yield replies[0]
+            await self.gate.wait()
+
+    async def asked_at_once(self, requests: list[pb.MatchRequest]) -> list[int]:
+        """The limits that came back: of one question alone, then of all these while the server reads nothing."""
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(
+            self.ask, pb.Question.FromString, lambda reply: reply.SerializeToString()
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Ask": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        client = ManagerClient(
+            [f"127.0.0.1:{port}"], name="router", secret=b"s" * 32, deadline_seconds=PATIENCE_SECONDS
+        )
+        try:
+            await client.match(pb.MatchRequest(limit_tokens=1))
+            asked = [asyncio.create_task(client.match(its)) for its in requests]
+            await asyncio.sleep(0)
+            self.gate.set()
+            return [answer.odd_lengths[0] for answer in await asyncio.gather(*asked)]
+        finally:
+            await client.close()
+            await server.stop(None)
+
+
+async def test_a_manager_that_takes_one_question_a_message_gets_one() -> None:
+    server = _Recording(takes_batches=False)
+    requests = [pb.MatchRequest(limit_tokens=number) for number in range(20)]
+    assert await server.asked_at_once(requests) == [*range(20)]
+    assert [count for count, _ in server.messages] == [1] * 21
+
+
+async def test_questions_travel_together_up_to_a_number_and_a_size() -> None:
+    server = _Recording(takes_batches=True)
+    short = [pb.MatchRequest(limit_tokens=number) for number in range(100)]
+    long = [pb.MatchRequest(limit_tokens=number, units=bytes(400_000)) for number in range(6)]
+    assert await server.asked_at_once([*short, *long]) == [*range(100), *range(6)]
+    assert sum(count for count, _ in server.messages) == 107
+    assert len(server.messages) < 20 and max(count for count, _ in server.messages) <= 64
+    assert max(num_bytes for _, num_bytes in server.messages) <= 1 << 20
+
+
+async def test_a_manager_without_streams_is_asked_call_by_call() -> None:
+    server = grpc.aio.server()
+
+    async def match(request: pb.MatchRequest, context: Any) -> pb.MatchResponse:
+        return pb.MatchResponse(odd_lengths=[request.limit_tokens])
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        match, pb.MatchRequest.FromString, lambda response: response.SerializeToString()
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Match": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = ManagerClient([f"127.0.0.1:{port}"], name="router", secret=b"s" * 32)
+    try:
+        for number in (7, 8):
+            assert (await client.match(pb.MatchRequest(limit_tokens=number))).odd_lengths == [number]
+        await server.stop(None)
+        with pytest.raises(ManagerUnreachable):
+            await client.match(pb.MatchRequest())
+    finally:
+        await client.close()
+        await server.stop(None)
+
+
+async def test_a_question_that_a_manager_fails_at_costs_no_other_its_answer() -> None:
+    server = grpc.aio.server()
+
+    async def ask(questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:
+        async for question in questions:
+            if question.match.limit_tokens:
+                yield pb.Reply(id=question.id, match=pb.MatchResponse(odd_lengths=[question.match.limit_tokens]))
+            else:
+                yield pb.Reply(id=question.id, refusal=pb.Refusal(reason=FAILED, message="KeyError"))
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        ask, pb.Question.FromString, lambda reply: reply.SerializeToString()
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Ask": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = ManagerClient([f"127.0.0.1:{port}"], name="router", secret=b"s" * 32)
+    try:
+        failed = asyncio.create_task(client.match(pb.MatchRequest()))
+        assert (await client.match(pb.MatchRequest(limit_tokens=7))).odd_lengths == [7]
+        with pytest.raises(ManagerUnreachable, match="KeyError"):
+            await failed
+    finally:
+        await client.close()
+        await server.stop(None)

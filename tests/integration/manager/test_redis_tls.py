@@ -1,0 +1,74 @@
+"""Mutual TLS between managers and the record: a Redis behind a port that asks for certificates."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import pytest_asyncio
+
+from prfaas.console.authority import Authority, Issued
+from prfaas.errors import RecordUnreachable
+from prfaas.index.keys import Keys
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.embedded_redis import find_server
+from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.tls_door import TlsDoor
+from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
+from tests.integration.security.listening import is_taken
+from tests.waiting import wait_until
+from tools.free_ports import free_address
+
+LAYOUT = hybrid_layout()
+
+
+@pytest.fixture  # PyPI's redis-server is built without TLS
+def plain_redis(tmp_path: Path) -> Iterator[str]:
+    address = free_address()
+    options = ("--port", address.rpartition(":")[2], "--bind", "127.0.0.1", "--save", "")
+    process = subprocess.Popen([find_server(), *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_until(lambda: is_taken(address), what="Redis")
+    yield address
+    process.kill()
+    process.wait()
+
+
+@pytest_asyncio.fixture
+async def door(plain_redis: str, tmp_path: Path) -> AsyncIterator[TlsDoor]:
+    its = Authority(tmp_path).issue("redis")
+    certificates = Certificates(CertificateFiles(its.authority, its.certificate, its.key))
+    door = TlsDoor("127.0.0.1:0", certificates, setting="redis", refused=lambda reason: None)
+    door.bind()
+    door.start(plain_redis)
+    yield door
+    await door.close()
+
+
+def _url(door: TlsDoor, its: Issued) -> str:
+    """As docs/redis.md writes it."""
+    files = {"ssl_ca_certs": its.authority, "ssl_certfile": its.certificate, "ssl_keyfile": its.key}
+    return f"rediss://{door.address}/0?{urlencode(files, safe='/')}"
+
+
+async def test_managers_share_a_record_over_mutual_tls(door: TlsDoor, deployment: Deployment, tmp_path: Path) -> None:
+    """The managers are made after the door, and so end before it."""
+    url = _url(door, Authority(tmp_path).issue("manager"))
+    writer, follower = [await deployment.start_manager(name=name, redis_url=url) for name in ("one", "two")]
+    reporter = deployment.reporter("n1", writer)
+    deployment.run(reporter)
+    reporter.publish(stored(LAYOUT, chain_of(160), 160))
+    await until_usable(deployment.client(follower), chain_of(161), {"n1": 160})
+
+
+async def test_a_certificate_of_another_authority_on_either_side_opens_no_record(door: TlsDoor, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    foreign, ours = Authority(tmp_path / "foreign").issue("manager"), Authority(tmp_path).issue("manager")
+    deceived = Issued(foreign.authority, ours.certificate, ours.key, ours.revocations, ours.serial, ours.expires_at)
+    for its in (foreign, deceived):
+        store = RedisStore(_url(door, its), keys=Keys("prfaas"))
+        with pytest.raises(RecordUnreachable):
+            await store.check()
+        await store.close()

@@ -1,0 +1,78 @@
+"""A router, a real manager that it knows its engines from, and paced engines, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from prfaas.index.membership import Engine, Node
+from prfaas.manager.daemon import Manager
+from prfaas.router.config import RouterConfig
+from prfaas.router.server import open_door
+from prfaas.rpc.reporter import Reporter
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout
+from tests.integration.router.door import Door, operators_beside
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.waiting import PATIENCE_SECONDS, until
+
+T = 100
+PROMPT = list(range(1, 2 * T + 1))
+SETTINGS: dict[str, Any] = {
+    "listen": "127.0.0.1:0",
+    "secret_file": "-",
+    "threshold_tokens": 9 * T,
+    "probe_interval": 0.1,
+    "manager_timeout": PATIENCE_SECONDS,  # on a busy machine too managers decide, not routers
+}
+
+
+@dataclass
+class Managed:
+    """A router that knows its engines from a manager only."""
+
+    door: Door
+    manager: Manager
+    deployment: Deployment
+    reporters: dict[str, Reporter]
+    reports: list[asyncio.Task[None]]
+
+
+@contextlib.asynccontextmanager
+async def make_managed(
+    directory: Path, *, router_secret: bytes = SECRET, num_wests: int = 1, with_redis: bool = False, **settings: Any
+) -> AsyncIterator[Managed]:
+    """Everything, started; `settings` are the router's."""
+    easts = [PacedEngine()]
+    wests = [PacedEngine(prefilled_by=easts) for _ in range(num_wests)]
+    for engine in (*easts, *wests):
+        await engine.start()
+    async with Deployment(directory) as deployment:
+        if with_redis:
+            await deployment.start_redis()
+        manager = await deployment.start_manager(threshold_tokens=T)
+        reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0])}
+        for number, engine in enumerate(wests):
+            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine)
+        reports = [deployment.run(reporter) for reporter in reporters.values()]
+        await until(lambda: all(its.status.manager for its in reporters.values()), what="the nodes at the manager")
+        operator, of_operators = operators_beside(settings.get("api_keys_file"))
+        config = RouterConfig(**SETTINGS, managers=(manager.address,), **settings, **of_operators)
+        async with open_door(config, router_secret) as address, aiohttp.ClientSession() as session:
+            door = Door(f"http://{address}", easts, wests, session, operator=operator)
+            yield Managed(door, manager, deployment, reporters, reports)
+    for engine in (*easts, *wests):
+        await engine.stop()
+
+
+def _reporter(name: str, manager: Manager, kind: ClusterKind, role: InstanceRole, engine: PacedEngine) -> Reporter:
+    its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
+    cluster = ClusterName("east" if kind == "prfaas" else "west")
+    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, (hybrid_layout(MODEL),), (its,))
+    return Reporter((manager.address,), node=node, secret=SECRET)

@@ -1,0 +1,120 @@
+"""Engines at https: URLs: certificates of the deployment on both sides, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from prfaas.console.authority import Authority, Issued
+from prfaas.errors import ConfigError
+from prfaas.router.config import ClusterConfig, InstanceConfig
+from prfaas.router.server import open_door
+from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.router.sidecar.server import open_sidecar
+from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
+from prfaas.transport.tls import CertificateFiles, Certificates
+from tests.integration.router.door import SECRET, Door, router_config
+from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.waiting import PATIENCE_SECONDS
+
+
+def _certificates(issued: Issued) -> Certificates:
+    return Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
+
+
+@contextlib.asynccontextmanager
+async def _door(engine: PacedEngine, issued: Issued, *, engine_tls: str) -> AsyncIterator[Door]:
+    instance = InstanceConfig(name="west/0", url=engine.url, role="both", agent="w", wire="127.0.0.1:7400")
+    config = router_config(
+        clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),),
+        engine_tls=engine_tls,
+        tls_authority=issued.authority,
+        tls_certificate=issued.certificate,
+        tls_key=issued.key,
+    )
+    async with aiohttp.ClientSession() as session, open_door(config, SECRET) as address:
+        yield Door(f"http://{address}", [], [engine], session)
+
+
+@pytest.fixture
+async def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+async def engine(authority: Authority) -> AsyncIterator[PacedEngine]:
+    engine = PacedEngine(tls=_certificates(authority.issue("engine")).listening())
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def test_an_engine_and_a_router_show_each_other_the_deployments_certificates(
+    engine: PacedEngine, authority: Authority
+) -> None:
+    async with _door(engine, authority.issue("router"), engine_tls="deployment") as door:
+        await door.until_health(west_0=True)
+        status, _, _ = await door.post({"prompt": "x"})
+    assert status == 200
+
+
+async def test_a_sidecar_hands_over_to_engines_that_ask_for_the_deployments_certificates(
+    engine: PacedEngine, authority: Authority
+) -> None:
+    engine.keeps = {"remote_engine_id": "e"}
+    issued = authority.issue("sidecar")
+    config = SidecarConfig(
+        listen="127.0.0.1:0",
+        engine_url=engine.url,
+        engine_tls="deployment",
+        prefill_scheme="https",
+        prefill_failure="fail",
+        tls_authority=issued.authority,
+        tls_certificate=issued.certificate,
+        tls_key=issued.key,
+    )
+    asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
+    async with open_sidecar(config) as address, aiohttp.ClientSession() as session:
+        body = {"model": MODEL, "prompt": "x"}
+        async with session.post(f"http://{address}/v1/completions", json=body, headers=asked) as response:
+            assert response.status == 200
+    assert ["max_tokens" in its for its in engine.bodies] == [True, False], "a prefill leg, then a decode leg"
+
+
+async def test_a_sidecar_asks_no_engine_that_the_system_does_not_know(engine: PacedEngine) -> None:
+    config = SidecarConfig(listen="127.0.0.1:0", engine_url=engine.url, prefill_scheme="https", prefill_failure="fail")
+    asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
+    async with open_sidecar(config) as address, aiohttp.ClientSession(f"http://{address}") as session:
+        response = await session.post("/v1/completions", json={"prompt": "x"}, headers=asked)
+        assert response.status == 503
+    assert not engine.bodies
+
+
+@pytest.mark.parametrize("engine_tls", ["system", "deployment"])
+async def test_an_engine_that_nobody_of_ours_vouches_for_gets_no_request(
+    engine: PacedEngine, authority: Authority, tmp_path: Path, engine_tls: str
+) -> None:
+    """The system's authorities do not know ours, and another deployment's does not either."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    issued = (Authority(elsewhere) if engine_tls == "deployment" else authority).issue("router")
+    tries: list[object] = []
+    assert engine.tls is not None
+    engine.tls.sni_callback = lambda *said: tries.append(said)
+    async with _door(engine, issued, engine_tls=engine_tls) as door:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(tries) < 3:  # noqa: ASYNC110 - a callback of OpenSSL
+                await asyncio.sleep(0.01)
+        status, _, _ = await door.post({"prompt": "x"})
+    assert status == 503
+    assert not engine.num_probes and not engine.bodies
+
+
+def test_the_deployments_certificates_must_be_named() -> None:
+    with pytest.raises((ConfigError, ValueError), match="engine_tls: deployment needs tls_authority"):
+        router_config(engine_tls="deployment")

@@ -1,0 +1,109 @@
+"""Clients with keys before one deployment: each finds its own tenant's cache, and nobody else's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas import grants
+from prfaas.hashing import HashChain, root_hash
+from prfaas.router.config import TenantConfig
+from tests.integration.manager.deployment import hybrid_layout, stored
+from tests.integration.router.door import LONG, SHORT, Door, make_door
+from tests.integration.router.managed import PROMPT, Managed, make_managed
+from tests.integration.router.paced_engine import MODEL
+from tests.waiting import until
+
+KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"
+TENANTS = (TenantConfig(tenant="acme", clients=("bob", "ann")),)
+
+
+def _keys(directory: Path) -> dict[str, Any]:
+    (directory / "clients").write_text(KEYS)
+    return {"api_keys_file": directory / "clients", "tenants": TENANTS}
+
+
+@contextlib.asynccontextmanager
+async def _managed(directory: Path) -> AsyncIterator[Managed]:
+    async with make_managed(directory, **_keys(directory)) as managed:
+        await managed.door.until_health(**{"east_0": True, "west-0_0": True})
+        yield managed
+
+
+async def _decided(door: Door, client: str, **headers: str) -> dict[str, Any]:
+    _, _, answered = await door.post({"prompt": PROMPT}, Authorization=f"Bearer key-{client}", **headers)
+    record: dict[str, Any] = (await door.get(f"/debug/decision/{answered['x-request-id']}"))[1]
+    return record
+
+
+async def _keeps(managed: Managed, tenant: str) -> None:
+    """The decode engine's node holds the prompt as an engine leaves it that was sent this salt."""
+    chain, reporter = HashChain(root_hash(MODEL, tenant.encode()), PROMPT), managed.reporters["west-0"]
+    reporter.publish(stored(hybrid_layout(MODEL), chain, 160))
+    await until(lambda: reporter.status.acknowledged >= 1)
+
+
+async def test_bob_finds_nothing_of_alices_prompt_and_alice_finds_hers(tmp_path: Path) -> None:
+    async with _managed(tmp_path) as managed:
+        first = await _decided(managed.door, "alice")
+        assert (first["decided_by"], first["num_cached_tokens"]) == ("manager", 0)
+        salt = managed.door.west.bodies[-1]["cache_salt"]
+        await _keeps(managed, salt)
+        found = {name: (await _decided(managed.door, name))["num_cached_tokens"] for name in ("alice", "bob", "none")}
+    assert found == {"alice": 160, "bob": 0, "none": 0}
+
+
+async def test_clients_of_one_tenant_share(tmp_path: Path) -> None:
+    async with _managed(tmp_path) as managed:
+        await _decided(managed.door, "bob")
+        await _keeps(managed, managed.door.west.bodies[-1]["cache_salt"])
+        found = {name: (await _decided(managed.door, name))["num_cached_tokens"] for name in ("ann", "bob", "alice")}
+    assert found == {"ann": 160, "bob": 160, "alice": 0}
+
+
+async def test_one_session_name_is_a_session_of_each_tenant(tmp_path: Path) -> None:
+    async with _managed(tmp_path) as managed:
+        for client in ("alice", "bob", "ann"):
+            await _decided(managed.door, client, **{"x-session-id": "chat"})
+        sessions = {(tenant, name) for tenant, name, _, _ in managed.manager.routing.sessions.latest(now=0.0)}
+    assert sessions == {("alice", "chat"), ("acme", "chat")}
+
+
+async def test_both_legs_and_their_grant_carry_the_tenant(tmp_path: Path) -> None:
+    async with make_door(**_keys(tmp_path)) as door:
+        await door.post({"prompt": LONG}, Authorization="Bearer key-ann")
+        (prefill,), (decode,) = door.east.bodies, door.west.bodies
+    assert prefill["cache_salt"] == decode["cache_salt"] == "acme"
+    grant = grants.unverified(grants.from_text(decode["kv_transfer_params"]["prfaas_grant"]))
+    chain = HashChain(root_hash(MODEL, b"acme"), list(LONG.encode())[:-1])
+    assert (grant.tenant, grant.prompt_hash) == ("acme", chain.at(chain.num_tokens))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": SHORT}),
+        ("/v1/completions", {"prompt": SHORT, "cache_salt": None}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+async def test_every_request_is_salted_for_its_client(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with make_door(**_keys(tmp_path)) as door:
+        for name in ("alice", "ann", "none"):
+            assert (await door.post(body, path=path, Authorization=f"Bearer key-{name}"))[0] == 200
+        assert [its.get("cache_salt") for its in door.west.bodies] == ["alice", "acme", None]
+
+
+async def test_without_keys_everybody_is_of_the_routers_tenant() -> None:
+    async with make_door() as door:
+        await door.post({"prompt": SHORT})
+        assert "cache_salt" not in door.west.bodies[-1]
+    async with make_door(tenant="west") as door:
+        await door.post({"prompt": SHORT})
+        assert door.west.bodies[-1]["cache_salt"] == "west"

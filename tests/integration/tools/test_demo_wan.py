@@ -1,0 +1,142 @@
+"""`make demo-wan` in a process of its own: live in the dashboard, over the link that was asked for, and gone when told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import wait_until
+from tools.demo.client import get_text
+from tools.free_ports import free_address
+from tools.reference_tables import ROOT
+from tools.wan import obstacle
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(obstacle() is not None, reason=f"an emulated link {obstacle()}"),
+    pytest.mark.timeout(240),
+]
+START_SECONDS = 90.0
+MAKE = ("make", "demo-wan", "-o", ".venv/installed", f"BIN={Path(sys.executable).parent}")
+
+
+@contextmanager
+def running(page: str, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo with its own group of processes; whatever is left of it in the end is killed."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*MAKE, f"PAGE={page}", "RTT=40ms", "RATE=400Mbps"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def left_over(page: str) -> list[str]:
+    """The processes that were started for this page, by what their environment says, and the demo's namespaces."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"PAGE={page}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_text())
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def namespaces() -> dict[str, int]:
+    """Every emulated link's, of other tests too, with the process that made it."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith("prfaas-")]
+    return {name: int(name.split("-")[1]) for name in names}
+
+
+def maker_of(demo: subprocess.Popen[str]) -> int | None:
+    """The demo's process that has made a namespace; None until one has."""
+    return next((pid for pid in namespaces().values() if session_of(pid) == demo.pid), None)
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:  # it has ended
+        return None
+
+
+def is_gone(page: str, maker: int) -> bool:
+    return not left_over(page) and maker not in namespaces().values()
+
+
+def shown(page: str) -> dict[str, Any]:
+    """What the dashboard is fed with at this moment; nothing while nobody feeds it."""
+    try:
+        with urllib.request.urlopen(f"http://{page}/dashboard/events", timeout=10) as events:
+            while events.readline() != b"event: now\n":
+                pass
+            document: dict[str, Any] = json.loads(events.readline().removeprefix(b"data: "))
+            return document
+    except (OSError, ValueError):
+        return {}
+
+
+def round_trips(page: str) -> list[float]:
+    return [its["rtt_seconds"] for its in shown(page).get("links", [])]
+
+
+def has_request_over_the_link(page: str) -> bool:
+    asked = shown(page).get("requests", [])
+    return any(its["route"] == "remote" and its["ended"]["outcome"] == "answered" for its in asked if its["ended"])
+
+
+def test_it_is_live_over_the_link_that_was_asked_for_and_a_signal_leaves_nothing(tmp_path: Path) -> None:
+    page = free_address()
+    with running(page, tmp_path / "log") as demo:
+        wait_until(lambda: "dashboard: live" in (tmp_path / "log").read_text(), seconds=START_SECONDS, what="the page")
+        maker = maker_of(demo)
+        assert maker is not None and [*namespaces().values()].count(maker) == 2
+        assert "<title>" in get_text(f"http://{page}/")
+        wait_until(lambda: has_request_over_the_link(page), seconds=START_SECONDS, what="a request over the link")
+        wait_until(
+            lambda: max(round_trips(page), default=0) >= 0.04, seconds=START_SECONDS, what="the link's round trip"
+        )
+        wait_until(lambda: shown(page)["plan"], seconds=START_SECONDS, what="a plan")
+        clusters = json.loads(get_text(f"http://{page}/dashboard/what-if"))["clusters"]
+        assert {its["name"] for its in clusters} == {"east", "west"}
+        assert demo.stdin is not None
+        demo.stdin.write("rtt 130ms\n")
+        demo.stdin.flush()
+        wait_until(lambda: "130 ms" in (tmp_path / "log").read_text(), what="the knob's word")
+        wait_until(lambda: max(round_trips(page), default=0) >= 0.13, seconds=START_SECONDS, what="the longer one")
+        os.killpg(demo.pid, signal.SIGTERM)
+        demo.wait(60)
+        wait_until(lambda: is_gone(page, maker), what="the end of all of it")
+
+
+def test_a_signal_while_it_starts_leaves_nothing_either(tmp_path: Path) -> None:
+    page = free_address()
+    with running(page, tmp_path / "log") as demo:
+        wait_until(lambda: maker_of(demo), seconds=START_SECONDS, what="the first namespace")
+        maker = maker_of(demo)
+        assert maker is not None
+        os.killpg(demo.pid, signal.SIGTERM)
+        demo.wait(60)
+        wait_until(lambda: is_gone(page, maker), what="the end of all of it")

@@ -1,0 +1,95 @@
+"""Foreign arenas, those in which other engines' cuts arrive, are bounded, and given up when others need the room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.plan import OpenBody
+from prfaas.agent.refusal import Refusal
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.types import AgentName
+from tests.property.cachepool.cut_models import Attention, Cut, layouts
+
+MAX_FOREIGN = 4
+
+
+def _cut(size: int, packing: str = "") -> tuple[Layout, ...]:
+    return layouts([Attention(4)], Cut(size, packing=packing))
+
+
+class Node:
+    """An agent with an engine of one rank; engines of two ranks send to it, each release of the engine cut otherwise."""
+
+    def __init__(self) -> None:
+        self.pool = Pool(1 << 20)
+        self.layouts = LayoutsHere(AgentName("west"), self.pool, max_foreign=MAX_FOREIGN)
+        (ours,) = _cut(1)
+        self.pool.arena(ours)
+
+    def open(self, block_tokens: int, *, described: bool = True) -> tuple[Arena, ...]:
+        theirs = layouts([Attention(4)], Cut(2, block_tokens))
+        fingerprints = tuple(its.fingerprint for its in theirs)
+        return self.layouts.arenas(OpenBody(b"", fingerprints, theirs if described else (), ()))
+
+    def use(self, arenas: tuple[Arena, ...]) -> LeaseId:
+        """One slot of each."""
+        lease = self.pool.open_lease("transfer")
+        for arena in arenas:
+            assert self.pool.allocate(arena, 1, lease)
+        return lease
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.pool.check_integrity()
+    made.pool.close()
+
+
+def test_beyond_the_bound_the_arenas_that_were_used_longest_ago_are_given_up(node: Node) -> None:
+    node.open(16)
+    node.open(48)
+    node.open(16, described=False)  # used again
+    node.open(64)
+    assert len(node.pool.arenas) == 1 + MAX_FOREIGN
+    node.open(16, described=False)
+    with pytest.raises(Refusal) as refused:
+        node.open(48, described=False)
+    assert refused.value.reason == "no_layout", "its sender has to describe it again"
+    node.open(48)
+
+
+def test_an_arena_in_use_is_not_given_up_and_one_that_was_used_is(node: Node) -> None:
+    leases = [node.use(node.open(16)), node.use(node.open(48))]
+    with pytest.raises(Refusal) as refused:
+        node.open(64)
+    assert refused.value.reason == "no_memory"
+    node.pool.end_lease(leases[1])
+    node.open(64)
+    node.pool.end_lease(leases[0])
+
+
+def test_an_open_does_not_push_out_its_own_ranks(node: Node) -> None:
+    held = [node.use(node.open(16)), node.use(node.open(48)[:1])]
+    with pytest.raises(Refusal) as refused:
+        node.open(64)
+    assert refused.value.reason == "no_memory"
+    node.pool.end_lease(held[0])
+    arenas = node.open(64)
+    assert [node.pool.arena_of(its.layout.fingerprint) for its in arenas] == list(arenas)
+    node.pool.end_lease(held[1])
+
+
+def test_an_arena_of_an_engine_here_is_never_given_up(node: Node) -> None:
+    for its in layouts([Attention(4)], Cut(2, 16)):
+        node.pool.arena(its)
+        node.layouts.attached(its)
+    for block_tokens in (48, 64, 80):
+        node.layouts.are_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
+    assert all(node.pool.arena_of(its.fingerprint) for its in layouts([Attention(4)], Cut(2, 16)))

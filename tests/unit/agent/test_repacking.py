@@ -1,0 +1,54 @@
+"""Blocks cut anew: what cannot be cut is refused, and holds no room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from prfaas.agent.placement import place
+from prfaas.agent.plan import make_plan
+from prfaas.agent.refusal import Refusal
+from prfaas.agent.repacking import repacking_into
+from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.repack import Side
+from tests.property.cachepool.cut_models import Attention, Cut, block_lists, layouts
+
+GROUPS = [Attention(4)]
+
+
+def _without_last_heads(layout: Layout) -> Layout:
+    """A rank that says that it has the model's first heads."""
+    (group,) = layout.groups
+    return replace(layout, groups=(replace(group, layers=tuple(replace(its, first_head=0) for its in group.layers)),))
+
+
+def _wider(layout: Layout) -> Layout:
+    """A rank with twice the bytes of each token."""
+    (group,) = layout.groups
+    wide = [
+        replace(its, offset_bytes=2 * its.offset_bytes, payload_bytes=2 * its.payload_bytes, dtype="float32")
+        for its in group.layers
+    ]
+    return replace(layout, groups=(replace(group, layers=tuple(wide)),))
+
+
+@pytest.mark.parametrize(("change", "named"), [(_without_last_heads, "no rank holds head 2"), (_wider, "float32")])
+def test_what_one_rank_of_the_sender_holds_otherwise_is_refused_by_name_and_holds_no_room(
+    change: Callable[[Layout], Layout], named: str
+) -> None:
+    pool = Pool(1 << 20)
+    there, here = layouts(GROUPS, Cut(2)), layouts(GROUPS, Cut(1))
+    there = there[0], change(there[1])
+    plan = make_plan(there, block_lists(GROUPS, Cut(2), 96), 96)
+    source = place(pool, plan, tuple(pool.arena(its) for its in there), owner="source")
+    assert source is not None
+    claimed = Side(here, block_lists(GROUPS, Cut(1), 96))
+    with pytest.raises(Refusal, match=named) as refused:
+        repacking_into(claimed, tuple(pool.arena(its) for its in here), source, owner="target")
+    assert refused.value.reason == "layout_mismatch"
+    source.release()
+    assert pool.stats().num_leases == 0
+    pool.close()

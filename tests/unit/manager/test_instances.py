@@ -1,0 +1,128 @@
+"""Instances are looked up once for as long as nothing is heard, and stand as the latest word has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.index.membership import Engine, Node
+from prfaas.manager.instances import MAX_COLD_USES, Instances
+from prfaas.manager.world import World
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+
+MODEL = "m"
+
+
+class Site:
+    """Two nodes of a PD cluster and one of a PrfaaS cluster, whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.world = World(expiry_seconds=10.0, clock=lambda: self.now)
+        self.instances = Instances(self.world, clock=lambda: self.now)
+        self.register("a", "west", "pd")
+        self.register("b", "west", "pd")
+        self.register("p", "east", "prfaas", "prefill")
+
+    def register(self, name: str, cluster: str, kind: ClusterKind, role: InstanceRole = "both") -> None:
+        engine = Engine(InstanceId(f"{name}/0"), f"http://{name}", role, MODEL)
+        node = Node(AgentName(name), ClusterName(cluster), kind, f"{name}:1", 1, (), (engine,))
+        self.world.register(node)
+
+    def hear(self, name: str, *, num_running: int = 0) -> None:
+        load = pb.EngineLoad(instance=f"{name}/0", num_running=num_running)
+        self.world.hear(AgentName(name), epoch=1, links=([], [load]))
+
+    def states(self, cluster: str = "", in_flight: tuple[pb.InFlight, ...] = ()) -> dict[str, int]:
+        """Requests under way by instance."""
+        places = self.instances.serving(MODEL)
+        found = self.instances.states(places, cluster=cluster, in_flight=in_flight)
+        return {its.instance: its.num_requests for its in found}
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def test_nothing_is_looked_up_again_while_nothing_is_heard(site: Site) -> None:
+    places = site.instances.serving(MODEL)
+    states = site.instances.states(places)
+    site.now = 1.0
+    assert site.instances.serving(MODEL) is places
+    for one, again in zip(states, site.instances.states(places), strict=True):
+        assert one is again
+
+
+def test_a_reported_load_counts_from_the_next_look_on(site: Site) -> None:
+    assert site.states() == {"a/0": 0, "b/0": 0, "p/0": 0}
+    site.hear("a", num_running=3)
+    assert site.states() == {"a/0": 3, "b/0": 0, "p/0": 0}
+
+
+def test_an_assignment_counts_at_once_and_for_its_instances_alone(site: Site) -> None:
+    site.states()
+    site.instances.assign(b"request", [InstanceId("b/0")], now=0.0)
+    assert site.states() == {"a/0": 0, "b/0": 1, "p/0": 0}
+
+
+def test_what_the_asker_has_sent_is_known_to_this_question_alone(site: Site) -> None:
+    sent = (pb.InFlight(instance="a/0", num_requests=2, num_tokens=99),)
+    places = site.instances.serving(MODEL)
+    first = {its.instance: its for its in site.instances.states(places, in_flight=sent)}
+    assert (first[InstanceId("a/0")].num_in_flight, first[InstanceId("a/0")].num_in_flight_tokens) == (2, 99)
+    then = {its.instance: its for its in site.instances.states(places)}
+    assert then[InstanceId("a/0")].num_in_flight == 0
+
+
+def test_a_node_that_falls_silent_is_gone_without_a_word(site: Site) -> None:
+    site.now = 6.0
+    site.hear("a")
+    assert set(site.states()) == {"a/0", "b/0", "p/0"}
+    site.now = 10.0
+    assert set(site.states()) == {"a/0"}
+    site.now = 11.0
+    site.hear("b")
+    assert set(site.states()) == {"a/0", "b/0"}
+
+
+def test_a_node_that_drains_is_left_out_where_another_can_decode(site: Site) -> None:
+    site.states()
+    site.world.drain(AgentName("a"))
+    assert set(site.states()) == {"b/0", "p/0"}
+    site.world.drain(AgentName("b"))
+    assert {"a/0", "b/0"} <= set(site.states())
+    site.world.undrain(AgentName("a"))
+    assert set(site.states()) == {"a/0", "p/0"}
+
+
+def test_an_instance_that_is_about_to_turn_is_left_out(site: Site) -> None:
+    site.states()
+    site.world.turning = frozenset({InstanceId("b/0")})
+    assert set(site.states()) == {"a/0", "p/0"}
+
+
+def test_an_ordered_role_is_the_role_from_then_on(site: Site) -> None:
+    site.states()
+    site.world.order_role(AgentName("b"), "prefill")
+    assert site.instances.serving(MODEL)[InstanceId("b/0")].engine.role == "prefill"
+
+
+def test_only_the_named_cluster_decodes_and_prfaas_clusters_are_always_there(site: Site) -> None:
+    site.register("far", "north", "pd")
+    assert set(site.states("west")) == {"a/0", "b/0", "p/0"}
+    assert set(site.states("north")) == {"far/0", "p/0"}
+
+
+def test_models_that_nobody_serves_are_not_remembered(site: Site) -> None:
+    for number in range(100):
+        assert not site.instances.serving(f"unknown-{number}")
+    assert len(site.instances._known) == 0
+
+
+def test_cold_uses_are_bounded_and_the_oldest_goes(site: Site) -> None:
+    site.instances.note_cold_use(InstanceId("a/0"), 1.0)
+    for number in range(MAX_COLD_USES):
+        site.instances.note_cold_use(InstanceId(f"gone-{number}"), 2.0)
+    found = {its.instance: its.last_cold_use for its in site.instances.states(site.instances.serving(MODEL))}
+    assert found[InstanceId("a/0")] is None

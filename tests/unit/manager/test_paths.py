@@ -1,0 +1,84 @@
+"""Paths between clusters: their figures are of this moment, t follows them once a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prfaas.index.membership import LinkFigures, Node
+from prfaas.manager.paths import STEP_SECONDS, Paths
+from prfaas.manager.world import World
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, ClusterName
+
+LINK = LinkFigures(AgentName("d1"), 1e6, 10e6, 0.05, 0.05, 0, 0.0, num_connections=4)
+CHOKED = replace(LINK, queued_bytes=1 << 30)
+
+
+class Site:
+    """Two clusters of one node each, whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.world = World(expiry_seconds=60.0, clock=lambda: self.now)
+        self.paths = Paths(self.world, clock=lambda: self.now)
+        for name, cluster in (("p1", "east"), ("d1", "west")):
+            self.world.register(Node(AgentName(name), ClusterName(cluster), "pd", f"{name}:1", 1))
+
+    def report(self, link: LinkFigures) -> None:
+        self.world.hear(AgentName("p1"), epoch=1, links=([pb.LinkFigures(**vars(link))], []))
+
+
+@pytest.fixture
+def site() -> Site:
+    site = Site()
+    site.report(LINK)
+    site.paths.step()
+    return site
+
+
+def test_a_view_shows_what_was_reported_last_without_a_step(site: Site) -> None:
+    site.report(replace(LINK, bytes_per_second=7e6))
+    (view,) = site.paths.views()
+    assert view.bytes_per_second == 7e6
+
+
+def test_a_path_is_down_at_the_next_step_however_soon(site: Site) -> None:
+    site.report(replace(LINK, is_down=True))
+    site.paths.step()
+    assert site.paths.down == {("east", "west")}
+
+
+def test_t_follows_once_a_second_however_often_steps_come(site: Site) -> None:
+    site.report(CHOKED)
+    site.paths.step()
+    assert site.paths.views()[0].congestion.multiplier == 1
+    site.now = STEP_SECONDS
+    site.paths.step()
+    raised = site.paths.views()[0].congestion.multiplier
+    site.paths.step()
+    assert site.paths.views()[0].congestion.multiplier == raised > 1
+
+
+def test_what_was_lost_in_any_part_of_the_second_is_weighed(site: Site) -> None:
+    site.report(replace(LINK, retransmit_ratio=0.5))
+    site.paths.step()
+    site.report(LINK)
+    site.now = STEP_SECONDS
+    site.paths.step()
+    assert site.paths.views()[0].congestion.multiplier > 1
+
+
+def test_a_path_that_is_reported_no_more_raises_t_no_more(site: Site) -> None:
+    def states() -> int:
+        clusters = (ClusterName("east"), ClusterName("west"))
+        return len(site.paths.states(clusters, threshold_tokens=1000, always_abundant=False))
+
+    site.report(CHOKED)
+    site.now = STEP_SECONDS
+    site.paths.step()
+    assert states() == 1
+    site.world.hear(AgentName("p1"), epoch=1, links=([], []))
+    site.paths.step()
+    assert states() == 0

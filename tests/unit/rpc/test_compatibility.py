@@ -1,0 +1,50 @@
+"""The calls of an earlier version are still what they were: managers, agents and routers of both meet in an upgrade.
+
+`tests/data/manager-calls-before.json` is how commit 65b4dc8 described its messages and calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from prfaas.rpc.generated import manager_pb2 as pb
+
+BEFORE: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "manager-calls-before.json").read_text()
+)
+RESERVED = {"prfaas.v1.WatchStateRequest": {1}}  # numbers of fields that have left, which no other may take
+
+
+def _messages(described: Iterable[Descriptor]) -> Iterator[Descriptor]:
+    for its in described:
+        yield its
+        yield from _messages(its.nested_types)
+
+
+MESSAGES = {its.full_name: its for its in _messages(pb.DESCRIPTOR.message_types_by_name.values())}
+
+
+@pytest.mark.parametrize("name", sorted(BEFORE["messages"]))
+def test_every_field_of_before_has_its_number_and_its_type(name: str) -> None:
+    found = {its.number: [its.number, its.type, its.is_repeated] for its in MESSAGES[name].fields}
+    for field, before in BEFORE["messages"][name].items():
+        if before[0] in RESERVED.get(name, ()):
+            assert before[0] not in found, f"{field} has left, and its number is taken"
+        else:
+            assert found[before[0]] == before, field
+
+
+def test_every_call_of_before_takes_and_gives_the_same_messages() -> None:
+    for name, calls in BEFORE["services"].items():
+        service = pb.DESCRIPTOR.services_by_name[name.rpartition(".")[2]]
+        found = {
+            its.name: [its.input_type.full_name, its.output_type.full_name, its.client_streaming, its.server_streaming]
+            for its in service.methods
+        }
+        assert calls.items() <= found.items()

@@ -1,0 +1,46 @@
+"""Drawn conversations have the spread that the authors' measurements show of theirs."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from prfaas.sim.conversations import Turn
+from prfaas.sim.ppd.chats import DATA_SETS, Lengths
+
+# Mean, P50, P90 and P99 of the answers' tokens, and turns of a conversation, as measured.
+MEASURED = {"ShareGPT-like": ((309, 283, 605, 913), 4.408), "WildChat-like": ((274, 180, 652, 1201), 4.112)}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, list[list[Turn]]]:
+    return {name: its.draw(4_000, seed=1) for name, its in DATA_SETS.items()}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_answers_are_as_long_as_measured(name: str, drawn: dict[str, list[list[Turn]]]) -> None:
+    answers = [turn.num_output_tokens for one in drawn[name] for turn in one]
+    found = (fmean(answers), *np.quantile(answers, (0.5, 0.9, 0.99)))
+    assert found == pytest.approx(MEASURED[name][0], rel=0.04)
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_conversations_have_two_turns_or_more_and_as_many_as_measured(
+    name: str, drawn: dict[str, list[list[Turn]]]
+) -> None:
+    turns = [len(one) for one in drawn[name]]
+    assert min(turns) == 2
+    assert fmean(turns) == pytest.approx(MEASURED[name][1], rel=0.04)
+
+
+def test_one_seed_draws_the_same_again() -> None:
+    its = DATA_SETS["ShareGPT-like"]
+    assert its.draw(20, seed=3) == its.draw(20, seed=3) != its.draw(20, seed=4)
+
+
+def test_a_length_is_between_the_quantiles_around_it() -> None:
+    drawn = Lengths((0.0, 0.5, 1.0), (10, 20, 4000)).draw(np.random.default_rng(1), 2_000)
+    assert 10 <= min(drawn) <= max(drawn) <= 4000
+    assert np.mean(np.array(drawn) <= 20) == pytest.approx(0.5, abs=0.05)

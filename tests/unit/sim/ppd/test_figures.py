@@ -1,0 +1,79 @@
+"""x between 0 and 1, and by a table: who prefills later turns; and the outcomes behind the paper's figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.ppd import PpdTable
+from prfaas.sim.conversations import Turn
+from prfaas.sim.ppd.deployments import GRID, LaterTurns, same_for_all
+from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS
+from prfaas.sim.ppd.figures import (
+    LONG_CONVERSATION,
+    NUM_CHATS,
+    Case,
+    Outcome,
+    heavy,
+    multi_turn,
+    outcome,
+    prefills_later_turns,
+)
+
+TURNS = (Turn(512, 32), *(Turn(128, 16) for _ in range(7)))
+
+
+def run(later: LaterTurns) -> Outcome:
+    return outcome(Case("1P_3D", (TURNS,), 2.0, later))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.5, 1.0])
+def test_so_many_later_turns_stay_as_x_says(ratio: float) -> None:
+    assert run(LaterTurns(ratio)).local_ratio == pytest.approx(ratio, abs=0.06)
+
+
+def test_more_local_prefill_makes_first_tokens_earlier() -> None:
+    never, half, always = (run(LaterTurns(ratio)) for ratio in (0.0, 0.5, 1.0))
+    assert never.later_ttft_seconds > half.later_ttft_seconds > always.later_ttft_seconds
+
+
+@pytest.mark.parametrize(("ttft", "local_ratio"), [(0.5, 1.0), (2.0, 0.0)])
+def test_dynamic_follows_the_table(ttft: float, local_ratio: float) -> None:
+    table: PpdTable = same_for_all(ttft)
+    assert run(LaterTurns(table=table, qps=1.0)).local_ratio == local_ratio
+
+
+def test_a_replica_prefills_everything_itself_whatever_x_is() -> None:
+    assert outcome(Case("4R", (TURNS,), 2.0, LaterTurns(0.0))).local_ratio == 1.0
+
+
+def test_the_long_conversation_is_the_papers() -> None:
+    assert sum(turn.num_new_tokens for turn in LONG_CONVERSATION) == 10_000
+    assert sum(turn.num_output_tokens for turn in LONG_CONVERSATION) == 100
+    assert len(LONG_CONVERSATION) == 5
+
+
+def test_a_turn_is_late_by_the_time_since_it_was_let_in() -> None:
+    crowd = outcome(Case("1P_1D", ((Turn(16, 1200), Turn(16, 16)),), 40.0, LaterTurns(1.0), count=200))
+    assert crowd.latency.quantile(0.99) > TIMEOUT_SECONDS  # fifty at once; the others wait for them
+    assert crowd.num_late == 0
+    alone = outcome(Case("1P_1D", ((Turn(16, 5000), Turn(16, 16)),), 1.0, LaterTurns(1.0), count=2))
+    assert alone.num_late == 2
+
+
+def test_heavy_conversations_bring_more_than_they_ask_for() -> None:
+    quiet, loud = (Turn(900, 10), Turn(20, 300)), (Turn(10, 10), Turn(500, 300))
+    assert heavy({"a": [quiet], "b": [loud]}) == [loud]
+    assert heavy({"a": [quiet]}) == [quiet]
+
+
+def test_of_a_file_those_with_later_turns_are_taken_evenly() -> None:
+    short, long = (Turn(1, 1),), (Turn(2, 2), Turn(3, 3))
+    assert multi_turn([short, long, short]) == [long]
+    assert len(multi_turn([long] * 1700)) == NUM_CHATS
+    with pytest.raises(ConfigError, match="none of them has a second turn"):
+        multi_turn([short])
+
+
+def test_ten_configurations_prefill_later_turns_where_they_decode() -> None:
+    assert sum(map(prefills_later_turns, GRID)) == 10

@@ -1,0 +1,233 @@
+"""Links between clusters lose packets, are shared with others, and go down: the deployment notices, and no request is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sized
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.scheduler.route import Decision
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from prfaas.sim.deployed import deploy
+from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.link_changes import CrossTraffic, LinkChange, bursts, read_cross_traffic, read_link_changes
+from prfaas.sim.link_watch import LinkWatch
+from prfaas.sim.lossy_path import LossyPath
+from prfaas.sim.operations import Operations
+from prfaas.sim.records import Recorder, replay
+from prfaas.sim.run import prepare, simulate, traffic
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.timeline import Timeline
+from prfaas.sim.twin import Twin
+from prfaas.sim.wire import Egress
+from prfaas.types import ClusterName
+
+REMOTE, HOME = ClusterName("h200"), ClusterName("h20")
+MBIT = 1e6 / 8
+
+
+class Watched:
+    """The case study at 2 requests per second, its KV leaving at its end, and when what was decided."""
+
+    def __init__(self, changes: list[LinkChange], *, congestion: bool = False, requests: int = 300) -> None:
+        setup = prepare(Scenario())
+        operations = Operations(link_changes=changes, notice_seconds=2.0)
+        settings = EngineSettings(operations=operations, follows_congestion=congestion)
+        self.decided: list[tuple[float, Snapshot, Decision]] = []
+        self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
+        self.twin.run(traffic(Scenario(requests=requests), setup, 2.0))
+
+    def _watch(self, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
+        self.decided.append((self.twin.timeline.now, snapshot, decision))
+
+    def reasons(self, start: float, end: float) -> Counter[str]:
+        return Counter(its.reason for moment, _, its in self.decided if start <= moment < end)
+
+    @property
+    def mean_ttft(self) -> float:
+        return math.fsum(one.ttft for one in self.twin.requests) / len(self.twin.requests)
+
+
+def test_over_a_link_that_is_down_nothing_is_sent_once_that_is_known_and_again_when_it_is_up() -> None:
+    run = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)])
+    while_down = [its for moment, its, _ in run.decided if 32.0 <= moment < 70.0]
+    assert while_down
+    assert all(its.links_down == {(REMOTE, HOME)} for its in while_down)
+    assert run.reasons(32.0, 70.0)["long"] == 0
+    assert run.reasons(70.0, 1e9)["long"] > 0
+
+
+def test_what_was_on_a_link_that_went_down_is_prefilled_at_home() -> None:
+    run = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)])
+    again = [one for one in run.twin.requests if one.num_retries]
+    assert again
+    assert {one.reason for one in again} == {"pd"}
+    assert len(run.twin.requests) == 300
+    assert all(one.decode_end > one.first_token > one.arrival for one in run.twin.requests)
+
+
+def test_a_link_that_comes_back_before_anybody_notices_only_delays() -> None:
+    run = Watched([LinkChange(REMOTE, 30.0, 0.0, 1.5)])
+    assert not any(one.num_retries for one in run.twin.requests)
+    assert not any(its.links_down for _, its, _ in run.decided)
+    assert run.mean_ttft > Watched([]).mean_ttft
+
+
+def test_bytes_that_were_given_up_are_counted_as_such() -> None:
+    egress = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)]).twin.egress[REMOTE]
+    handed_over = math.fsum(link.bytes_in for link in egress.links)
+    assert egress.bytes_out + egress.bytes_dropped == pytest.approx(handed_over, rel=1e-9)
+    assert egress.sent.total == pytest.approx(egress.bytes_out, rel=1e-9)
+
+
+def test_a_narrow_link_raises_t_and_gives_it_back() -> None:
+    run = Watched([LinkChange(REMOTE, 20.0, 0.03, 60.0)], congestion=True, requests=600)
+    raised = [(moment, its.paths[0].threshold_tokens) for moment, its, _ in run.decided if its.paths]
+    assert raised
+    assert min(moment for moment, _ in raised) > 20.0
+    assert max(tokens for _, tokens in raised) > prepare(Scenario()).plan.threshold_tokens  # type: ignore[operator]
+    assert not run.decided[-1][1].paths
+    assert run.twin.links.max_multiplier > 1.0
+
+
+def test_who_follows_congestion_offloads_less_over_a_narrow_link() -> None:
+    narrow = [LinkChange(REMOTE, 20.0, 0.03, 60.0)]
+    followed, stayed = (Watched(narrow, congestion=follows).reasons(30.0, 80.0)["long"] for follows in (True, False))
+    assert followed < stayed
+
+
+def test_while_a_link_is_calm_congestion_changes_nothing() -> None:
+    assert Watched([], congestion=True).mean_ttft == Watched([]).mean_ttft
+
+
+def test_decisions_over_changing_links_are_made_again_from_their_records() -> None:
+    lines = io.StringIO()
+    scenario = Scenario(
+        fidelity="instances",
+        requests=300,
+        link_changes="h200@20s=3%+30s, h200@80s=0%+20s",
+        congestion=True,
+        heartbeats=2.0,
+    )
+    simulate(scenario, watch=Recorder(lines))
+    records = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert any(its["snapshot"]["paths"] for its in records)
+    assert any(its["snapshot"]["links_down"] for its in records)
+    assert list(replay(records)) == []
+
+
+def link_watch(timeline: Timeline, under_way: Sized) -> tuple[LinkWatch, Callable[[float], None]]:
+    """Over an egress of 100 bytes per second, and what sends over it."""
+    egress = Egress(timeline, 100.0)
+    link = egress.link(math.inf)
+    watch = LinkWatch(timeline, {REMOTE: egress}, [HOME], under_way=under_way, threshold_tokens=1000)
+    return watch, lambda num_bytes: egress.send(link, num_bytes, lambda _: None, None)
+
+
+def test_a_transfer_long_after_its_prompt_was_routed_is_seen() -> None:
+    timeline, under_way = Timeline(), {"a prompt"}
+    watch, send = link_watch(timeline, under_way)
+    watch.wake()
+    timeline.at(5.0, send, 10_000.0)
+    timeline.at(60.0, lambda _: under_way.clear(), None)
+    timeline.run()
+    assert watch.max_multiplier > 1.0
+    assert watch.fields["paths"] == ()
+
+
+def test_a_second_of_traffic_after_a_long_rest_is_a_tenth_of_its_rate() -> None:
+    timeline = Timeline()
+    watch, send = link_watch(timeline, ())
+    for start in (100.0, 200.0):
+        timeline.at(start, lambda _: watch.wake(), None)
+        timeline.at(start, send, 95.0)
+    timeline.run()
+    assert watch.fields["paths"] == ()
+    assert watch.max_multiplier == 1.0
+
+
+def test_a_rate_that_changes_under_way_moves_what_it_says() -> None:
+    timeline, arrived = Timeline(), list[float]()
+    egress = Egress(timeline, 100.0)
+    link = egress.link(math.inf)
+    egress.send(link, 1000.0, lambda _: arrived.append(timeline.now), None)
+    for moment, rate in [(4.0, 0.0), (6.0, 50.0)]:
+        timeline.at(moment, egress.set_rate, rate)
+    timeline.run()
+    assert arrived == [pytest.approx(4.0 + 2.0 + 600.0 / 50.0)]
+    assert egress.busy_seconds == pytest.approx(16.0)
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "loss", "connections", "mbit", "measured"),
+    [
+        (30, 1e-4, 1, 5000, 75),
+        (30, 1e-4, 16, 5000, 1680),
+        (80, 1e-3, 1, 2000, 10),
+        (80, 1e-3, 32, 2000, 384),
+        (40, 5e-4, 1, 650, 19.5),
+    ],
+)
+def test_cubic_over_a_lossy_path_carries_about_what_it_was_measured_to(
+    rtt_ms: int, loss: float, connections: int, mbit: float, measured: float
+) -> None:
+    path = LossyPath(rtt_ms / 1000, loss, connections, "cubic")
+    assert path.carried(mbit * MBIT) / MBIT == pytest.approx(measured, rel=0.4)
+
+
+def test_bbr_loses_only_what_is_lost_and_no_loss_costs_nothing() -> None:
+    assert LossyPath(0.08, 0.01, 1, "bbr").carried(1e9) == pytest.approx(0.99e9)
+    assert LossyPath(0.08, 0.0, 1, "cubic").carried(1e9) == 1e9
+
+
+@pytest.mark.parametrize("fidelity", ["stations", "instances"])
+def test_loss_makes_first_tokens_later_in_both_fidelities(fidelity: str) -> None:
+    def mean(loss: float) -> float:
+        scenario = Scenario(
+            fidelity=fidelity, requests=300, rtt=0.08, link_loss=loss, congestion_control="cubic", connections=16
+        )
+        return simulate(scenario).summary.ttft.mean
+
+    assert mean(1e-4) > mean(0.0)
+
+
+def test_others_bursts_take_their_share_and_come_again_from_the_same_seed() -> None:
+    others = CrossTraffic(on=5.0, off=15.0, share=0.6)
+    found = bursts(others, [REMOTE], end=40_000.0, seed=3)
+    assert math.fsum(one.seconds for one in found) / 40_000.0 == pytest.approx(0.25, rel=0.1)
+    assert all(one.share == pytest.approx(0.4) for one in found)
+    assert bursts(others, [REMOTE], end=40_000.0, seed=3) == found
+    assert bursts(others, [REMOTE], end=40_000.0, seed=4) != found
+
+
+def test_bursts_of_others_make_first_tokens_later() -> None:
+    def mean(others: str) -> float:
+        scenario = Scenario(fidelity="instances", requests=400, cross_traffic=others)
+        return simulate(scenario).summary.ttft.mean
+
+    assert mean("on=20s,off=20s,share=97%") > mean("")
+
+
+def test_what_is_written_is_read() -> None:
+    assert read_link_changes("h200@5m=30%+2m, h200@9m=0%+30s") == [
+        LinkChange(REMOTE, 300.0, 0.3, 120.0),
+        LinkChange(REMOTE, 540.0, 0.0, 30.0),
+    ]
+    assert read_cross_traffic("on=2s,share=70%") == CrossTraffic(on=2.0, off=20.0, share=0.7)
+    assert read_cross_traffic(" ") is None
+
+
+@pytest.mark.parametrize("text", ["h200", "h200@5m", "h200@5m=30+2m", "h200@5m=130%+2m", "h200@5m=-3%+2m"])
+def test_a_change_that_nobody_can_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="link_changes: write"):
+        read_link_changes(text)
+
+
+def test_a_cluster_without_egress_cannot_lose_it() -> None:
+    with pytest.raises(ConfigError, match="no cluster with egress h20; there are h200"):
+        simulate(Scenario(fidelity="instances", link_changes="h20@5s=0%+5s"))

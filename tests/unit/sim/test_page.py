@@ -1,0 +1,40 @@
+"""What docs/twin.md says in tables is what the benchmark found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.twin.page import CONSTANTS, PAGE, RESULT, TABLES, with_tables
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RESULT.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+def test_every_table_is_the_results(page: str, results: dict[str, Any]) -> None:
+    assert with_tables(page, results) == page, "run `make bench AREA=twin`"
+
+
+@pytest.mark.parametrize("name", [*TABLES, *CONSTANTS])
+def test_every_table_stands_on_the_page_once(page: str, name: str) -> None:
+    assert page.count(f"<!-- table: {name} -->") == 1
+
+
+def test_another_result_makes_another_page(page: str, results: dict[str, Any]) -> None:
+    (table,) = (one for one in results["queueing"]["tables"] if one["title"] == "TTFT with queues")
+    other = {
+        **results,
+        "queueing": {"tables": [{**table, "rows": [[*table["rows"][0][:-1], 1e6], *table["rows"][1:]]}]},
+    }
+    other["queueing"]["tables"] += [one for one in results["queueing"]["tables"] if one is not table]
+    assert with_tables(page, other) != page
