@@ -6,13 +6,14 @@ The two sides of a transfer may come in any order: the other agent's `open` (the
     claimed ──open──▶ arriving ──all bytes──▶ ready ──Release──▶ gone
     arriving ──claim──▶ (still arriving, now with a reader)
     arriving, a copy ──all bytes──▶ gone: its prefix blocks stay, nobody claims it
-    any ──cancel, failure, deadline──▶ ended, remembered until the grant expires so that a late open is refused
+    any ──cancel, failure, deadline──▶ ended, remembered until the grant expires: a late open or claim hears why
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
@@ -41,7 +42,7 @@ from prfaas.transport.receiver import (
 )
 from prfaas.types import AgentName, FailureReason, TransferId
 
-MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 100 bytes each
+MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 300 bytes each
 REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
 _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]
@@ -70,7 +71,7 @@ class Receiving:
         self._in_background = in_background
         self._inbound: dict[TransferId, Inbound] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
-        self._ended: dict[TransferId, float] = {}  # id → monotonic time at which its grant has expired
+        self._ended: dict[TransferId, _Ended] = {}
         self.receiver: Receiver | None = None  # set before the first open can come
 
     def __len__(self) -> int:
@@ -106,8 +107,9 @@ class Receiving:
         grant = self._check(opened.grant, TransferId(request.transfer_id))
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
-        if grant.transfer_id in self._ended:
-            raise Refusal("cancelled", "this transfer has ended here")
+        ended = self._ended.get(grant.transfer_id)
+        if ended is not None:
+            raise Refusal(ended.reason, ended.message)
         arenas = self._layouts.arenas(opened)
         plan = _plan(request, opened, arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
@@ -179,7 +181,8 @@ class Receiving:
 
     def _failed(self, transfer_id: TransferId, inbound: Inbound | None, event: ReceiveFailed) -> None:
         if inbound is None:  # a cancel that overtook its open
-            self._ended.setdefault(transfer_id, time.monotonic() + REMEMBERED_SECONDS)
+            forgotten_at = time.monotonic() + REMEMBERED_SECONDS
+            self._ended.setdefault(transfer_id, _Ended(forgotten_at, event.reason, event.message))
         elif inbound.grant.source == event.peer_name:
             if inbound.record is not None:
                 inbound.record.wire_bytes = event.stats.wire_bytes
@@ -253,8 +256,9 @@ class Receiving:
             metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
             engine.post(TransferFailed(request.transfer_id, "grant_refused", str(error)))
             return
-        if request.transfer_id in self._ended:
-            engine.post(TransferFailed(request.transfer_id, "cancelled", "this transfer has ended here"))
+        ended = self._ended.get(request.transfer_id)
+        if ended is not None:
+            engine.post(TransferFailed(request.transfer_id, ended.reason, ended.message))
             return
         inbound = self._inbound.get(request.transfer_id) or self._create(grant)
         inbound.reader, inbound.arenas = engine, arenas
@@ -286,7 +290,7 @@ class Receiving:
     def _refuse_claim(self, inbound: Inbound, reason: FailureReason, message: str) -> None:
         if inbound.complete and inbound.reader is not None:  # which is no failure of the transfer
             inbound.reader.post(TransferFailed(inbound.grant.transfer_id, reason, message))
-            self._end(inbound, failure=f"{reason}: {message}")
+            self._end(inbound, reason, message)
         else:
             self._fail(inbound.grant.transfer_id, reason, message)
 
@@ -322,7 +326,7 @@ class Receiving:
                     self._fail(inbound.grant.transfer_id, "deadline", "it did not arrive before its grant expired")
             elif now >= inbound.open_until and inbound.placement is None:
                 self._fail(inbound.grant.transfer_id, "unreachable", f"{inbound.grant.source} has not opened it")
-        while self._ended and (next(iter(self._ended.values())) < now or len(self._ended) > MAX_REMEMBERED):
+        while self._ended and (next(iter(self._ended.values())).until < now or len(self._ended) > MAX_REMEMBERED):
             del self._ended[next(iter(self._ended))]
 
     def _fail(self, transfer_id: TransferId, reason: FailureReason, message: str) -> None:
@@ -335,13 +339,14 @@ class Receiving:
             self._log.end(inbound.record, reason, message=message)
         if inbound.placement is not None and not inbound.memory_free and self.receiver is not None:
             self.receiver.cancel(transfer_id, reason, message)
-        self._end(inbound, failure=f"{reason}: {message}")
+        self._end(inbound, reason, message)
 
-    def _end(self, inbound: Inbound, *, failure: str = "") -> None:
+    def _end(self, inbound: Inbound, failure: FailureReason | None = None, message: str = "") -> None:
         transfer_id = inbound.grant.transfer_id
-        inbound.delivery.end(failure)
+        inbound.delivery.end(f"{failure}: {message}" if failure else "")
         del self._inbound[transfer_id]
-        self._ended[transfer_id] = inbound.deadline
+        said = message or "this transfer has ended here"
+        self._ended[transfer_id] = _Ended(inbound.deadline, failure or "cancelled", said)
         if inbound.repacking is not None:
             inbound.repacking.end()
         if inbound.placement is None:
@@ -351,6 +356,15 @@ class Receiving:
         else:
             self._pool.quarantine(inbound.placement.lease)
             self._leaving[transfer_id] = inbound.placement
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What a claim or an open that comes late hears."""
+
+    until: float  # monotonic seconds, when its grant has expired
+    reason: FailureReason
+    message: str
 
 
 def _held(inbound: Inbound, placement: Placement) -> frozenset[int]:

@@ -22,6 +22,7 @@ NUM_BLOCKS = 5 + 2 + 1  # of a prefix of 160 tokens: attention, its window, its 
 
 async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
     flags = [f"--pages=http://{site.manager.http_address}", f"--managers={site.manager.address}", "--routers="]
+    flags += ["--timeout=60"]  # of a busy machine
     flags += [f"--secret-file={secret}"] if secret else []
     return await asyncio.to_thread(run_on_terminal if terminal else run, *arguments, *flags)
 
@@ -117,7 +118,8 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(hands[0].leave, prefix)
     await until(lambda: site.manager.world.index.num_blocks() == NUM_BLOCKS, what="announced blocks")
-    await site.client.match(match_request(chain_of(161)))
+    for _ in range(9):  # one hit is forgotten after 7 s, which a busy machine may need for a command; ten are copied
+        await site.client.match(match_request(chain_of(161)))
     hot = (await prfaas(site, "pool", "hot")).document
     assert [(its["hash"], its["num_tokens"], its["holders"]) for its in hot] == [(prefix.end_hash.hex(), 160, ["a"])]
     pinned = await prfaas(site, "pool", "pin", hot[0]["hash"], secret=deployment.secret_file)

@@ -29,7 +29,15 @@ from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
-from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted, ReceiveMemoryFree, Rejected, TransferStats
+from prfaas.transport.inbound import (
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveFailed,
+    ReceiveMemoryFree,
+    Rejected,
+    TransferStats,
+)
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.unit.cachepool.layouts import hybrid
@@ -203,6 +211,18 @@ def test_a_claim_of_other_blocks_than_have_arrived_is_refused(node: Node) -> Non
     node.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
     node.claim(_groups(2))
     assert _is_mismatch(node.heard())
+
+
+def test_a_claim_or_an_open_that_comes_after_the_end_hears_why_it_ended(node: Node) -> None:
+    node.attach(hybrid())
+    node.open([hybrid()])
+    why = "the request ended before all its layers came"
+    node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", why))
+    node.claim()
+    (failed,) = node.heard()
+    assert isinstance(failed, TransferFailed)
+    assert (failed.reason, failed.message) == ("incomplete", why)
+    assert node.open([hybrid()]) == Rejected("incomplete", why)
 
 
 def test_a_second_engine_that_claims_a_transfer_is_refused_by_name_and_the_first_is_served(node: Node) -> None:
