@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from prfaas.units import is_loopback, split_address
+from prfaas.units import is_loopback, is_public, split_address
 
 GIVEN = object()  # any value but the empty one
 Conditions = Mapping[str, Any]  # by the other setting's name the value that it must have, or `GIVEN`
@@ -44,7 +44,18 @@ def check_engine_tls(config: Any) -> None:
 
 def check_consent(config: Any, *names: str) -> None:
     """Raise ValueError when one of these addresses is beyond loopback without certificates or a word of consent."""
-    for name in names if not (config.tls_authority or config.insecure_plaintext) else ():
-        address = getattr(config, name)
-        if not is_loopback(split_address(address)[0]):
-            raise ValueError(f"{name}: {address} is beyond loopback; set tls_* or insecure_plaintext: true")
+    for name in names:
+        _check_consent(config, name, "beyond loopback", lambda host: not is_loopback(host))
+
+
+def check_consent_of_wire(config: Any, name: str) -> None:
+    """The same of an agent's wire, which private networks may have in plain text."""
+    _check_consent(config, name, "not a private address", is_public)
+
+
+def _check_consent(config: Any, name: str, beyond: str, is_beyond: Callable[[str], bool]) -> None:
+    address = getattr(config, name)
+    if config.tls_authority or config.insecure_plaintext or not address:
+        return
+    if is_beyond(split_address(address)[0]):
+        raise ValueError(f"{name}: {address} is {beyond}; set tls_* or insecure_plaintext: true")

@@ -131,6 +131,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_public(host: str) -> bool:
+    """Whether an address is beyond private networks; all addresses together are. A name is not: only its look-up tells."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return address.is_unspecified or not address.is_private
+
+
 def _parse_address(text: str) -> str:
     split_address(text)
     return text.strip()

@@ -8,7 +8,7 @@ from pathlib import Path
 from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
-from prfaas.conditions import check_engine_tls, check_together
+from prfaas.conditions import check_consent, check_consent_of_wire, check_engine_tls, check_together
 from prfaas.config import records, setting
 from prfaas.index.engine_events import check_endpoint
 from prfaas.tracing import SETTING_DOC
@@ -212,6 +212,8 @@ class AgentConfig:
             raise ValueError("tenants: one is named twice")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_engine_tls(self)
+        check_consent(self, "status_listen")
+        check_consent_of_wire(self, "listen")
         if self.tls_revocations is not None and self.tls_authority is None:
             raise ValueError("tls_authority: missing; tls_revocations is its list")
         if self.cluster_kind not in ("prfaas", "pd"):

@@ -190,7 +190,7 @@ class Agent:
         return StatusServer(address, documents)
 
     def _pages_door(self) -> TlsDoor | None:
-        """Raises ConfigError: the pages are beyond loopback, with neither certificates nor a word of consent."""
+        """Raises ConfigError: the address of the pages is taken, or the certificates cannot be used."""
         return door_before(
             self._config.status_listen,
             self._config.certificates(speaks=("http/1.1",)),

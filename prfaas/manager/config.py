@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import check_together
+from prfaas.conditions import check_consent, check_together
 from prfaas.config import setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
@@ -209,6 +209,7 @@ class ManagerConfig:
         if self.bandwidth == "measured" and self.deployment is None:
             raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_consent(self, "listen", "http_listen")
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What listeners show and ask for; None: they speak plain text. Raises ConfigError when they cannot be used."""

@@ -39,7 +39,7 @@ from prfaas.rpc.translate import (
 )
 from prfaas.transport.tls_door import TlsDoor
 from prfaas.types import AgentName, TransferId
-from prfaas.units import is_loopback, split_address
+from prfaas.units import split_address
 
 _WATCH_SECONDS = 1.0
 _WATCH_POLL_SECONDS = 0.05
@@ -103,7 +103,7 @@ class GrpcServer:
         """Take the address, so that it can be told to others before the first call is answered.
 
         Raises:
-            ConfigError: the address is taken, or beyond loopback without TLS and without `insecure_plaintext`.
+            ConfigError: the address is taken, or the certificates cannot be used.
         """
         self.address = self._bind()
 
@@ -131,8 +131,6 @@ class GrpcServer:
             self._inner = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
             return self._door.address
         host, _ = split_address(config.listen)
-        if not (config.insecure_plaintext or is_loopback(host)):
-            raise ConfigError(f"listen {config.listen}: beyond loopback set tls_* or insecure_plaintext: true")
         try:
             return f"{host}:{self._server.add_insecure_port(config.listen)}"
         except (RuntimeError, OSError) as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import check_engine_tls, check_together
+from prfaas.conditions import check_consent, check_engine_tls, check_together
 from prfaas.config import record, records, setting
 from prfaas.router.quotas import Quota
 from prfaas.router.tenants import Tenants, check_salt
@@ -117,9 +117,9 @@ class RouterConfig:
 
     listen: str = setting("address", default="127.0.0.1:8000", doc="Where clients connect.")
     ext_proc_listen: str = setting(
-        "text",
+        "address",
         default="",
-        doc="gRPC host:port where a gateway (Envoy's external processing) asks which endpoints to take; when empty none is "
+        doc="gRPC: where a gateway (Envoy's external processing) asks which endpoints to take; when empty none is "
         "answered. Needs the extra `gateway`.",
     )
     insecure_plaintext: bool = setting(
@@ -239,6 +239,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_engine_tls(self)
+        check_consent(self, "ext_proc_listen")
         self._check_clients()
         clusters = [cluster.name for cluster in self.clusters]
         if self.cluster and clusters and self.cluster not in clusters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import select
 import socket
 import struct
@@ -18,7 +17,7 @@ from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.tls import Certificates, TlsStream
 from prfaas.transport.views import bytes_after, first_bytes
 from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
-from prfaas.units import split_address
+from prfaas.units import is_public, split_address
 
 CONNECT_SECONDS = 5.0
 HANDSHAKE_SECONDS = 5.0  # for each read of the handshake, of which there are four
@@ -137,11 +136,8 @@ def listen(address: str, *, allow_public: bool) -> socket.socket:
 
 def public_address(host: str) -> str | None:
     """The first address of `host` that lies beyond private networks; binding to all of them counts."""
-    for *_, address in socket.getaddrinfo(host, None):
-        ip = ipaddress.ip_address(address[0])
-        if not ip.is_private or ip.is_unspecified:
-            return host
-    return None
+    found = socket.getaddrinfo(host, None)
+    return host if any(is_public(str(address[0])) for *_, address in found) else None
 
 
 def tune(connection: socket.socket, *, congestion_control: str) -> None:

@@ -143,12 +143,11 @@ def door_before(
     """The door, bound, before pages at an address beyond loopback; None where they are served as they are.
 
     Raises:
-        ConfigError: it is beyond loopback, and there are neither certificates nor a word of consent; or it is taken.
+        ConfigError: it is taken.
     """
     if allows_plaintext or is_loopback(split_address(listen)[0]):
         return None
-    if certificates is None:
-        raise ConfigError(f"{setting}: {listen} is beyond loopback; set tls_* or insecure_plaintext: true")
+    assert certificates is not None, "or the settings were refused (`check_consent`)"
     door = TlsDoor(listen, certificates, setting=setting, refused=refused)
     door.bind()
     return door

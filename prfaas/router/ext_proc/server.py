@@ -18,7 +18,7 @@ from prfaas.router.ext_proc.choosing import Choosing
 from prfaas.router.ext_proc.exchange import Exchange
 from prfaas.rpc.methods import read_message
 from prfaas.transport.tls_door import INNER, TlsDoor
-from prfaas.units import is_loopback, split_address
+from prfaas.units import split_address
 
 DRAIN_SECONDS = 10.0
 MAX_HEADERS_BYTES = 1 << 20  # of a message, beside the body
@@ -60,7 +60,7 @@ async def open_picker(config: RouterConfig, choosing: Choosing) -> AsyncIterator
     """The host:port where gateways are answered as long as the block runs.
 
     Raises:
-        ConfigError: the address is taken, or beyond loopback without TLS and without `insecure_plaintext`.
+        ConfigError: the address is taken, or the certificates cannot be used.
     """
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", config.max_body_bytes + MAX_HEADERS_BYTES)])
     processor = _Processor(choosing, max_body_bytes=config.max_body_bytes)
@@ -86,12 +86,8 @@ async def open_picker(config: RouterConfig, choosing: Choosing) -> AsyncIterator
 
 def _door(config: RouterConfig) -> TlsDoor | None:
     """Mutual: gateways show a certificate of the same authority."""
-    host, _ = split_address(config.ext_proc_listen)
     certificates = config.certificates(speaks=("h2",))
     if certificates is None:
-        if not (config.insecure_plaintext or is_loopback(host)):
-            beyond = "beyond loopback set tls_* or insecure_plaintext: true"
-            raise ConfigError(f"ext_proc_listen {config.ext_proc_listen}: {beyond}")
         return None
     refused = metrics.GATEWAY_REFUSALS
     door = TlsDoor(

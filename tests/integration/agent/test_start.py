@@ -35,8 +35,8 @@ def _refuses_to_start(directory: Path, message: str, **settings: str | Path) -> 
 
 
 def test_a_wire_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:
-    _refuses_to_start(tmp_path, f"listen: {taken} cannot be bound", listen=taken)
-    _refuses_to_start(tmp_path, "listen: 8.8.8.8 is not a private", listen="8.8.8.8:1")  # the SSD is free again
+    for _ in range(2):  # the SSD is free again
+        _refuses_to_start(tmp_path, f"listen: {taken} cannot be bound", listen=taken)
 
 
 def test_a_status_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:

@@ -29,9 +29,9 @@ def patient(tmp_path: Path) -> Patient:
 
 
 def faults(ran: Ran) -> dict[str, str]:
-    """Remedies by subject, of what is not good."""
+    """By subject, of what is not good, what is said and the remedy."""
     assert ran.status in (0, 1), ran.error
-    return {its["subject"]: its["remedy"] for its in ran.document if its["outcome"] != "good"}
+    return {its["subject"]: f"{its['message']}; {its['remedy']}" for its in ran.document if its["outcome"] != "good"}
 
 
 def test_where_all_is_well_everything_is_good(patient: Patient) -> None:
@@ -92,6 +92,7 @@ def _no_directory_for_the_socket(patient: Patient) -> None:
 
 def _advertises_all_addresses(patient: Patient) -> None:
     patient.agent |= {"listen": "0.0.0.0:0", "managers": ["127.0.0.1:9"], "cluster": "west"}
+    patient.certify()
 
 
 def _expired_certificate(patient: Patient) -> None:
@@ -140,6 +141,10 @@ def _manager_beyond_loopback_in_plain_text(patient: Patient) -> None:
 
 def _pages_beyond_loopback_for_everybody(patient: Patient) -> None:
     patient.agent["status_listen"] = "0.0.0.0:0"
+
+
+def _wire_beyond_private_networks_in_plain_text(patient: Patient) -> None:
+    patient.agent["listen"] = "0.0.0.0:0"
 
 
 def _pages_in_plain_text_beside_certificates(patient: Patient) -> None:
@@ -204,13 +209,14 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_revoked_certificate, "certificate_revoked", "another, with a new key"),
     (_key_that_others_may_read, "key_mode", "chmod 600"),
     (_engine_that_is_not_there, "engine", "curl http://127.0.0.1"),
-    (_manager_beyond_loopback_in_plain_text, "plaintext", "set tls_authority"),
-    (_pages_beyond_loopback_for_everybody, "plaintext", "set tls_authority"),
+    (_manager_beyond_loopback_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
+    (_pages_beyond_loopback_for_everybody, "configuration", "set tls_* or insecure_plaintext"),
+    (_wire_beyond_private_networks_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
     (_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_wire_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_managers_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_router_that_asks_for_no_key, "keys", "write api_keys_file"),
-    (_gateways_port_in_plain_text, "plaintext", "set tls_authority"),
+    (_gateways_port_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
     (_sidecar_in_plain_text, "plaintext", "leave insecure_plaintext out"),
     (_expiry_within_a_heartbeat, "heartbeat", "expiry_seconds: 30s"),
 ]

@@ -116,10 +116,8 @@ def state(pid: int) -> str:
 
 async def test_beyond_loopback_it_wants_tls_or_to_be_told(deployment: Deployment) -> None:
     await deployment.start_redis()
-    manager = Manager(deployment.config(listen="0.0.0.0:0"), SECRET)
-    with pytest.raises(ConfigError, match="insecure_plaintext"):
-        await manager.start()
-    await manager.close()
+    with pytest.raises(ValueError, match="insecure_plaintext"):
+        deployment.config(listen="0.0.0.0:0")
     told = Manager(deployment.config(listen="0.0.0.0:0", insecure_plaintext=True), SECRET)
     await told.start()
     await told.close()

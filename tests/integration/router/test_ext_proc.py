@@ -186,11 +186,9 @@ async def test_its_health_is_grpcs_own(gateway: Gateway) -> None:
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_beyond_loopback_it_asks_for_certificates_or_an_open_word() -> None:
-    config = router_config(ext_proc_listen="0.0.0.0:0")
-    with pytest.raises(ConfigError, match="ext_proc_listen"):
-        async with open_door(config, SECRET, picker=open_picker):
-            raise AssertionError("it listens")
+def test_beyond_loopback_it_asks_for_certificates_or_an_open_word() -> None:
+    with pytest.raises(ValueError, match="ext_proc_listen"):
+        router_config(ext_proc_listen="0.0.0.0:0")
 
 
 async def test_a_missing_certificate_file_stops_the_start(tmp_path: Path) -> None:

@@ -56,25 +56,30 @@ def test_the_processes_of_a_deployment_listen_on_loopback_alone(tmp_path: Path) 
 
 OPEN = {
     "manager": ["listen", "http_listen"],
-    "agent": ["status_listen"],
+    "agent": ["listen", "status_listen"],
     "router": ["listen", "ext_proc_listen"],
     "sidecar": ["listen", "status_listen"],
     "colocate": ["listen"],
 }
 
 
-def test_a_port_beyond_loopback_that_lets_everybody_in_stops_the_start(tmp_path: Path) -> None:
-    stack_of: dict[str, Child] = {}
+BEYOND = ("beyond loopback", "not a private address")
+
+
+def test_a_port_beyond_loopback_that_lets_everybody_in_stops_the_start_and_its_check(tmp_path: Path) -> None:
+    started: dict[str, Child] = {}
     with Children(tmp_path) as children:
         secret = Stack(children, tmp_path).secret_file
         for component, names in OPEN.items():
             for name in names:
                 command = _command(component, {**_at_default_hosts(component), name: "0.0.0.0:0"}, secret, tmp_path)
-                stack_of[f"{component} {name}"] = children.start(f"{component}-{name}", command)
-        ended = {name: child.process.wait(120) for name, child in stack_of.items()}
-        said = {name: child.tail() for name, child in stack_of.items()}
-    assert ended == dict.fromkeys(stack_of, 2), said
-    assert [name for name, text in said.items() if "beyond loopback" not in text] == []
+                started[f"{component} {name}"] = children.start(f"{component}-{name}", command)
+                check = [*command, "--check-config"]
+                started[f"{component} {name} checked"] = children.start(f"{component}-{name}-check", check)
+        ended = {name: child.process.wait(120) for name, child in started.items()}
+        said = {name: child.tail() for name, child in started.items()}
+    assert ended == dict.fromkeys(started, 2), said
+    assert [name for name, text in said.items() if not any(words in text for words in BEYOND)] == []
 
 
 def _command(component: str, addresses: dict[str, str], secret: Path, directory: Path) -> list[str]:
