@@ -125,6 +125,18 @@ class Stack:
         child = self._children.start("manager", [_script("prfaas-manager"), "--config", self._write("manager", config)])
         return child, config["listen"], f"http://{config['http_listen']}"
 
+    def start_colocate(self, **settings: Any) -> tuple[Child, str]:
+        """An executor of a tiny model, which prefills and decodes at once, as (process, address)."""
+        config: dict[str, Any] = {"listen": free_address(), "shape": "tiny", "num_threads": 1, **settings}
+        command = [_script("prfaas-colocate"), "serve", "--config", self._write("colocate", config)]
+        return self._children.start("colocate", command), config["listen"]
+
+    def start_sidecar(self, **settings: Any) -> tuple[Child, str, str]:
+        """A sidecar, as (process, address, address of its pages)."""
+        config: dict[str, Any] = {"listen": free_address(), "status_listen": free_address(), **settings}
+        child = self._children.start("sidecar", [_script("prfaas-sidecar"), "--config", self._write("sidecar", config)])
+        return child, config["listen"], config["status_listen"]
+
     def start_router(self, config: dict[str, Any], *, name: str = "router") -> tuple[Child, str]:
         address = free_address()
         path = self._write(name, {"listen": address, "secret_file": str(self.secret_file), **config})

@@ -6,7 +6,6 @@ import contextlib
 import re
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -55,11 +54,12 @@ PORTS = {
     "gateway": Port(HTTP2, "h2", "prfaas_router_gateway_refusals_total", "router"),
     "sidecar": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="listen"', "sidecar pages"),
     "sidecar pages": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="status_listen"', "sidecar pages"),
+    "executor": Port(GET, "http/1.1", "prfaas_colocate_tls_refusals_total", "executor"),
 }
 
 
 class Fortress:
-    """A manager, an agent, a router and a sidecar with certificates, listening at every address of this machine."""
+    """One of each component with certificates, listening at every address of this machine."""
 
     def __init__(self, children: Children, directory: Path) -> None:
         (directory / "foreign").mkdir()
@@ -75,7 +75,7 @@ class Fortress:
         self.ports = {name: free_address().rpartition(":")[2] for name in PORTS}
         stack = Stack(children, directory)
         self.router = free_address()
-        self.children = self._start(stack, children)
+        self.children = self._start(stack)
         for address in (*(f"127.0.0.1:{port}" for port in self.ports.values()), self.router):
             wait_until(partial(is_taken, address), seconds=120, what=address)
 
@@ -84,7 +84,7 @@ class Fortress:
         files = {"tls_authority": its.authority, "tls_certificate": its.certificate, "tls_key": its.key}
         return {key: str(path) for key, path in files.items()} | {"tls_revocations": str(its.revocations)}
 
-    def _start(self, stack: Stack, children: Children) -> list[Child]:
+    def _start(self, stack: Stack) -> list[Child]:
         at = {name: f"0.0.0.0:{port}" for name, port in self.ports.items()}
         manager, _, _ = stack.start_manager(
             listen=at["manager"], http_listen=at["manager pages"], **self._settings("manager")
@@ -101,10 +101,11 @@ class Fortress:
                 **self._settings("router"),
             }
         )
-        sidecar = {"listen": at["sidecar"], "status_listen": at["sidecar pages"], **self._settings("sidecar")}
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in sidecar.items()]
-        command = [str(Path(sys.executable).parent / "prfaas-sidecar"), *flags]
-        return [manager, agent.child, router, children.start("sidecar", command)]
+        sidecar, *_ = stack.start_sidecar(
+            listen=at["sidecar"], status_listen=at["sidecar pages"], **self._settings("sidecar")
+        )
+        executor, _ = stack.start_colocate(listen=at["executor"], **self._settings("executor"))
+        return [manager, agent.child, router, sidecar, executor]
 
     def talk(self, name: str, kind: str) -> bytes:
         """What a client of some kind gets for its first words; nothing when it is turned away."""

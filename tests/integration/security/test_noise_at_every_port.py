@@ -67,7 +67,7 @@ HONEST = [ATTACH] + [
 
 
 class Target:
-    """Everything that listens: a manager, an agent, an engine, a router with a gateway's port, a sidecar."""
+    """Everything that listens: a manager, an agent, an engine, a router with a gateway's port, a sidecar, an executor."""
 
     def __init__(self, children: Children, directory: Path) -> None:
         stack = Stack(children, directory)
@@ -79,16 +79,17 @@ class Target:
         stack.await_agent(agent)
         command = [sys.executable, "-m", "tools.paced_engine", "--socket", str(agent.socket), "--model", "paced"]
         served = children.start("engine", [*command, "--listen", engine, "--instance", "w/0"])
-        gateway, sidecar, status = free_address(), free_address(), free_address()
+        gateway = free_address()
         router, door = stack.start_router(
             {"managers": [self.manager], "ext_proc_listen": gateway, "probe_interval": "100ms"}
         )
-        line = [str(Path(sys.executable).parent / "prfaas-sidecar"), "--listen", sidecar, "--status-listen", status]
-        beside = children.start("sidecar", [*line, "--engine-url", f"http://{engine}"])
-        self.children: list[Child] = [manager, agent.child, served, router, beside]
+        beside, sidecar, status = stack.start_sidecar(engine_url=f"http://{engine}")
+        shared, executor = stack.start_colocate(agent_socket=str(agent.socket))
+        self.children: list[Child] = [manager, agent.child, served, router, beside, shared]
         self.socket = agent.socket
         self.pages = {"manager": f"{pages}/healthz", "agent": f"{agent.status_url}/healthz"}
         self.pages |= {"router": f"{door}/health", "sidecar": f"http://{status}/healthz"}
+        self.pages |= {"executor": f"http://{executor}/healthz"}
         self.http = [url.removeprefix("http://").partition("/")[0] for url in self.pages.values()] + [sidecar]
         self.http2 = [self.manager, gateway]
         self.wire, self.gateway = agent.wire, gateway

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +45,18 @@ def test_the_processes_of_a_deployment_listen_on_loopback_alone(tmp_path: Path) 
         agent = stack.start_agent("west-0", managers=[address], cluster="west")
         stack.await_agent(agent)
         router, door = stack.start_router({"managers": [address]})
-        children.wait_until(router, lambda: is_taken(door.removeprefix("http://")), seconds=120)
-        found: dict[str, set[Listening]] = {its.name: listening_of(its) for its in (manager, agent.child, router)}
+        sidecar, _, status = stack.start_sidecar()
+        executor, at = stack.start_colocate()
+        for child, listen in ((router, door.removeprefix("http://")), (sidecar, status), (executor, at)):
+            children.wait_until(child, functools.partial(is_taken, listen), seconds=120)
+        everybody = (manager, agent.child, router, sidecar, executor)
+        found: dict[str, set[Listening]] = {its.name: listening_of(its) for its in everybody}
     assert {name: sum(its.kind.startswith("tcp") for its in sockets) for name, sockets in found.items()} == {
         "manager": 2,  # the embedded Redis listens at a Unix socket
         "agent-west-0": 2,
         "router": 1,
+        "sidecar": 2,
+        "colocate": 1,
     }
     assert [its for sockets in found.values() for its in sockets if its.is_beyond_loopback] == []
 
