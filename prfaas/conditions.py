@@ -7,8 +7,10 @@ from typing import Any
 
 from prfaas.units import is_loopback, is_public, split_address
 
-GIVEN = object()  # any value but the empty one
-Conditions = Mapping[str, Any]  # by the other setting's name the value that it must have, or `GIVEN`
+GIVEN = object()  # any value but an empty one
+ABSENT = object()  # an empty one
+Conditions = Mapping[str, Any]  # by the other's name the value that it must have, a set of such, `GIVEN` or `ABSENT`
+_EMPTY = (None, "", ())
 
 
 def unmet(conditions: Conditions, config: Any) -> dict[str, Any]:
@@ -17,12 +19,21 @@ def unmet(conditions: Conditions, config: Any) -> dict[str, Any]:
 
 
 def _is_met(wanted: Any, value: Any) -> bool:
-    return value not in (None, "") if wanted is GIVEN else bool(value == wanted)
+    if wanted is GIVEN or wanted is ABSENT:
+        return (value in _EMPTY) == (wanted is ABSENT)
+    return value in wanted if isinstance(wanted, frozenset) else bool(value == wanted)
 
 
 def shown(conditions: Conditions) -> str:
     """As people write them: "fidelity: instances, shared: true"."""
-    return ", ".join(name if wanted is GIVEN else f"{name}: {_written(wanted)}" for name, wanted in conditions.items())
+    return ", ".join(_shown(name, wanted) for name, wanted in conditions.items())
+
+
+def _shown(name: str, wanted: Any) -> str:
+    if wanted is GIVEN or wanted is ABSENT:
+        return name if wanted is GIVEN else f"no {name}"
+    values = wanted if isinstance(wanted, frozenset) else {wanted}
+    return f"{name}: {' or '.join(sorted(map(_written, values)))}"
 
 
 def _written(value: Any) -> str:

@@ -174,13 +174,16 @@ def load(
     return config
 
 
-def _refuse_meaningless(config: Any, given: _Given, varied: str = "") -> None:
-    """Of a component's own settings those that were given, be it with their default, without what they need."""
+def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
+    """Of a component's settings, and those of its single records, those that were given, be it with their default, without
+    what they need."""
     for name, its in settings(type(config)):
         written = given.content.get(name) if isinstance(given.content, dict) else None
+        if isinstance(its.kind, Record) and not its.kind.many and written is not None and written.content:
+            _refuse_meaningless(getattr(config, name), written, prefix=(*prefix, name))
         needs = {other: one for other, one in conditions.unmet(its.only_where, config).items() if other != varied}
         if needs and written is not None and written.content:
-            raise ConfigError(f"{written.where}: {name}: needs {conditions.shown(needs)}")
+            raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {conditions.shown(needs)}")
 
 
 def load_file(cls: type[T], file: Path) -> T:

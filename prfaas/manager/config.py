@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import check_consent, check_together
+from prfaas.conditions import ABSENT, GIVEN, check_consent, check_together
 from prfaas.config import setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
@@ -16,6 +16,8 @@ from prfaas.units import choice, split_address
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
 RoleChanging = Literal["recommend", "apply"]
+_PLANNED = {"deployment": GIVEN}
+_PPD = {"local_policy": "ppd"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class ManagerConfig:
         "when empty a Redis of its own is started.",
     )
     redis_directory: Path | None = setting(
-        "path", default=None, doc="Where the embedded Redis keeps its data; a temporary directory when not given."
+        "path",
+        default=None,
+        only_where={"redis_url": ABSENT},
+        doc="Where the embedded Redis keeps its data; a temporary directory when not given.",
     )
     redis_namespace: str = setting("text", default="prfaas", doc="First part of every Redis key.")
     heartbeat_seconds: float = setting(
@@ -81,37 +86,49 @@ class ManagerConfig:
         "measured rates. Needs the extra `solve`.",
     )
     plan_seconds: float = setting(
-        "seconds", default=300.0, minimum=1.0, doc="How often t is solved anew when nothing else has changed."
+        "seconds",
+        default=300.0,
+        minimum=1.0,
+        only_where=_PLANNED,
+        doc="How often t is solved anew when nothing else has changed.",
     )
     plan_dead_band: float = setting(
         "ratio",
         default=0.1,
+        only_where=_PLANNED,
         doc="A new t that differs from the one in force by no more than this share is not taken up.",
     )
     traffic_seconds: float = setting(
         "seconds",
         default=300.0,
         minimum=1.0,
+        only_where=_PLANNED,
         doc="The requests of so long are the distribution that is planned for, where managers see them all (any "
         "local_policy but decode) and there were 50; otherwise the file's trace is.",
     )
     role_changes: RoleChanging = setting(
         choice("recommend", "apply"),
         default="recommend",
-        doc="With `deployment`: an instance of a PD cluster whose other role would bring more is named in the log "
+        only_where=_PLANNED,
+        doc="An instance of a PD cluster whose other role would bring more is named in the log "
         "(recommend), or drained and given that role (apply).",
     )
     role_change_seconds: float = setting(
         "seconds",
         default=60.0,
+        only_where=_PLANNED,
         doc="How long another split must have been better, and its stage busy, before a role changes.",
     )
     role_change_gain: float = setting(
-        "ratio", default=0.05, doc="By how much more the deployment must sustain with the other split."
+        "ratio",
+        default=0.05,
+        only_where=_PLANNED,
+        doc="By how much more the deployment must sustain with the other split.",
     )
     role_drain_seconds: float = setting(
         "seconds",
         default=120.0,
+        only_where=_PLANNED | {"role_changes": "apply"},
         doc="The longest that an instance is drained; then it takes the role with what it still has.",
     )
     bandwidth: Bandwidth = setting(
@@ -121,7 +138,10 @@ class ManagerConfig:
         "abundant (the best cache anywhere counts; a longer prefix elsewhere is fetched), or measured: what the plan finds.",
     )
     fetch_tokens: int = setting(
-        "tokens", default=1024, doc="Under abundant bandwidth: a prefix elsewhere that is so much longer is fetched."
+        "tokens",
+        default=1024,
+        only_where={"bandwidth": frozenset({"abundant", "measured"})},
+        doc="A prefix elsewhere that is so much longer is fetched.",
     )
     local_policy: LocalPolicy = setting(
         choice("decode", "pd", "ppd", "suffix", "endpoint_picker"),
@@ -131,7 +151,10 @@ class ManagerConfig:
         "endpoint_picker: as llm-d's configuration says, which then chooses the decode instance as well.",
     )
     endpoint_picker: Path | None = setting(
-        "path", default=None, doc="Of the policy endpoint_picker: llm-d's EndpointPickerConfig, a YAML file."
+        "path",
+        default=None,
+        only_where={"local_policy": "endpoint_picker"},
+        doc="llm-d's EndpointPickerConfig, a YAML file.",
     )
     without_prefill: WithoutPrefill = setting(
         choice("local", "refuse"),
@@ -140,25 +163,32 @@ class ManagerConfig:
         "does (local), or it is refused with 503 (refuse).",
     )
     non_cached_tokens: int = setting(
-        "tokens", default=16, doc="Of the policy suffix: a decode node that lacks so many tokens does not prefill them."
+        "tokens",
+        default=16,
+        only_where={"local_policy": "suffix"},
+        doc="A decode node that lacks so many tokens does not prefill them.",
     )
     ppd_table: Path | None = setting(
-        "path", default=None, doc="Of the policy ppd: JSON file with PPD's decision table, in the form of its authors."
+        "path", default=None, only_where=_PPD, doc="JSON file with PPD's decision table, in the form of its authors."
     )
     ppd_refresh_seconds: float = setting(
         "seconds",
         default=600.0,
+        only_where=_PPD,
         doc="Turns answered within so long take the place of the table's averages where there are enough of them; 0: never.",
     )
     ppd_mode: PpdMode = setting(
         choice("paper", "authors"),
         default="paper",
-        doc="Of the policy ppd: Algorithm 1 of the paper, or the rules of its authors' engine (under 512 new tokens stay).",
+        only_where=_PPD,
+        doc="Algorithm 1 of the paper, or the rules of its authors' engine (under 512 new tokens stay).",
     )
     ppd_ttft_weight: float | None = setting(
-        "ratio", default=None, doc="w_ttft in place of the table's own; only the ratio of both counts."
+        "ratio", default=None, only_where=_PPD, doc="w_ttft in place of the table's own; only the ratio of both counts."
     )
-    ppd_tpot_weight: float | None = setting("ratio", default=None, doc="w_tpot in place of the table's own.")
+    ppd_tpot_weight: float | None = setting(
+        "ratio", default=None, only_where=_PPD, doc="w_tpot in place of the table's own."
+    )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")
     rebalance_bytes_per_second: float = setting(
@@ -191,7 +221,10 @@ class ManagerConfig:
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")
     tls_revocations: Path | None = setting(
-        "path", default=None, doc="PEM file: the authority's revocation list; whoever it names is refused."
+        "path",
+        default=None,
+        only_where={"tls_authority": GIVEN},
+        doc="PEM file: the authority's revocation list; whoever it names is refused.",
     )
     insecure_plaintext: bool = setting(
         "flag",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import check_consent, check_engine_tls, check_together
+from prfaas.conditions import ABSENT, GIVEN, check_consent, check_engine_tls, check_together
 from prfaas.config import record, records, setting
 from prfaas.router.quotas import Quota
 from prfaas.router.tenants import Tenants, check_salt
@@ -17,6 +17,8 @@ from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
 
 PdProtocol = Literal["prfaas", "nixl"]
+_KUBERNETES = {"kubernetes_selector": GIVEN}
+_ALONE = {"managers": ABSENT}  # managers decide, and have settings of the same names
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,19 @@ class DiscoveryConfig:
         default="",
         doc="Labels of the agents' pods in the router's namespace, such as app.kubernetes.io/name=prfaas-agent.",
     )
-    kubernetes_port: int = setting("count", default=7401, maximum=65535, doc="Port of these pods' agent pages.")
+    kubernetes_port: int = setting(
+        "count", default=7401, maximum=65535, only_where=_KUBERNETES, doc="Port of these pods' agent pages."
+    )
     kubernetes_api: str = setting(
-        "text", default="", doc="URL of the API server; empty: that of the cluster in which the router is a pod."
+        "text",
+        default="",
+        only_where=_KUBERNETES,
+        doc="URL of the API server; empty: that of the cluster in which the router is a pod.",
     )
     kubernetes_account: Path = setting(
         "path",
         default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        only_where=_KUBERNETES,
         doc="Directory with token, ca.crt and namespace of a service account that may list pods.",
     )
     interval: float = setting("seconds", default=10.0, minimum=0.01, doc="How often they are looked for.")
@@ -137,7 +145,10 @@ class RouterConfig:
     )
     cluster: str = setting("text", default="", doc="This router's PD cluster; empty: any may decode.")
     manager_timeout: float = setting(
-        "seconds", default=0.25, doc="How long a decision may take before the router decides without the manager."
+        "seconds",
+        default=0.25,
+        only_where={"managers": GIVEN},
+        doc="How long a decision may take before the router decides without the manager.",
     )
     threshold_tokens: int = setting(
         "tokens",
@@ -147,8 +158,9 @@ class RouterConfig:
     local_policy: LocalPolicy = setting(
         choice("decode", "pd"),
         default="decode",
+        only_where=_ALONE,
         doc="What prefills a request that no PrfaaS cluster takes: the decode instance, or always a prefill instance of its "
-        "own cluster. With managers they decide.",
+        "own cluster.",
     )
     pd_protocol: PdProtocol = setting(
         choice("prfaas", "nixl"),
@@ -159,8 +171,9 @@ class RouterConfig:
     without_prefill: WithoutPrefill = setting(
         choice("local", "refuse"),
         default="local",
+        only_where=_ALONE,
         doc="A request that is to be prefilled elsewhere while no healthy instance is there to do it: its decode instance "
-        "does (local), or it is refused with 503 (refuse). With managers they decide.",
+        "does (local), or it is refused with 503 (refuse).",
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     max_body_bytes: int = setting("bytes", default=32 << 20, doc="Largest request body.")
@@ -204,6 +217,7 @@ class RouterConfig:
     fetch_timeout: float = setting(
         "seconds",
         default=10.0,
+        only_where={"managers": GIVEN},
         doc="How long a request waits for a prefix that is fetched from another cluster; then it is computed.",
     )
     request_timeout: float = setting("seconds", default=600.0, doc="When an answer that has not ended is given up.")
@@ -222,7 +236,10 @@ class RouterConfig:
     )
     tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
     tls_revocations: Path | None = setting(
-        "path", default=None, doc="PEM file: the authority's revocation list; gateways that it names are refused."
+        "path",
+        default=None,
+        only_where={"tls_authority": GIVEN},
+        doc="PEM file: the authority's revocation list; gateways that it names are refused.",
     )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
@@ -249,10 +266,6 @@ class RouterConfig:
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
                 raise ValueError(f"clusters: {what} {twice[0]} is named twice")
-        if self.managers and self.local_policy != "decode":
-            raise ValueError("local_policy: the managers decide; leave it out")
-        if self.managers and self.without_prefill != "local":
-            raise ValueError("without_prefill: the managers decide, and have a setting of this name; leave it out")
         if self.discovery.looks and (self.managers or self.clusters):
             raise ValueError("discovery: managers and clusters name the instances; leave one of them out")
         if (

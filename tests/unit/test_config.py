@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas import config
-from prfaas.conditions import GIVEN
+from prfaas.conditions import ABSENT, GIVEN
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
 from prfaas.units import choice
@@ -18,6 +18,7 @@ from prfaas.units import choice
 class Wire:
     connections: int = setting("count", default=8, minimum=1, maximum=64, doc="TCP connections.")
     linger_seconds: float = setting("seconds", default=0.5, doc="Time to close.")
+    depth: int = setting("count", default=4, only_where={"connections": frozenset({1, 2})}, doc="Depth.")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Example:
         "seconds", default=9.0, only_where={"secret_file": GIVEN, "verbose": True}, doc="Of the secret."
     )
     peers: tuple[Peer, ...] = setting(records(Peer), default=(), doc="Peers.")
+    patience: float = setting("seconds", default=1.0, only_where={"peers": GIVEN}, doc="With peers.")
+    alone: float = setting("seconds", default=1.0, only_where={"peers": ABSENT}, doc="Without peers.")
 
     def __post_init__(self) -> None:
         if self.role == "prefill" and self.models:
@@ -127,6 +130,9 @@ def test_an_optional_setting_takes_an_empty_value(tmp_path: Path) -> None:
         ),  # its default, and given all the same
         ("name: e\nage: 1s\nverbose: true", r"line 2: age: needs secret_file$"),
         ("name: e\nage: 1s", r"line 2: age: needs secret_file, verbose: true$"),
+        ("name: e\nwire:\n  depth: 5", r"line 3: wire.depth: needs connections: 1 or 2$"),
+        ("name: e\npatience: 1s", r"line 2: patience: needs peers$"),
+        ("alone: 1s\nname: e\npeers: [{name: w, address: 'h:1'}]", r"line 1: alone: needs no peers$"),
         ("pool_bytes: 1GiB", r"example.yaml.*: name: missing; write text, or set PRFAAS_EXAMPLE_NAME or --name"),
         ("name: e\nrole: prefill\nmodels: a", r"example.yaml.*: role prefill takes no models"),
         ("- name", r"line 1: expected a record with keys out of pool_bytes, name"),
@@ -223,6 +229,11 @@ def test_a_setting_is_taken_beside_what_it_needs_and_says_what_that_is(tmp_path:
     text = "name: e\nrole: prefill\nlead: 2s\nsecret_file: /s\nverbose: true\nage: 1s"
     loaded = load(text, path=tmp_path)
     assert (loaded.lead, loaded.age) == (2.0, 1.0)
+    beside = load(
+        "name: e\nwire: {connections: 2, depth: 5}\npeers: [{name: w, address: 'h:1'}]\npatience: 2s", path=tmp_path
+    )
+    assert (beside.wire.depth, beside.patience) == (5, 2.0)
+    assert load("name: e\npeers: []\nalone: 2s", path=tmp_path).alone == 2.0
     docs = {name: its.doc for name, its in config.settings(Example)}
     assert docs["lead"] == "With role: prefill. Head start."
     assert docs["age"] == "With secret_file, verbose: true. Of the secret."

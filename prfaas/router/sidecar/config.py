@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import check_consent, check_engine_tls, check_together
+from prfaas.conditions import GIVEN, check_consent, check_engine_tls, check_together
 from prfaas.config import setting
 from prfaas.transport.tls import Certificates, EngineTls
 from prfaas.units import choice
@@ -50,7 +50,10 @@ class SidecarConfig:
     )
     prefill_timeout: float = setting("seconds", default=120.0, doc="When a prefill that has not ended has failed.")
     prefill_retries: int = setting(
-        "count", default=0, doc="How often a prefill that was answered with 502, 503 or 504 is tried again."
+        "count",
+        default=0,
+        only_where={"protocol": "nixl"},
+        doc="How often a prefill that was answered with 502, 503 or 504 is tried again.",
     )
     prefill_failure: PrefillFailure = setting(
         choice("local", "fail"),
@@ -65,7 +68,10 @@ class SidecarConfig:
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this sidecar's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
     tls_revocations: Path | None = setting(
-        "path", default=None, doc="PEM file: the authority's revocation list; whom it names is refused."
+        "path",
+        default=None,
+        only_where={"tls_authority": GIVEN},
+        doc="PEM file: the authority's revocation list; whom it names is refused.",
     )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),

@@ -23,6 +23,28 @@ def test_a_setting_that_cannot_work_is_refused(name: str, value: str, says: str)
         load_mapping(ManagerConfig, {"secret_file": "secret", name: value}, where="test")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "needs"),
+    [
+        ("role_changes", "apply", "deployment"),
+        ("traffic_seconds", "5m", "deployment"),
+        ("role_drain_seconds", "2m", "deployment, role_changes: apply"),
+        ("redis_directory", "/var/lib/prfaas", "no redis_url"),
+        ("fetch_tokens", "1Ki", "bandwidth: abundant or measured"),
+        ("endpoint_picker", "picker.yaml", "local_policy: endpoint_picker"),
+        ("non_cached_tokens", "16", "local_policy: suffix"),
+        ("ppd_table", "table.json", "local_policy: ppd"),
+        ("ppd_mode", "paper", "local_policy: ppd"),
+        ("tls_revocations", "ca.crl", "tls_authority"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_beside_the_others_is_refused(name: str, value: str, needs: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: needs {needs}$"):
+        load_mapping(
+            ManagerConfig, {"secret_file": "secret", "redis_url": "redis://127.0.0.1", name: value}, where="test"
+        )
+
+
 @pytest.mark.parametrize("url", ["foo", "redis+sentinel://h1,h2/x"])
 def test_a_url_at_which_no_redis_can_be_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="redis_url"):

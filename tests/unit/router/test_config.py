@@ -10,6 +10,7 @@ from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.router.admission import read_clients, read_key
 from prfaas.router.config import RouterConfig
+from prfaas.router.sidecar.config import SidecarConfig
 
 GOOD = """\
 secret_file: /etc/prfaas/secret
@@ -54,11 +55,22 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
         ("secret_file:", "treshold_tokens: 5\nsecret_file:", r"line 1: treshold_tokens: unknown key.*threshold_tokens"),
         ("secret_file:", "threshold_tokens: much\nsecret_file:", r"line 1: threshold_tokens: .*a number of tokens"),
         ("secret_file:", "cluster: north\nsecret_file:", r"cluster: 'north' is none of west, east"),
-        ("secret_file:", "local_policy: pd\nmanagers: [a:1]\nsecret_file:", r"local_policy: the managers decide"),
+        (
+            "secret_file:",
+            "local_policy: pd\nmanagers: [a:1]\nsecret_file:",
+            r"line 1: local_policy: needs no managers$",
+        ),
         (
             "secret_file:",
             "without_prefill: refuse\nmanagers: [a:1]\nsecret_file:",
-            r"without_prefill: the managers decide",
+            r"line 1: without_prefill: needs no managers$",
+        ),
+        ("secret_file:", "manager_timeout: 1s\nsecret_file:", r"line 1: manager_timeout: needs managers$"),
+        ("secret_file:", "fetch_timeout: 1s\nsecret_file:", r"line 1: fetch_timeout: needs managers$"),
+        (
+            "secret_file:",
+            "discovery:\n  kubernetes_port: 1\nsecret_file:",
+            r"line 2: discovery.kubernetes_port: needs kubernetes_selector$",
         ),
         ("secret_file:", "max_requests: 0\nsecret_file:", r"line 1: max_requests: .*at least 1"),
         (
@@ -78,6 +90,12 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=named):
         _load(GOOD.replace(old, new, 1), tmp_path)
+
+
+def test_a_sidecar_that_sends_both_legs_at_once_refuses_to_be_told_of_retries() -> None:
+    settings = {"protocol": "prfaas", "prefill_retries": 2}
+    with pytest.raises(ConfigError, match=r"prefill_retries: needs protocol: nixl$"):
+        config.load_mapping(SidecarConfig, settings, where="test")
 
 
 def test_a_file_without_keys_is_refused_by_its_setting(tmp_path: Path) -> None:
