@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
         if _folder(item.nodeid) in WITH_PROCESSES and not item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """A command or connector that ran in this process wrote its logs to this test's standard error, which is closed then."""
+    loggers = [logging.getLogger(name) for name in ("", "prfaas")]
+    before = [(its.handlers[:], its.level, its.propagate) for its in loggers]
+    yield
+    for logger, (handlers, level, propagates) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagates
+        logger.setLevel(level)
 
 
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]

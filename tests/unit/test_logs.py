@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +16,6 @@ from prfaas import logs
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("prfaas")
-    before = list(logger.handlers), logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
-    logger.setLevel(before[1])
 
 
 def written(stream: io.StringIO) -> list[dict[str, Any]]:
