@@ -164,7 +164,7 @@ class Application:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         try:
-            completion = parse_completion(await request.json())
+            completion = parse_completion(json.loads(await request.read()))
             self._executor.check(completion.prompt, completion.max_tokens)
         except (ValueError, web.RequestPayloadError) as error:
             metrics.COLOCATE_REQUESTS.labels("refused").inc()
@@ -236,7 +236,7 @@ class Application:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         try:
-            body = await request.json()
+            body = json.loads(await request.read())  # JSON is UTF-8, whatever charset a header names (RFC 8259 8.1)
             tokens = encode(body["prompt"])
         except (ValueError, KeyError, TypeError, AttributeError, web.RequestPayloadError):
             return _error(400, "prompt: a text")

@@ -76,6 +76,20 @@ def tls_refusals(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_colocate_tls_refusals_total", {"reason": reason}) or 0.0
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_a_body_that_cannot_be_decoded_is_refused(http: aiohttp.ClientSession, path: str) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with http.post(path, data=b"no gzip", headers=headers) as response:
+        assert response.status == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_a_charset_that_nobody_knows_changes_nothing(http: aiohttp.ClientSession, path: str) -> None:
+    headers = {"Content-Type": "application/json; charset=zz"}
+    async with http.post(path, data=b'{"prompt": "a", "max_tokens": 1}', headers=headers) as response:
+        assert response.status == 200
+
+
 async def test_a_streamed_answer_has_the_tokens_and_the_text_of_a_whole_one(http: aiohttp.ClientSession) -> None:
     status, whole = await complete(http, prompt="hello", max_tokens=8)
     assert status == 200 and whole["usage"]["total_tokens"] == 13  # type: ignore[index]
@@ -151,10 +165,3 @@ async def test_the_model_and_its_tokens_are_told(http: aiohttp.ClientSession) ->
         assert (await response.json())["tokens"] == [104, 195, 169]
     async with http.get("/healthz") as response:
         assert response.status == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-async def test_a_body_that_cannot_be_decoded_is_refused(http: aiohttp.ClientSession, path: str) -> None:
-    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    async with http.post(path, data=b"no gzip", headers=headers) as response:
-        assert response.status == 400
