@@ -109,6 +109,11 @@ GATEWAY_REFUSALS = _counter(
     "Connections of gateways that were not let in for their certificate; reason says what was wrong.",
     ("reason",),
 )
+CLIENT_TLS_REFUSALS = _counter(
+    "prfaas_router_client_tls_refusals",
+    "Connections of clients that were not let in for their certificate, or unencrypted; reason says what was wrong.",
+    ("reason",),
+)
 PAGES_REFUSALS = _counter(
     "prfaas_agent_pages_refusals",
     "Connections to the agent's pages that were not let in for their certificate; reason says what was wrong.",

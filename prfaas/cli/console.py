@@ -81,10 +81,13 @@ def _whole(call: Call) -> Answer:
 
 def _explain(call: Call) -> Answer:
     request, seconds, its = call.arguments.request, call.settings.timeout, call.settings
-    tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
+    of_managers, of_routers = (tls_of(its.tls_authority, its.tls_certificate, its.tls_key) for _ in range(2))
+    if of_routers is not None:
+        of_routers.load_default_certs()  # a router's clients may be shown a certificate that the world knows
     failures = []
     router_key = read_key(its.router_key_file, setting="router_key_file")
-    for servers, path, key in ((its.routers, "/debug/decision/", router_key), (its.pages, "/decisions/", "")):
+    routers = (its.routers, "/debug/decision/", router_key, of_routers)
+    for servers, path, key, tls in (routers, (its.pages, "/decisions/", "", of_managers)):
         try:
             found = first_json(servers, path + request, timeout_seconds=seconds, tls=tls, key=key)
         except PageUnreachable as error:

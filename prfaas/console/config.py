@@ -19,7 +19,9 @@ class ConsoleConfig:
         doc="HTTP pages of the managers (http_listen); the first that answers.",
     )
     routers: tuple[str, ...] = setting(
-        "text_list", default=("http://127.0.0.1:8000",), doc="Routers that are asked for their latest decisions."
+        "text_list",
+        default=("http://127.0.0.1:8000",),
+        doc="Routers that are asked for their latest decisions; at https:// those that have client_tls_certificate.",
     )
     router_key_file: Path | None = setting(
         "path", default=None, doc="File with the key that the routers ask of operators (their operator_keys_file)."

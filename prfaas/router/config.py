@@ -12,7 +12,7 @@ from prfaas.router.quotas import Quota
 from prfaas.router.tenants import Tenants, check_salt
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import Certificates, EngineTls
+from prfaas.transport.tls import CertificateFiles, Certificates, EngineTls
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
 
@@ -129,6 +129,24 @@ class RouterConfig:
         default="",
         doc="gRPC: where a gateway (Envoy's external processing) asks which endpoints to take; when empty none is "
         "answered. Needs the extra `gateway`.",
+    )
+    client_tls_certificate: Path | None = setting(
+        "path",
+        default=None,
+        doc="PEM file: the certificate that clients are shown at `listen`, which is then encrypted.",
+    )
+    client_tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    client_tls_authority: Path | None = setting(
+        "path",
+        default=None,
+        only_where={"client_tls_certificate": GIVEN},
+        doc="PEM file: whose certificates clients must show; when not given none is asked for.",
+    )
+    client_tls_revocations: Path | None = setting(
+        "path",
+        default=None,
+        only_where={"client_tls_authority": GIVEN},
+        doc="PEM file: that authority's revocation list; clients that it names are refused.",
     )
     insecure_plaintext: bool = setting(
         "flag",
@@ -256,6 +274,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_engine_tls(self)
+        check_together(self, "client_tls_certificate", "client_tls_key")
         check_consent(self, "ext_proc_listen")
         self._check_clients()
         clusters = [cluster.name for cluster in self.clusters]
@@ -287,7 +306,8 @@ class RouterConfig:
             check_salt(self.tenant)
         except ValueError as error:
             raise ValueError(f"tenant: {error}") from error
-        if not (self.api_keys_file or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
+        asks = self.api_keys_file or self.client_tls_authority
+        if not (asks or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
             raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, where everybody could ask")
 
     def default_quota(self) -> Quota:
@@ -305,3 +325,11 @@ class RouterConfig:
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What gateways are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
         return Certificates.of(self, speaks=speaks)
+
+    def client_certificates(self) -> Certificates | None:
+        """What clients are shown, and asked for where they must show any; None: plain text. Raises ConfigError as above."""
+        its = self
+        if not (its.client_tls_certificate and its.client_tls_key):
+            return None
+        files = (its.client_tls_authority, its.client_tls_certificate, its.client_tls_key, its.client_tls_revocations)
+        return Certificates(CertificateFiles(*files), speaks=("http/1.1",))

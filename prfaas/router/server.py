@@ -29,6 +29,7 @@ from prfaas.router.record import Records
 from prfaas.router.tokens import Tokenizer
 from prfaas.rpc.tasks import end, lasting
 from prfaas.transport.tls import Certificates
+from prfaas.transport.tls_door import INNER, TlsDoor
 from prfaas.units import split_address
 
 CONNECT_SECONDS = 5.0
@@ -64,18 +65,47 @@ async def open_door(config: RouterConfig, secret: bytes, *, picker: OpenPicker |
         if picker is not None:
             _log.info("picker.started", listen=await stack.enter_async_context(picker(config, choosing)))
         app = make_app(router, max_body_bytes=config.max_body_bytes)
-        yield await stack.enter_async_context(listening(app, config.listen))
+        yield await stack.enter_async_context(listening(app, config.listen, door=_client_door(config)))
+
+
+def _client_door(config: RouterConfig) -> TlsDoor | None:
+    """Before the clients' port, where there is a certificate for it; on loopback too."""
+    certificates = config.client_certificates()
+    if certificates is None:
+        return None
+    refused = metrics.CLIENT_TLS_REFUSALS
+    door = TlsDoor(
+        config.listen, certificates, setting="listen", refused=lambda reason: refused.labels(reason=reason).inc()
+    )
+    door.bind()
+    return door
 
 
 @contextlib.asynccontextmanager
-async def listening(app: web.Application, listen: str, *, setting: str = "listen") -> AsyncIterator[str]:
+async def listening(
+    app: web.Application, listen: str, *, setting: str = "listen", door: TlsDoor | None = None
+) -> AsyncIterator[str]:
     """The host:port where an app answers as long as the block runs; `setting` is the address's, for messages.
 
-    A client that leaves ends what is done for it.
+    A client that leaves ends what is done for it. `door`: bound there, and the way in; it is closed at the end.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
+    if door is None:
+        async with _serving(app, listen, setting) as address:
+            yield address
+        return
+    try:
+        async with _serving(app, INNER, setting) as inner:
+            door.start(inner)
+            yield door.address
+    finally:
+        await door.close()
+
+
+@contextlib.asynccontextmanager
+async def _serving(app: web.Application, listen: str, setting: str) -> AsyncIterator[str]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS, handler_cancellation=True)
     await runner.setup()
     try:

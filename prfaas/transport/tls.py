@@ -31,16 +31,17 @@ TlsRefusal = Literal["tls_none", "tls_expired", "tls_revoked", "tls_untrusted", 
 
 @dataclass(frozen=True)
 class CertificateFiles:
-    """PEM files of one agent. `revocations`: the authority's revocation list."""
+    """PEM files of one process. `revocations`: the authority's revocation list. Without an authority a listener asks nobody
+    for a certificate, and who dials trusts nobody."""
 
-    authority: Path
+    authority: Path | None
     certificate: Path
     key: Path
     revocations: Path | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return (self.authority, self.certificate, self.key, *((self.revocations,) if self.revocations else ()))
+        return tuple(its for its in (self.authority, self.certificate, self.key, self.revocations) if its is not None)
 
 
 class TlsSettings(Protocol):
@@ -144,9 +145,11 @@ def use(files: CertificateFiles, context: ssl.SSLContext) -> None:
     """Have a context show our certificate and take those of our authority alone. Raises as `contexts_of`."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # agents are known by name, wherever they are; see `handshake`
+    context.load_cert_chain(files.certificate, files.key)
+    if files.authority is None:
+        return
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.authority)
-    context.load_cert_chain(files.certificate, files.key)
     if files.revocations is not None:
         context.load_verify_locations(files.revocations)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF

@@ -21,10 +21,13 @@ _VERDICTS: dict[int, tuple[Subject, str, str]] = {  # by X509_V_ERR_*
 
 
 def certificate_findings(files: CertificateFiles, *, name: str | None, where: str) -> Iterator[Finding]:
-    """What is wrong with the files; `name` is the common name that others expect, None where any does."""
+    """What is wrong with the files; `name` is the common name that others expect, None where any does.
+
+    Without an authority it is the certificate that clients are shown, who judge it by authorities of their own.
+    """
     yield from _modes(files.key, where)
     try:
-        contexts = contexts_of(files)
+        contexts = _contexts(files)
     except ssl.SSLError as error:
         yield _unusable(files, error, where)
         return
@@ -37,9 +40,19 @@ def certificate_findings(files: CertificateFiles, *, name: str | None, where: st
     except ssl.SSLCertVerificationError as error:
         yield _rejected(files, error, where)
         return
-    yield good("certificate_authority", where, f"{files.certificate} is signed by {files.authority}")
+    if files.authority is not None:
+        yield good("certificate_authority", where, f"{files.certificate} is signed by {files.authority}")
     yield _name(files.certificate, seen, name, where)
     yield _time(files.certificate, seen, where)
+
+
+def _contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """As `contexts_of`; without an authority the certificate vouches for itself."""
+    client, server = contexts_of(files)
+    if files.authority is None:
+        client.load_verify_locations(files.certificate)
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return client, server
 
 
 def _modes(key: Path, where: str) -> Iterator[Finding]:

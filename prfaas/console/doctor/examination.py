@@ -76,6 +76,12 @@ def _dialling(settings: Any) -> ssl.SSLContext | None:
     return None
 
 
+def _runs(router: RouterConfig, *, seconds: float) -> bool:
+    if router.client_tls_certificate is not None:
+        return network.shows(router.listen, router.client_tls_certificate, timeout_seconds=seconds)
+    return network.answers(router.listen, "/health", timeout_seconds=seconds)
+
+
 def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "agent", patient.console.timeout
     running = network.answers(agent.status_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(agent))
@@ -131,13 +137,16 @@ def _heartbeat(manager: ManagerConfig) -> Finding:
 
 
 def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding]:
-    where, seconds = "router", patient.console.timeout
-    running = network.answers(router.listen, "/health", timeout_seconds=seconds)
+    where = "router"
+    running = _runs(router, seconds=patient.console.timeout)
     yield network.port_finding(router.listen, key="listen", where=where, is_running=running)
     yield network.front_door_finding(router, where=where)
     if router.ext_proc_listen:
         yield network.port_finding(router.ext_proc_listen, key="ext_proc_listen", where=where, is_running=running)
         yield network.calls_finding(router.ext_proc_listen, router, where=where)
+    if router.client_tls_certificate and router.client_tls_key:
+        files = CertificateFiles(None, router.client_tls_certificate, router.client_tls_key)
+        yield from certificate_findings(files, name=None, where=f"{where}, clients")
     yield from _certificates(router, name="router", where=where)
     yield from _secret_and_managers(router, name="router", where=where, patient=patient)
 

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from prfaas.agent.config import AgentConfig, EngineConfig
@@ -75,17 +76,19 @@ def wire_finding(address: str, agent: AgentConfig, *, where: str) -> Finding:
 
 
 def front_door_finding(router: RouterConfig, *, where: str) -> Finding:
-    """Of a router's own port, which never is encrypted, and asks for keys where there are any."""
+    """Of a router's own port: whom it lets ask, and whether it is encrypted."""
     if is_loopback(split_address(router.listen)[0]):
         return good("keys", where, f"{router.listen}: loopback only")
-    if router.api_keys_file is None:
-        message = (
-            f"{router.listen} takes everybody's requests, without a key and unencrypted, as insecure_plaintext says"
-        )
-        return warning("keys", where, message, remedy="write api_keys_file: FILE with a key and a name in each line")
-    return good(
-        "keys", where, f"{router.listen} asks for keys; it is unencrypted: put what ends clients' TLS before it"
+    how = (
+        "encrypted" if router.client_tls_certificate else "unencrypted: set client_tls_*, or end clients' TLS before it"
     )
+    asks = [
+        what for what, its in (("keys", router.api_keys_file), ("certificates", router.client_tls_authority)) if its
+    ]
+    if not asks:
+        message = f"{router.listen} takes everybody's requests, as insecure_plaintext says; it is {how}"
+        return warning("keys", where, message, remedy="write api_keys_file: FILE with a key and a name in each line")
+    return good("keys", where, f"{router.listen} asks for {' and '.join(asks)}; it is {how}")
 
 
 def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -> Finding:
@@ -136,11 +139,26 @@ def engine_findings(
     yield bad("engine_model", where, message, remedy=f"write model: {names[0] if names else 'its --served-model-name'}")
 
 
+def shows(address: str, certificate: Path, *, timeout_seconds: float) -> bool:
+    """Whether who listens at an address has this certificate, be it one that asks for another's."""
+    host, port = split_address(address)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        seen = ssl.get_server_certificate((_here(host), port), timeout=timeout_seconds)
+        return "".join(seen.split()) in "".join(certificate.read_text().split())
+    return False
+
+
+def _here(host: str) -> str:
+    """At which address of this machine a listener at all of them is reached."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def answers(address: str, path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> bool:
     """Whether a component's health page is there, plain or by its own certificate."""
     host, port = split_address(address)
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    urls = [f"http://{host}:{port}{path}", *([f"https://{host}:{port}{path}"] if tls else [])]
+    host = _here(host)
+    at = f"[{host}]:{port}{path}" if ":" in host else f"{host}:{port}{path}"
+    urls = [f"http://{at}", *([f"https://{at}"] if tls else [])]
     return any(_answers(url, timeout_seconds=timeout_seconds, tls=tls) for url in urls)
 
 

@@ -19,7 +19,7 @@ from prfaas.router.sidecar.app import REFUSED_FIELDS, Sidecar, decode_instance, 
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.handover import Handover
 from prfaas.router.tokens import Tokenizer
-from prfaas.transport.tls_door import INNER, door_before
+from prfaas.transport.tls_door import door_before
 
 _log = logs.get("sidecar")
 Port = Literal["listen", "status_listen"]
@@ -62,15 +62,8 @@ async def _guarded(app: web.Application, config: SidecarConfig, setting: Port) -
         allows_plaintext=config.insecure_plaintext,
         refused=lambda reason: metrics.SIDECAR_TLS_REFUSALS.labels(port=setting, reason=reason).inc(),
     )
-    async with listening(app, INNER if door else listen, setting=setting) as inner:
-        if door is None:
-            yield inner
-            return
-        door.start(inner)
-        try:
-            yield door.address
-        finally:
-            await door.close()
+    async with listening(app, listen, setting=setting, door=door) as address:
+        yield address
 
 
 def _sidecar(config: SidecarConfig, session: aiohttp.ClientSession) -> Sidecar:

@@ -246,6 +246,19 @@ def test_what_is_encrypted_is_called_so(patient: Patient) -> None:
     ]
 
 
+def test_the_certificate_that_clients_are_shown_is_looked_at(patient: Patient) -> None:
+    authority = Authority(patient.directory)
+    for valid_for, found in ((90 * DAY, {}), (-DAY, {"certificate_time": "it has expired"})):
+        issued = authority.issue("shown", valid_for=valid_for)
+        files = {"client_tls_certificate": str(issued.certificate), "client_tls_key": str(issued.key)}
+        _router(patient, listen="0.0.0.0:0", client_tls_authority=str(authority.path), **files)
+        ran = patient.examine()
+        assert [subject for subject, said in faults(ran).items() if found.get(subject, "") not in said] == []
+        assert faults(ran).keys() == found.keys()
+        keys = [its["message"] for its in ran.document if its["subject"] == "keys"]
+        assert keys == ["0.0.0.0:0 asks for certificates; it is encrypted"]
+
+
 def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

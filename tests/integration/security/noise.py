@@ -20,7 +20,8 @@ PATHS = (
     "/v1/%ff%fe", "/tokenize", "/v1//x?y=%", "/drain", "/register", "/unregister", "/query", "/query_by_hash", "*", "http://127.0.0.1:1/metrics",
 )  # fmt: skip
 HEADERS = (
-    "Host: here", "Host: ", "Content-Type: application/json", "Content-Type: text/\x01", "Content-Type: application/json; charset=zz", "Authorization: Bearer \xff",
+    "Host: here", "Host: ", "Content-Type: application/json", "Content-Type: text/\x01", "Content-Type: text/x; charset=zz",
+    "Authorization: Bearer \xff",
     "Authorization: Basic", "x-request-id: " + "r" * 400, "x-session-id: \xe9\xff", "traceparent: 00-zz-1-01",
     "traceparent: 00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x-prefiller-host-port: 127.0.0.1:1", "Accept-Encoding: zstd",
     "Content-Encoding: gzip", "Transfer-Encoding: chunked", "Expect: 100-continue", "Upgrade: h2c", "Range: bytes=-1",

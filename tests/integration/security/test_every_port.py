@@ -52,6 +52,7 @@ PORTS = {
     "manager": Port(HTTP2, "h2", 'prfaas_manager_tls_refusals_total{port="grpc"', "manager pages"),
     "manager pages": Port(GET, "http/1.1", 'prfaas_manager_tls_refusals_total{port="pages"', "manager pages"),
     "gateway": Port(HTTP2, "h2", "prfaas_router_gateway_refusals_total", "router"),
+    "router": Port(GET.replace(b"healthz", b"health"), "http/1.1", "prfaas_router_client_tls_refusals_total", "router"),
     "sidecar": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="listen"', "sidecar pages"),
     "sidecar pages": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="status_listen"', "sidecar pages"),
     "executor": Port(GET, "http/1.1", "prfaas_colocate_tls_refusals_total", "executor"),
@@ -74,9 +75,8 @@ class Fortress:
         self._authority = authority
         self.ports = {name: free_address().rpartition(":")[2] for name in PORTS}
         stack = Stack(children, directory)
-        self.router = free_address()
         self.children = self._start(stack)
-        for address in (*(f"127.0.0.1:{port}" for port in self.ports.values()), self.router):
+        for address in (f"127.0.0.1:{port}" for port in self.ports.values()):
             wait_until(partial(is_taken, address), seconds=120, what=address)
 
     def _settings(self, name: str) -> dict[str, str]:
@@ -95,10 +95,11 @@ class Fortress:
         managers = [f"127.0.0.1:{self.ports['manager']}"]
         router, _ = stack.start_router(
             {
-                "listen": self.router,
+                "listen": at["router"],
                 "ext_proc_listen": at["gateway"],
                 "managers": managers,
                 **self._settings("router"),
+                **{f"client_{key}": path for key, path in self._settings("router-clients").items()},
             }
         )
         sidecar, *_ = stack.start_sidecar(
@@ -124,10 +125,6 @@ class Fortress:
 
     def _metrics(self, where: str) -> str:
         request = GET.replace(b"/healthz", b"/metrics")
-        if where == "router":
-            host, _, port = self.router.rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as sock:
-                return _ask(sock, request).decode()
         context, address = _client(self.issued["valid"], "http/1.1"), ("127.0.0.1", int(self.ports[where]))
         with socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock, context.wrap_socket(sock) as tls:
             return _ask(tls, request).decode()
@@ -175,12 +172,12 @@ def test_who_has_no_certificate_that_counts_is_turned_away_and_counted(
     wait_until(lambda: fortress.count(name, reason) > before, what=f"{reason} at {name}")
 
 
-@pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.hello == GET])
+@pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.speaks == "http/1.1"])
 def test_pages_answer_who_has_one(fortress: Fortress, name: str) -> None:
     assert fortress.talk(name, "valid").startswith(b"HTTP/1.")
 
 
-@pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.hello == HTTP2])
+@pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.speaks == "h2"])
 def test_calls_are_taken_from_who_has_one(fortress: Fortress, name: str) -> None:
     assert fortress.talk(name, "valid")[3:4] == b"\x04", "its SETTINGS"
 

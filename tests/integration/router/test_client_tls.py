@@ -1,0 +1,170 @@
+"""The clients' port with a certificate of its own: encrypted, asking for theirs where it is told to, and taking new files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+from prfaas.console.authority import Authority, Issued
+from prfaas.router.config import ClusterConfig, InstanceConfig
+from prfaas.router.server import open_door
+from prfaas.transport.tls import CertificateFiles, Certificates
+from tests.integration.console.terminal import run
+from tests.integration.router.door import SECRET, STREAMED, Door, router_config
+from tests.integration.router.paced_engine import PacedEngine
+from tests.waiting import PATIENCE_SECONDS, until
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[PacedEngine]:
+    engine = PacedEngine()
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+def _files(issued: Issued, *names: str) -> dict[str, Path]:
+    return {f"client_tls_{name}": getattr(issued, name) for name in names}
+
+
+def _client(authority: Authority, issued: Issued | None = None) -> ssl.SSLContext:
+    """Of whoever knows the authority, as a client does; `issued` is what it shows."""
+    context = ssl.create_default_context(cafile=str(authority.path))
+    if issued is not None:
+        context.load_cert_chain(issued.certificate, issued.key)
+    return context
+
+
+@contextlib.asynccontextmanager
+async def _door(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> AsyncIterator[Door]:
+    instance = InstanceConfig(name="west/0", url=engine.url, role="both", agent="w", wire="127.0.0.1:7400")
+    config = router_config(clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),), **settings)
+    async with open_door(config, SECRET) as address:
+        connector = aiohttp.TCPConnector(ssl=tls, force_close=True)  # a handshake each
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield Door(f"https://{address}", [], [engine], session)
+
+
+def _refusals(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_router_client_tls_refusals_total", {"reason": reason}) or 0.0
+
+
+async def test_clients_are_served_encrypted_without_a_certificate_of_theirs(
+    engine: PacedEngine, authority: Authority
+) -> None:
+    shown = _files(authority.issue("router"), "certificate", "key")
+    async with _door(engine, _client(authority), **shown) as door:
+        await door.until_health(west_0=True)
+        status, body, _ = await door.post({"prompt": "x", "stream": True})
+        assert (status, body) == (200, STREAMED)
+        before = _refusals("tls_none")
+        with pytest.raises(aiohttp.ClientError):
+            await door.session.get(door.url.replace("https", "http") + "/health")
+        await until(lambda: _refusals("tls_none") > before, what="the count of a plain client")
+
+
+async def test_where_it_is_told_to_it_asks_for_certificates(engine: PacedEngine, authority: Authority) -> None:
+    issued = authority.issue("router")
+    valid, revoked = authority.issue("app"), authority.issue("traitor")
+    authority.revoke(revoked.serial)
+    shown = _files(issued, "certificate", "key", "authority", "revocations")
+    async with _door(engine, _client(authority, valid), listen="0.0.0.0:0", **shown) as door:
+        here = Door(door.url.replace("0.0.0.0", "127.0.0.1"), [], [engine], door.session)
+        await here.until_health(west_0=True)
+        for other, reason in ((None, "tls_untrusted"), (revoked, "tls_revoked")):
+            before = _refusals(reason)
+            with pytest.raises(aiohttp.ClientError):
+                await here.session.get(f"{here.url}/health", ssl=_client(authority, other))
+            await until(lambda reason=reason, before=before: _refusals(reason) > before, what=reason)  # type: ignore[misc]
+
+
+async def test_a_new_certificate_is_shown_without_a_restart(engine: PacedEngine, authority: Authority) -> None:
+    first = authority.issue("router")
+    async with _door(engine, _client(authority), **_files(first, "certificate", "key")) as door:
+        address = door.url.removeprefix("https://")
+        assert await asyncio.to_thread(_serial, address, authority) == first.serial
+        second = authority.issue("router")  # in the same files
+        assert await asyncio.to_thread(_serial, address, authority) == second.serial != first.serial
+
+
+def _serial(address: str, authority: Authority) -> int:
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as plain,
+        _client(authority).wrap_socket(plain, server_hostname=host) as tls,
+    ):
+        return int(str((tls.getpeercert() or {})["serialNumber"]), 16)
+
+
+async def test_a_client_that_leaves_ends_what_is_done_for_it(engine: PacedEngine, authority: Authority) -> None:
+    engine.hangs = True
+    shown = _files(authority.issue("router"), "certificate", "key")
+    async with _door(engine, _client(authority), **shown) as door:
+        await door.until_health(west_0=True)
+        asking = asyncio.create_task(door.post({"prompt": "x", "stream": True}))
+        await until(lambda: len(engine.bodies) == 1, what="the engine's request")
+        asking.cancel()
+        await until(lambda: engine.num_broken_off == 1, what="the end of the engine's request")
+
+
+async def test_prfaas_explain_asks_at_https(engine: PacedEngine, authority: Authority) -> None:
+    issued = authority.issue("router")
+    async with _door(engine, _client(authority), **_files(issued, "certificate", "key")) as door:
+        await door.until_health(west_0=True)
+        await door.post({"prompt": "x"}, **{"x-request-id": "r9"})
+        own = [f"--tls-{name}={getattr(issued, name)}" for name in ("authority", "certificate", "key")]
+        flags = [f"--routers={door.url}", "--pages=", "--timeout=60", *own]
+        ran = await asyncio.to_thread(run, "explain", "r9", *flags)
+        assert ran.status == 0 and ran.document["request_id"] == "r9", ran.error
+
+
+@pytest.mark.parametrize("names", [("certificate", "key"), ("certificate", "key", "authority")])
+async def test_the_doctor_sees_that_it_runs(
+    engine: PacedEngine, authority: Authority, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Also where it asks for a certificate that the doctor has not got."""
+    files = _files(authority.issue("router"), *names)
+    async with _door(engine, _client(authority), **files) as door:
+        secret, path = tmp_path / "secret", tmp_path / "router.yaml"
+        secret.touch(mode=0o600)
+        secret.write_bytes(SECRET)
+        settings = {
+            "listen": door.url.removeprefix("https://"),
+            "secret_file": str(secret),
+            "discovery": {"names": ["a:1"]},
+        }
+        path.write_text(yaml.safe_dump(settings | {key: str(its) for key, its in files.items()}))
+        ran = await asyncio.to_thread(run, "doctor", f"--router={path}", "--pages=")
+    (port,) = [its["message"] for its in ran.document if its["subject"] == "port"]
+    assert "in use by this component, which runs" in port
+
+
+def test_a_certificate_of_an_authority_alone_lets_a_router_listen_beyond_loopback(authority: Authority) -> None:
+    issued = authority.issue("router")
+    router_config(listen="0.0.0.0:0", **_files(issued, "certificate", "key", "authority"))
+    with pytest.raises(ValueError, match="api_keys_file: missing"):
+        router_config(listen="0.0.0.0:0", **_files(issued, "certificate", "key"))
+    with pytest.raises(ValueError, match="client_tls_key: missing"):
+        router_config(**_files(issued, "certificate"))
+
+
+def test_without_an_authority_who_dials_trusts_nobody(authority: Authority) -> None:
+    issued = authority.issue("router")
+    contexts = Certificates(CertificateFiles(None, issued.certificate, issued.key))
+    assert contexts.dialling().verify_mode is ssl.CERT_REQUIRED and not contexts.dialling().get_ca_certs()
+    assert contexts.listening().verify_mode is ssl.CERT_NONE
