@@ -306,6 +306,11 @@ MANAGER_TASKS_ENDED = _counter(
     ("task",),
 )
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
+MANAGER_WITHOUT_LAYOUT = _counter(
+    "prfaas_manager_decisions_without_layout",
+    "Requests routed while no node had registered a layout of their model, so that nothing counted as cached.",
+    ("model",),
+)
 MANAGER_ANSWERED = _counter(
     "prfaas_manager_answered_requests",
     "Requests that routers answered, those included that they decided by themselves; outcome is answered, fell_back or failed.",

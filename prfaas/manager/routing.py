@@ -16,6 +16,7 @@ from prfaas.manager.paths import Paths
 from prfaas.manager.ppd_table import LiveTable
 from prfaas.manager.sessions import Session, Sessions
 from prfaas.manager.traffic import Seen, Traffic
+from prfaas.manager.unknown_layouts import UnknownLayouts
 from prfaas.manager.within_policy import RequestRate, read_policy
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -57,6 +58,7 @@ class Routing:
         self._rate = RequestRate()
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._instances = Instances(world, clock=clock)
+        self._unknown_layouts = UnknownLayouts()
         self.decisions = Decisions()
         self._save_session = save_session
         self._note_match = note
@@ -82,7 +84,7 @@ class Routing:
             raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
         if not request.checkpoints:  # asked again, a request counts once
             self._rate.count(now)
-        answer = self._match(request)
+        answer = self._match(request, now)
         facts = self._facts(request, answer, now)
         snapshot = self._snapshot(request, places)
         decision = route(snapshot, facts)
@@ -135,22 +137,24 @@ class Routing:
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )
 
-    def _match(self, request: pb.RouteRequest) -> Answer:
-        """What is cached of the prompt without its last token; nothing where no node has a layout of the model yet."""
+    def _match(self, request: pb.RouteRequest, now: float) -> Answer | None:
+        """What is cached of the prompt without its last token; None where no node has a layout of the model yet."""
         limit = request.num_prompt_tokens - 1
         query = Query(request.model, request.units, limit, checkpoints_from(request.checkpoints))
         if request.model not in self._world.index.models():
             query.check()
-            return Answer((), ())
+            self._unknown_layouts.note(request.model, now)
+            return None
         answer = self._world.index.match(query)
         self._note_match(query, answer)
         return answer
 
-    def _facts(self, request: pb.RouteRequest, answer: Answer, now: float) -> RequestFacts:
+    def _facts(self, request: pb.RouteRequest, answer: Answer | None, now: float) -> RequestFacts:
         session = self.sessions.get(request.tenant, request.session, now=now)
         return RequestFacts(
             num_prompt_tokens=request.num_prompt_tokens,
-            cached_tokens={match.node: match.usable_tokens for match in answer.nodes},
+            cached_tokens={match.node: match.usable_tokens for match in answer.nodes} if answer is not None else {},
+            caches_known=answer is not None,
             session_agent=session.agent if session else None,
             excluded=frozenset(InstanceId(name) for name in request.excluded_instances),
             turn=request.turn,
@@ -177,13 +181,14 @@ class Routing:
         *,
         places: Places,
         facts: RequestFacts,
-        answer: Answer,
+        answer: Answer | None,
     ) -> pb.RouteResponse:
         assert decision.decode is not None, "refused before"
         decode = places[decision.decode]
         prefill = places[decision.prefill] if decision.prefill is not None else decode
         cached = facts.cached_at(prefill.member.node.name)
-        held = {match.node: match.attention_tokens for match in answer.nodes}.get(decode.member.node.name, 0)
+        nodes = answer.nodes if answer is not None else ()
+        held = {match.node: match.attention_tokens for match in nodes}.get(decode.member.node.name, 0)
         response = pb.RouteResponse(
             route=decision.route,
             reason=decision.reason,
@@ -191,7 +196,7 @@ class Routing:
             cached_tokens=cached,
             uncached_tokens=request.num_prompt_tokens - cached,
             threshold_tokens=self.threshold_tokens,
-            odd_lengths=answer.odd_lengths,
+            odd_lengths=answer.odd_lengths if answer is not None else (),
             version=self._world.version,
         )
         if decision.fetch is not None:

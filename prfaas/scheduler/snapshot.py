@@ -130,6 +130,7 @@ class RequestFacts:
     excluded: frozenset[InstanceId] = frozenset()  # tried already, without success
     turn: int = 0  # 1 for a conversation's first; 0: unknown
     max_output_tokens: int = 0  # 0: unknown
+    caches_known: bool = True  # False: no node has told how its model's KV lies, so nothing counts as cached
     seed: int = 0  # orders instances that are equally good, so that requests spread; 0: by name
 
     def cached_at(self, agent: AgentName) -> int:

@@ -1,0 +1,69 @@
+"""Routing over a world in memory: what it says when it knows too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from prfaas.index.membership import Engine, Node
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.decided import NO_LAYOUT
+from prfaas.manager.paths import Paths
+from prfaas.manager.routing import Routing
+from prfaas.manager.unknown_layouts import REPEAT_SECONDS
+from prfaas.manager.world import World
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, ClusterName, InstanceId
+
+MODEL = "test_routing"
+
+
+class Site:
+    """A manager's routing over two PD clusters of one node each, whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._num_requests = 0
+        self.world = World(expiry_seconds=1e9, clock=self._clock)
+        for name in ("west", "east"):
+            engines = tuple(Engine(InstanceId(f"{name}-{model}"), f"http://{name}", "both", model) for model in _MODELS)
+            self.world.register(Node(AgentName(name), ClusterName(name), "pd", f"{name}:7400", 1, (), engines))
+        self.routing = Routing(
+            ManagerConfig(secret_file=Path("secret")),
+            world=self.world,
+            paths=Paths(self.world, clock=self._clock),
+            secret=bytes(32),
+            clock=self._clock,
+            wall_clock=self._clock,
+            save_session=lambda tenant, name, session: None,
+        )
+
+    def _clock(self) -> float:
+        return self.now
+
+    def ask(self, *, model: str = MODEL, cluster: str = "") -> bytes:
+        """Route one request; its id, under which the decision is remembered."""
+        self._num_requests += 1
+        request_id = self._num_requests.to_bytes(8, "big")
+        self.routing.route(pb.RouteRequest(request_id=request_id, model=model, num_prompt_tokens=9, cluster=cluster))
+        return request_id
+
+
+_MODELS = (MODEL, f"{MODEL}_other")
+
+
+def _num_without_layout() -> float:
+    return REGISTRY.get_sample_value("prfaas_manager_decisions_without_layout_total", {"model": MODEL}) or 0.0
+
+
+def test_a_model_of_which_no_node_has_a_layout_is_told_of_counted_and_named_in_the_decision(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site, before = Site(), _num_without_layout()
+    for site.now in (0.0, 1.0, REPEAT_SECONDS):
+        decided = site.routing.decisions.get(site.ask())
+        assert decided is not None and NO_LAYOUT in decided.document()["explanation"]
+    assert _num_without_layout() == before + 3
+    assert len([record for record in caplog.records if "layout.unknown" in record.getMessage()]) == 2
