@@ -17,7 +17,7 @@ from prfaas.manager.ppd_table import LiveTable
 from prfaas.manager.sessions import Session, Sessions
 from prfaas.manager.traffic import Seen, Traffic
 from prfaas.manager.unknown_layouts import UnknownLayouts
-from prfaas.manager.within_policy import RequestRate, read_policy
+from prfaas.manager.within_policy import RequestRates, read_policy
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
@@ -55,7 +55,7 @@ class Routing:
         self._wall_clock = wall_clock
         self.policy = read_policy(config)
         self.ppd_table = LiveTable(self.policy.ppd_table, window_seconds=config.ppd_refresh_seconds, clock=clock)
-        self._rate = RequestRate()
+        self._rates = RequestRates()
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._instances = Instances(world, clock=clock)
         self._unknown_layouts = UnknownLayouts()
@@ -83,7 +83,7 @@ class Routing:
         if not places:
             raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
         if not request.checkpoints:  # asked again, a request counts once
-            self._rate.count(now)
+            self._rates.count(request.cluster, request.model, now)
         answer = self._match(request, now)
         facts = self._facts(request, answer, now)
         snapshot = self._snapshot(request, places)
@@ -133,7 +133,7 @@ class Routing:
             ppd_mode=self.policy.ppd_mode,
             endpoint_picker=self.policy.endpoint_picker,
             without_prefill=self._config.without_prefill,
-            requests_per_second=self._rate.per_second(self._clock()),
+            requests_per_second=self._rates.per_second(request.cluster, request.model, self._clock()),
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from prfaas.scheduler.ppd import PpdMode, PpdTable, read_measured
 from prfaas.scheduler.snapshot import LocalPolicy
 
 RATE_SECONDS = 10.0  # over which requests are counted, for the rate that PPD's table is read at
-MAX_COUNTED = 100_000
+MAX_COUNTED = 10_000  # of one rate: a hundred times the highest that a table of the authors has
+MAX_RATES = 256  # the one longest without a request goes first
 _log = logs.get("manager.policy")
 
 
@@ -66,16 +67,24 @@ def _read_table(config: ManagerConfig) -> PpdTable:
     )
 
 
-class RequestRate:
-    """Requests per second over the last ten. Times are seconds on a clock that only goes forward."""
+class RequestRates:
+    """Requests per second over the last ten, of each PD cluster (as its routers name it) and model.
+
+    Times are seconds on a clock that only goes forward.
+    """
 
     def __init__(self) -> None:
-        self._at: deque[float] = deque(maxlen=MAX_COUNTED)
+        self._at: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
 
-    def count(self, now: float) -> None:
-        self._at.append(now)
+    def count(self, cluster: str, model: str, now: float) -> None:
+        at = self._at.setdefault((cluster, model), deque(maxlen=MAX_COUNTED))
+        at.append(now)
+        self._at.move_to_end((cluster, model))
+        if len(self._at) > MAX_RATES:
+            self._at.popitem(last=False)
 
-    def per_second(self, now: float) -> float:
-        while self._at and self._at[0] <= now - RATE_SECONDS:
-            self._at.popleft()
-        return len(self._at) / RATE_SECONDS
+    def per_second(self, cluster: str, model: str, now: float) -> float:
+        at = self._at.get((cluster, model), deque())
+        while at and at[0] <= now - RATE_SECONDS:
+            at.popleft()
+        return len(at) / RATE_SECONDS

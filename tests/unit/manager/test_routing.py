@@ -13,6 +13,7 @@ from prfaas.manager.decided import NO_LAYOUT
 from prfaas.manager.paths import Paths
 from prfaas.manager.routing import Routing
 from prfaas.manager.unknown_layouts import REPEAT_SECONDS
+from prfaas.manager.within_policy import MAX_RATES, RequestRates
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterName, InstanceId
@@ -67,3 +68,27 @@ def test_a_model_of_which_no_node_has_a_layout_is_told_of_counted_and_named_in_t
         assert decided is not None and NO_LAYOUT in decided.document()["explanation"]
     assert _num_without_layout() == before + 3
     assert len([record for record in caplog.records if "layout.unknown" in record.getMessage()]) == 2
+
+
+def test_the_rate_of_a_cluster_and_model_counts_the_requests_of_ten_seconds_for_that_model_there() -> None:
+    site = Site()
+    for site.now, cluster, model in ((0.0, "west", MODEL), (5.0, "west", MODEL), (5.0, "east", MODEL)):
+        site.ask(cluster=cluster, model=model)
+
+    def rate(cluster: str, model: str = MODEL) -> float:
+        decided = site.routing.decisions.get(site.ask(cluster=cluster, model=model))
+        assert decided is not None
+        return decided.snapshot.requests_per_second
+
+    assert (rate("west"), rate("east"), rate("west", _MODELS[1])) == (0.3, 0.2, 0.1)
+    site.now = 10.0
+    assert rate("west") == 0.3, "the one of ten seconds ago no longer counts"
+
+
+def test_only_the_rates_asked_for_last_are_kept() -> None:
+    rates = RequestRates()
+    for number in range(MAX_RATES + 1):
+        rates.count(str(number), MODEL, 1.0)
+        rates.count("busy", MODEL, 1.0)
+    assert rates.per_second("0", MODEL, 1.0) == rates.per_second("1", MODEL, 1.0) == 0.0
+    assert (rates.per_second("2", MODEL, 1.0), rates.per_second("busy", MODEL, 1.0)) == (0.1, (MAX_RATES + 1) / 10)
