@@ -9,9 +9,11 @@ from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
 REQUEST_TOKENS = 4096  # the work that a request under way stands for: about what prompts of 8K tokens leave uncached
 LOAD_SLACK = 32  # requests beyond the least loaded instance's: with more it is full, whatever it holds
-SESSION_TOKENS = (
-    4 * REQUEST_TOKENS
-)  # what the conversation's own node is taken to hold while nothing is known of caches
+# What the conversation's own node is taken to hold while nothing is known of caches:
+SESSION_TOKENS = 4 * REQUEST_TOKENS
+KV_AMPLE_RATIO = 0.8  # of an engine's KV blocks: with fewer in use no request waits for any
+KV_FULL_RATIO = 0.98  # with more a request waits for blocks, or another is preempted and computed anew: it is full
+KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # the work that this wait stands for where an engine is about to be full
 
 
 def tie(one: InstanceState, request: RequestFacts) -> int:
@@ -20,20 +22,30 @@ def tie(one: InstanceState, request: RequestFacts) -> int:
 
 
 def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
-    """The instance with the fewest tokens to compute: the prompt's uncached ones, and those of the requests under way;
-    one that is full beside the others is left out.
+    """The instance with the fewest tokens to compute: the prompt's uncached ones, those of the requests under way, and
+    what the wait for KV blocks costs; one that is full, by its KV or beside the others, is left out while one is not.
 
     Among equals the conversation's own node, then by `request.seed`, so that a crowd of them spreads.
     """
     usable = [one for one in candidates if one.healthy and one.instance not in request.excluded]
     if not usable:
         return None
+    usable = [one for one in usable if one.kv_usage_ratio < KV_FULL_RATIO] or usable
     least = min(one.num_requests for one in usable)
     knows = request.num_cached_tokens or any(request.cached_tokens.values())
 
     def cost(one: InstanceState) -> tuple[int, bool, int, str]:
         is_own = one.agent == request.session_agent
         cached = SESSION_TOKENS if is_own and not knows else request.cached_at(one.agent)
-        return one.num_requests * REQUEST_TOKENS - cached, not is_own, tie(one, request), one.instance
+        ahead = one.num_requests * REQUEST_TOKENS - cached
+        if one.kv_usage_ratio > KV_AMPLE_RATIO:
+            ahead += _kv_wait_tokens(one.kv_usage_ratio)
+        return ahead, not is_own, tie(one, request), one.instance
 
     return min((one for one in usable if one.num_requests <= least + LOAD_SLACK), key=cost)
+
+
+def _kv_wait_tokens(kv_usage_ratio: float) -> int:
+    """The work that the wait for KV blocks stands for: it grows with the square of what is used of the last of them."""
+    scarcity = (kv_usage_ratio - KV_AMPLE_RATIO) / (KV_FULL_RATIO - KV_AMPLE_RATIO)
+    return int(KV_WAIT_TOKENS * scarcity**2)

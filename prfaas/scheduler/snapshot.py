@@ -30,10 +30,10 @@ class InstanceState:
     agent: AgentName
     healthy: bool = True
     num_requests: int = 0  # under way there, as far as the decider knows
+    kv_usage_ratio: float = 0.0  # of its KV blocks those that requests hold, as it last said
     # What only an endpoint picker reads:
     num_running: int = 0
     num_waiting: int = 0
-    kv_usage_ratio: float = 0.0
     num_in_flight: int = 0  # requests that the asker sent there and that have not ended
     num_in_flight_tokens: int = 0  # the prompts of those, in tokens
     last_cold_use: float | None = None  # when it last took a request that nobody had cached; only the order counts

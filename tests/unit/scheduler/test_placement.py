@@ -1,0 +1,89 @@
+"""Placement weighs KV space: a full engine is left out, one that is nearly full takes less, others are as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from prfaas.scheduler.placement import KV_AMPLE_RATIO, KV_FULL_RATIO, REQUEST_TOKENS, choose
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts
+from tests.unit.scheduler.deployment import T, instance
+
+PROMPT = RequestFacts(T)
+FIRST, SECOND = instance("a", "pd", "both"), instance("b", "pd", "both")
+
+ratios = st.floats(0, 1)
+fleets = st.lists(st.tuples(st.integers(0, 100), ratios), min_size=1, max_size=5).map(
+    lambda given: [
+        replace(instance(f"i{number}", "pd", "both", load=load), kv_usage_ratio=ratio)
+        for number, (load, ratio) in enumerate(given)
+    ]
+)
+requests = st.builds(
+    RequestFacts,
+    st.just(100 * T),
+    cached_tokens=st.dictionaries(st.sampled_from([f"agent-i{number}" for number in range(5)]), st.integers(0, 99 * T)),
+    seed=st.integers(0, 500),
+)
+
+
+def _chosen(fleet: list[InstanceState], request: RequestFacts) -> InstanceState:
+    chosen = choose(fleet, request)
+    assert chosen is not None
+    return chosen
+
+
+def _with_kv(fleet: list[InstanceState], one: InstanceState, ratio: float) -> list[InstanceState]:
+    return [replace(its, kv_usage_ratio=ratio) if its.instance == one.instance else its for its in fleet]
+
+
+@given(fleets, requests)
+def test_an_engine_whose_kv_is_full_is_taken_only_where_all_are(
+    fleet: list[InstanceState], request: RequestFacts
+) -> None:
+    is_full = _chosen(fleet, request).kv_usage_ratio >= KV_FULL_RATIO
+    assert is_full == all(one.kv_usage_ratio >= KV_FULL_RATIO for one in fleet)
+
+
+@given(fleets, requests, ratios, st.data())
+def test_less_kv_space_never_brings_an_engine_a_request(
+    fleet: list[InstanceState], request: RequestFacts, ratio: float, data: st.DataObject
+) -> None:
+    roomy = [one for one in fleet if one.kv_usage_ratio < KV_FULL_RATIO]
+    assume(len(roomy) > 1)  # else all are full, or would be
+    one = data.draw(st.sampled_from(roomy))
+    fuller = _with_kv(fleet, one, max(ratio, one.kv_usage_ratio))
+    assert _chosen(fleet, request) is one or _chosen(fuller, request).instance != one.instance
+
+
+@given(fleets, requests, st.floats(0, KV_AMPLE_RATIO))
+def test_what_is_used_of_an_ample_space_changes_nothing(
+    fleet: list[InstanceState], request: RequestFacts, ratio: float
+) -> None:
+    empty = [replace(one, kv_usage_ratio=0.0) for one in fleet]
+    used = [replace(one, kv_usage_ratio=ratio) for one in fleet]
+    assert _chosen(used, request).instance == _chosen(empty, request).instance
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_requests_ahead", "taken"),
+    [
+        (KV_AMPLE_RATIO, 0, "a"),
+        (0.90, 4, "b"),
+        (0.90, 5, "a"),
+        (0.97, 14, "b"),
+        (0.97, 15, "a"),
+        (KV_FULL_RATIO, 40, "b"),
+    ],
+)
+def test_a_prefix_on_a_nearly_full_engine_has_to_be_worth_the_wait(
+    ratio: float, num_requests_ahead: int, taken: str
+) -> None:
+    """The first holds what so many requests are worth; the second is empty."""
+    held = {FIRST.agent: num_requests_ahead * REQUEST_TOKENS + 1}
+    request = RequestFacts(50 * REQUEST_TOKENS, cached_tokens=held)
+    chosen = choose([replace(FIRST, kv_usage_ratio=ratio), SECOND], request)
+    assert chosen is not None and chosen.instance == taken
