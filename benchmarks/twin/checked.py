@@ -76,9 +76,6 @@ def _idle(variant: str) -> Run:
 
 def ppd() -> Iterator[Figure | Table]:
     """The half of PPD's measured workloads that nothing was fitted to, its many turns, its interference."""
-    if not measured_ppd.FOLDER.is_dir():
-        yield Figure("PPD's measurements", "not there", "PPD_MEASURED names their folder", True)
-        return
     known = measured_ppd.held_out()
     found = measured_ppd.simulated(list(known))
     errors = measured_ppd.errors(known, found)

@@ -18,7 +18,7 @@ from prfaas.sim.ppd.experiment import Effort, TurnFigures, measure, workload
 from prfaas.sim.ppd.interference import PrefillKind, slowdown_ratio, undisturbed_seconds
 from prfaas.sim.ppd.model import TURN_HARNESS
 
-FOLDER = Path(os.environ.get("PPD_MEASURED", Path(__file__).parents[3] / "shared" / "ppd-measured"))
+FOLDER = "PPD_MEASURED"  # the environment variable that names where they are
 CONFIGURATIONS = ("4R", "1P_3D", "1P_3pD", "2P_2D", "2P_2pD", "3P_1D", "3P_1pD")
 CALIBRATED = frozenset({
     "large_big_paste", "large_long_gen", "large_mid_paste", "large_small_bal", "large_very_long_gen",
@@ -29,9 +29,20 @@ Key = tuple[str, ContextClass, WorkloadType, float]
 Latency = tuple[float, float]  # turn-2 TTFT and TPOT in seconds
 
 
+class NotThere(Exception):
+    """Nobody has put the measurements on this machine."""
+
+
 def measured_rows(name: str) -> Iterator[dict[str, str]]:
-    """The rows of one of the files."""
-    with (FOLDER / name).open(encoding="utf-8") as file:
+    """The rows of one of the files.
+
+    Raises:
+        NotThere: there is no such file.
+    """
+    file_path = Path(os.environ.get(FOLDER, "")) / name
+    if not file_path.is_file():
+        raise NotThere(f"no {file_path}; {FOLDER} names the folder of the measurements (docs/twin.md)")
+    with file_path.open(encoding="utf-8") as file:
         yield from csv.DictReader(file)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.twin import measured_chats, measured_ppd
+from benchmarks.twin import measured_chats
 from benchmarks.twin.figure import Figure
 from prfaas.sim import studies
 from prfaas.sim.studies import Table
@@ -49,8 +49,6 @@ def ppd_figures() -> Iterator[Figure | Table]:
     """PPD, Figures 1, 4 and 5, and beside the fourth what was measured; no bar."""
     tables = studies.ppd_figures(lambda *_: None)
     yield from tables
-    if not measured_ppd.FOLDER.is_dir():
-        return
     pairs = list(measured_chats.beside(tables[1].rows))
     rows = tuple((*key, *known, *found) for key, known, found in pairs)
     columns = ("conversations", "configuration", "QPS", "later turns", "measured (s)", "P90", "twin (s)", "P90")

@@ -17,6 +17,7 @@ from prfaas.sim.blueprint import Watch
 from prfaas.sim.conversations import read_conversations
 from prfaas.sim.deployed import deploy, threshold_tokens, with_bursts
 from prfaas.sim.engine_settings import engine_settings, lossy_path, speeds
+from prfaas.sim.meter import Load
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import Stations, StationSettings
@@ -159,8 +160,7 @@ def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
     return summarise(
         requests,
         counting(scenario),
-        egress_bytes=twin.egress.bytes_out,
-        utilisation=twin.utilisation(requests[-1].arrival),
+        busy=twin.busy(),
         loads=twin.loads(),
     )
 
@@ -174,12 +174,10 @@ def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch 
     if conversations:
         opening = [conversations.first(one.index, one.arrival) for one in opening]
     twin.run(opening)
-    end = opening[-1].arrival
     return summarise(
         twin.requests,
         counting(scenario),
         gaps=twin.gaps.arrays(),
-        egress_bytes=sum(one.bytes_out for one in twin.egress.values()),
-        utilisation={name: one.busy.total / end for name, one in twin.instances.items()},
+        busy={name: Load([one.busy]) for name, one in twin.instances.items()},
         loads=twin.loads(),
     )

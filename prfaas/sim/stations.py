@@ -74,16 +74,15 @@ class Stations:
         self._await_next()
         self.timeline.run()
 
-    def utilisation(self, seconds: float) -> dict[str, float]:
-        """Each station's busy share of so many seconds, over its servers; what ran on after them counts in full."""
+    def busy(self) -> dict[str, Load]:
+        """How busy each station is, over its servers."""
         pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
-        shares = {name: pool.busy_seconds / pool.num_servers / seconds for name, pool in pools.items() if pool}
-        return shares | ({"egress": self.egress.busy_seconds / seconds} if self.remote else {})
+        shares = {name: Load([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
+        return shares | ({"egress": Load([self.egress.busy])} if self.remote else {})
 
     def loads(self) -> dict[str, Load]:
-        """How busy each station is, and the egress in bytes/s."""
-        pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
-        found = {f"busy {name}": Load([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
+        """How busy the servers of each station are, and the egress in bytes/s."""
+        found = {f"busy {name}": load for name, load in self.busy().items() if name != "egress"}
         return found | ({"egress": Load([self.egress.sent])} if self.remote else {})
 
     def _await_next(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +60,8 @@ class Slo:
 class Summary:
     """`throughput`, `goodput` and `arrivals` are requests per second, between the warm-up's end and the last arrival.
 
-    `success_ratio` is the share of requests whose last token came within the time-out. `utilisation` is by station;
-    `over_time` also has the `Load`s.
+    `success_ratio` is the share of requests whose last token came within the time-out. `utilisation` (by station or
+    instance), `memory` and `egress_bytes_per_second` are means from 0 to the last arrival, as is `over_time` by parts.
     """
 
     num_requests: int
@@ -117,8 +118,7 @@ def summarise(
     counting: Counting,
     *,
     gaps: tuple[FloatArray, FloatArray] | None = None,
-    egress_bytes: float = 0.0,
-    utilisation: Mapping[str, float] | None = None,
+    busy: Mapping[str, Load] | None = None,
     loads: Mapping[str, Load] | None = None,
 ) -> Summary:
     """The summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
@@ -130,7 +130,7 @@ def summarise(
     reasons = Counter(one.reason for one in counted)
     attainment = sum(1 for one in in_time if counting.slo.met(one)) / len(counted)
     prompts = sum(one.num_prompt_tokens for one in counted)
-    memory = {name: load for name, load in (loads or {}).items() if name.startswith("memory ")}
+    means = {name: _mean(load, end) for name, load in (loads or {}).items()}
     return Summary(
         num_requests=len(counted),
         arrivals=(len(counted) - 1) / span,
@@ -144,16 +144,20 @@ def summarise(
         end_to_end=_of(in_time, lambda one: one.end_to_end),
         prefill_wait=_of(in_time, lambda one: one.prefill_start - one.arrival),
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
-        egress_bytes_per_second=egress_bytes / max(end, 1e-12),
-        utilisation=dict(utilisation or {}),
+        egress_bytes_per_second=math.fsum(mean for name, mean in means.items() if name.startswith("egress")),
+        utilisation={name: _mean(load, end) for name, load in (busy or {}).items()},
         over_time=requests_over_time(requests, end) | loads_over_time(loads or {}, end),
-        memory={name: load.over(np.array([0.0, end]))[0] for name, load in memory.items()},
+        memory={name: mean for name, mean in means.items() if name.startswith("memory ")},
         cached_ratio=sum(one.num_found_tokens for one in counted) / prompts,
         stale_ratio=sum(1 for one in counted if one.num_found_tokens < one.num_known_tokens) / len(counted),
         retried_ratio=sum(1 for one in counted if one.num_retries) / len(counted),
         preempted_ratio=sum(1 for one in counted if one.num_preemptions) / len(counted),
         num_preemptions=sum(one.num_preemptions for one in counted),
     )
+
+
+def _mean(load: Load, end: float) -> float:
+    return load.over(np.array([0.0, max(end, 1e-12)]))[0]
 
 
 def _of(requests: Sequence[Request], value: Callable[[Request], float]) -> Distribution:

@@ -37,7 +37,7 @@ class Egress:
 
     def __init__(self, timeline: Timeline, bytes_per_second: float) -> None:
         self.bytes_per_second = bytes_per_second
-        self.busy_seconds = 0.0
+        self.busy = Meter()  # seconds in which anything flowed
         self.sent = Meter()  # bytes, also of flows that are not done
         self.bytes_dropped = 0.0  # of flows that were given up, what had not left
         self.links: list[Link] = []
@@ -93,7 +93,7 @@ class Egress:
         before, self._moved_at = self._moved_at, self._timeline.now
         passed = self._moved_at - before
         if passed and self.bytes_per_second and any(link.flows for link in self.links):
-            self.busy_seconds += passed
+            self.busy.add(before, self._moved_at, passed)
             rate = sum(link.flow_rate * len(link.flows) for link in self.links)
             self.sent.add(before, self._moved_at, rate * passed)
             for link in self.links:

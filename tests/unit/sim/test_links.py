@@ -160,7 +160,7 @@ def test_a_rate_that_changes_under_way_moves_what_it_says() -> None:
         timeline.at(moment, egress.set_rate, rate)
     timeline.run()
     assert arrived == [pytest.approx(4.0 + 2.0 + 600.0 / 50.0)]
-    assert egress.busy_seconds == pytest.approx(16.0)
+    assert egress.busy.total == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize(

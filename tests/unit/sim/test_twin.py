@@ -198,13 +198,22 @@ def test_memory_that_runs_out_is_counted_and_costs_time() -> None:
     assert 0.0 < short.memory["memory h20 decode"] <= 1.0
 
 
-def test_loads_over_time_are_those_of_the_whole_run() -> None:
-    run = simulate(Scenario(fidelity="instances", requests=600))
-    over_time, summary = run.summary.over_time, run.summary
+@pytest.mark.parametrize("load", ["80%", "300%"])
+def test_loads_over_time_are_those_of_the_whole_run_and_never_more_than_all(load: str) -> None:
+    """Of a deployment that is asked for more than it can do, too: what it does after the last arrival does not count."""
+    summary = simulate(Scenario(fidelity="instances", requests=600, load=load)).summary
+    over_time = summary.over_time
     instances = [share for name, share in summary.utilisation.items() if name.startswith("h200-")]
-    assert sum(over_time["busy h200 prefill"]) / NUM_BINS == pytest.approx(sum(instances) / len(instances), rel=0.05)
-    egress = sum(over_time["egress h200"]) / NUM_BINS
-    assert egress == pytest.approx(summary.egress_bytes_per_second, rel=0.05)
+    assert max(summary.utilisation.values()) <= 1.0 + 1e-9
+    assert sum(over_time["busy h200 prefill"]) / NUM_BINS == pytest.approx(sum(instances) / len(instances))
+    assert sum(over_time["egress h200"]) / NUM_BINS == pytest.approx(summary.egress_bytes_per_second)
+
+
+def test_stations_are_busy_no_longer_than_there_are_seconds() -> None:
+    summary = simulate(Scenario(requests=2000, load="300%", rtt=0.08)).summary
+    assert 0.9 < max(summary.utilisation.values()) <= 1.0 + 1e-9
+    assert sum(summary.over_time["egress"]) / NUM_BINS == pytest.approx(summary.egress_bytes_per_second)
+    assert summary.utilisation["prfaas"] == pytest.approx(sum(summary.over_time["busy prfaas"]) / NUM_BINS)
 
 
 def test_below_the_asked_attainment_there_is_no_goodput() -> None:

@@ -104,4 +104,4 @@ def test_every_byte_that_enters_a_link_leaves_it(
     for index, (moment, num_bytes, link) in enumerate(sent):
         fastest = num_bytes / min(capacity, links[link].rate)
         assert seen.at[index] >= moment + fastest * (1 - 1e-6)
-    assert egress.busy_seconds * capacity >= egress.bytes_out * (1 - 1e-6)
+    assert egress.busy.total * capacity >= egress.bytes_out * (1 - 1e-6)
