@@ -17,8 +17,9 @@ import argparse
 import dataclasses
 import difflib
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -146,10 +147,12 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
     varied: str = "",
+    check: Callable[[T], None] | None = None,
 ) -> T:
     """The configuration of `component`; `flags` maps dotted setting names to texts, `environment` is the process's own.
 
     `varied` is a setting that is given several values in turn: what means something beside one of them only is kept.
+    `check` raises ConfigError, with the setting's name, for what else is wrong, such as files that are named and missing.
 
     Raises:
         ConfigError: a key is unknown or missing, a value malformed or out of range, or a setting given beside which
@@ -171,7 +174,18 @@ def load(
     config = _build(cls, given, component=component, prefix=())
     assert isinstance(config, cls)
     _refuse_meaningless(config, given, varied)
+    if check is not None:
+        try:
+            check(config)
+        except ConfigError as error:
+            raise ConfigError(f"{_place(given, str(error))}: {error}") from error
     return config
+
+
+def _place(given: _Given, message: str) -> str:
+    """Where the first setting of a record stands that a message names; the record's own place when none was given."""
+    content = given.content if isinstance(given.content, dict) else {}
+    return next((content[word].where for word in re.findall(r"\w+", message) if word in content), given.where)
 
 
 def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
@@ -282,7 +296,7 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigError(f"{given.where}: {_dotted(prefix)}{error}") from error
+        raise ConfigError(f"{_place(given, str(error))}: {_dotted(prefix)}{error}") from error
 
 
 def _missing(path: tuple[str, ...], its: Setting, *, component: str | None) -> str:
@@ -341,7 +355,9 @@ def _scalar(given: _Given) -> str:
 def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     """Add --config, --check-config and one flag for each setting of `cls`; all values stay texts."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML")
-    parser.add_argument("--check-config", action="store_true", help="print the settings in force and exit")
+    parser.add_argument(
+        "--check-config", action="store_true", help="read the files that settings name, print the settings and exit"
+    )
     for path, its in paths(cls):
         on = {"nargs": "?", "const": "true"} if its.kind is KINDS["flag"] else {}
         help_text = f"{its.doc} Write {its.accepted}.".replace("%", "%%")
@@ -357,14 +373,20 @@ def given_flags(namespace: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def parse(cls: type[T], *, component: str, argv: Sequence[str], doc: str = "") -> T:
-    """The configuration of a command; ends the process for --help, --version, --check-config and a wrong setting."""
+def parse(
+    cls: type[T], *, component: str, argv: Sequence[str], doc: str = "", check: Callable[[T], None] | None = None
+) -> T:
+    """The configuration of a command; ends the process for --help, --version, --check-config and a wrong setting.
+
+    `check` is what --check-config looks at besides (`load`).
+    """
     parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     add_flags(parser, cls)
     namespace = parser.parse_args(argv)
     try:
-        config = load(cls, component=component, file=namespace.config, flags=given_flags(namespace))
+        flags, asked = given_flags(namespace), check if namespace.check_config else None
+        config = load(cls, component=component, file=namespace.config, flags=flags, check=asked)
     except ConfigError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if namespace.check_config:

@@ -9,14 +9,14 @@ from pathlib import Path
 from prfaas import config, grants, logs
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
-from prfaas.cli import extras, serving, traces
+from prfaas.cli import extras, named_files, serving, traces
 from prfaas.errors import ConfigError, MissingExtraError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(AgentConfig, component="agent", argv=arguments, doc=__doc__ or "")
+    settings = config.parse(AgentConfig, component="agent", argv=arguments, doc=__doc__ or "", check=named_files.check)
     logs.setup("agent")
     try:
         secret = grants.read_secret(Path(settings.secret_file))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prfaas import config, logs
-from prfaas.cli import extras, serving
+from prfaas.cli import extras, named_files, serving
 from prfaas.colocate.config import ColocateConfig
 from prfaas.errors import AgentUnreachable, ConfigError, LayoutError, MissingExtraError
 
@@ -20,7 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = command in ("-h", "--help")
         (sys.stdout if asked else sys.stderr).write(USAGE + "\n")
         return 0 if asked else 2
-    settings = config.parse(ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "")
+    settings = config.parse(
+        ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "", check=named_files.check
+    )
     logs.setup("colocate")
     try:
         if command == "profile":

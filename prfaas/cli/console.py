@@ -12,7 +12,7 @@ from typing import Any
 
 import prfaas
 from prfaas import config, grants, units
-from prfaas.cli import extras
+from prfaas.cli import extras, named_files
 from prfaas.console import tables
 from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
@@ -209,7 +209,7 @@ def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
     if name is None:
         return str(path), "?", f"say which component it is for: --component {'|'.join(CONFIGURED)}"
     try:
-        config.load(CONFIGURED[name], component=name, file=path)
+        config.load(CONFIGURED[name], component=name, file=path, check=named_files.check)
     except ConfigError as error:
         return str(path), name, str(error)
     return str(path), name, "good"

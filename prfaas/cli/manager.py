@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras, serving, traces
+from prfaas.cli import extras, named_files, serving, traces
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
 
@@ -14,7 +14,9 @@ from prfaas.manager.config import ManagerConfig
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(ManagerConfig, component="manager", argv=arguments, doc=__doc__ or "")
+    settings = config.parse(
+        ManagerConfig, component="manager", argv=arguments, doc=__doc__ or "", check=named_files.check
+    )
     logs.setup("manager")
     try:
         daemon = extras.load("prfaas.manager.daemon", extra="manager")

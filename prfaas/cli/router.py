@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras, serving, traces
+from prfaas.cli import extras, named_files, serving, traces
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.router.config import RouterConfig
 
@@ -15,7 +15,9 @@ from prfaas.router.config import RouterConfig
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong or the extra is missing."""
     arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(RouterConfig, component="router", argv=arguments, doc=__doc__ or "")
+    settings = config.parse(
+        RouterConfig, component="router", argv=arguments, doc=__doc__ or "", check=named_files.check
+    )
     logs.setup("router")
     try:
         server = extras.load("prfaas.router.server", extra="router")

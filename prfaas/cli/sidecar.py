@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prfaas import config, logs
-from prfaas.cli import extras, serving
+from prfaas.cli import extras, named_files, serving
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.router.sidecar.config import SidecarConfig
 
@@ -14,7 +14,9 @@ from prfaas.router.sidecar.config import SidecarConfig
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong or the extra is missing."""
     arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(SidecarConfig, component="sidecar", argv=arguments, doc=__doc__ or "")
+    settings = config.parse(
+        SidecarConfig, component="sidecar", argv=arguments, doc=__doc__ or "", check=named_files.check
+    )
     logs.setup("sidecar")
     try:
         server = extras.load("prfaas.router.sidecar.server", extra="router")

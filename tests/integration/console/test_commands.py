@@ -179,7 +179,7 @@ def test_a_manager_that_does_not_answer_is_named() -> None:
 
 def test_config_check_names_the_file_the_key_and_the_accepted_form(tmp_path: Path) -> None:
     good, bad = tmp_path / "router.yaml", tmp_path / "agent-east.yaml"
-    good.write_text("secret_file: /s\nmanagers: [m:1]\n")
+    good.write_text(f"secret_file: {_secret(tmp_path)}\nmanagers: [m:1]\n")
     bad.write_text("name: a\nsecret_file: /s\npool_byte: 4GiB\n")
     ran = run("config", "check", str(good), str(bad))
     outcomes: dict[str, Any] = {Path(its["file"]).name: its["outcome"] for its in ran.document}
@@ -187,6 +187,14 @@ def test_config_check_names_the_file_the_key_and_the_accepted_form(tmp_path: Pat
     assert outcomes["router.yaml"] == "good"
     assert "pool_byte: unknown key, did you mean pool_bytes?" in outcomes["agent-east.yaml"]
     assert run_on_terminal("config", "check", str(good)).status == 0
+
+
+def _secret(directory: Path) -> Path:
+    """A file that will do for a deployment's secret."""
+    file = directory / "secret"
+    file.write_bytes(bytes(32))
+    file.chmod(0o600)
+    return file
 
 
 def test_top_outlives_managers_that_do_not_answer() -> None:
@@ -203,8 +211,12 @@ def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:
     assert run_here("status", *missing).status == 2
 
 
-def test_config_check_reads_the_annotated_file_of_every_component() -> None:
-    ran = run("config", "check", *(f"deploy/{component}.yaml" for component in COMPONENTS))
+def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path) -> None:
+    secret = str(_secret(tmp_path))
+    for component in COMPONENTS:
+        text = Path(f"deploy/{component}.yaml").read_text()
+        (tmp_path / f"{component}.yaml").write_text(text.replace("/etc/prfaas/secret", secret))
+    ran = run("config", "check", *(str(tmp_path / f"{component}.yaml") for component in COMPONENTS))
     assert {its["component"]: its["outcome"] for its in ran.document} == dict.fromkeys(COMPONENTS, "good")
 
 

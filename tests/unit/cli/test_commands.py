@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -38,8 +39,19 @@ def test_a_service_says_its_version(command: str) -> None:
 
 
 @pytest.mark.parametrize("component", ["agent", "manager", "router", "sidecar"])
-def test_a_service_checks_the_configuration_that_is_deployed(component: str) -> None:
-    answer = run_without(ENGINE, f"prfaas-{component}", "--config", f"deploy/{component}.yaml", "--check-config")
+def test_a_service_checks_the_configuration_that_is_deployed_and_the_files_that_it_names(
+    component: str, tmp_path: Path
+) -> None:
+    file, secret = tmp_path / f"{component}.yaml", tmp_path / "secret"
+    file.write_text(Path(f"deploy/{component}.yaml").read_text().replace("/etc/prfaas/secret", str(secret)))
+    command = (f"prfaas-{component}", "--config", str(file), "--check-config")
+    if component != "sidecar":
+        refused = run_without(ENGINE, *command)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert re.search(rf"{component}\.yaml line [0-9]+: secret_file: {secret} cannot be read", refused.stderr)
+    secret.write_bytes(bytes(32))
+    secret.chmod(0o600)
+    answer = run_without(ENGINE, *command)
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
