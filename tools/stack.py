@@ -18,7 +18,7 @@ from tools.demo.client import answers
 from tools.free_ports import free_address
 from tools.processes import Child, Children
 
-START_SECONDS = 240.0  # two engines on two slow cores, first start
+START_SECONDS = 600.0  # two engines of two ranks each took 190 to 270 on two cores that other work kept busy
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -92,6 +92,7 @@ class Stack:
         connector: Mapping[str, Any] | None = None,
         connector_class: tuple[str, str] | None = None,
         load_failure: str = "recompute",
+        environment: Mapping[str, str] | None = None,
     ) -> EngineProcess:
         """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role. Without an agent
         it has no connector.
@@ -113,10 +114,11 @@ class Stack:
             if connector_class is not None:
                 transfer["kv_connector_module_path"], transfer["kv_connector"] = connector_class
             command += ["--kv-transfer-config", json.dumps(transfer)]
-        environment = ENGINE_ENVIRONMENT | (EAGER_ENVIRONMENT if "--enforce-eager" in extra else {})
-        return EngineProcess(
-            self._children.start(f"vllm-{name}", command, environment=environment), f"http://{address}"
+        eager = EAGER_ENVIRONMENT if "--enforce-eager" in extra else {}
+        child = self._children.start(
+            f"vllm-{name}", command, environment={**ENGINE_ENVIRONMENT, **eager, **(environment or {})}
         )
+        return EngineProcess(child, f"http://{address}")
 
     def start_manager(self, **settings: Any) -> tuple[Child, str, str]:
         """A manager with a Redis of its own, as (process, gRPC address, HTTP URL)."""

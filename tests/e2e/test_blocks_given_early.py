@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.pair import ADMISSIONS, CHUNK_TOKENS, LOAD_FAILURE_POLICIES, Pair, counts, outcome, random_prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 LENGTH = 3 * CHUNK_TOKENS + 1
 
 

@@ -15,7 +15,7 @@ NUM_OTHERS = 12  # prompts whose blocks push everything else out of a pool of 8 
 
 
 @pytest.mark.soak  # two engines start for it
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_blocks_evicted_between_the_decision_and_their_use_cost_a_counted_recompute(tmp_path: Path) -> None:
     with running_deployment(tmp_path, expiry_seconds="300s", pool_bytes="8MiB") as deployment:
         known = prompt_of(513, seed=1)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 MARK = "PRFAAS_DEMO_TEST_MARK"
 
 

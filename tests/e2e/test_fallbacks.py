@@ -18,7 +18,7 @@ from tools.demo.client import get_json
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     # Failures have nothing to do with the kind of KV: one family with states shows them.
     pytest.mark.parametrize("pair", ["granite4h"], indirect=True),
 ]

@@ -18,7 +18,7 @@ from tests.e2e.pair import CHUNK_TOKENS, EXACT, PAIRS, resumes_at
 from tests.waiting import wait_until
 from tools.demo.client import get_json, prefilled_tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTION_TOKENS = 505  # with its answer more than four blocks: every window that a fifth one needs is whole
 OTHERS = [pytest.param(its, marks=pytest.mark.soak) for its in PAIRS if its != FAMILY]  # two engines start for each
 

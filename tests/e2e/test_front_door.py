@@ -20,7 +20,7 @@ from tools.demo.client import prefilled_tokens, transfers
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.parametrize("pair", ["llama"], indirect=True),
 ]
 T = CHUNK_TOKENS

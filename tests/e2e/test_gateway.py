@@ -26,7 +26,7 @@ from tools.stack import START_SECONDS, EngineProcess
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.parametrize("pair", ["llama"], indirect=True),
 ]
 LONG_TOKENS, SHORT_TOKENS = 4000, 100

@@ -54,7 +54,7 @@ def _assert_transfers_again(deployment: Deployment, seed: int) -> None:
             return
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_answers_stay_right_while_each_process_is_killed_once(deployment: Deployment) -> None:
     _run(deployment, num_requests=12, num_kills=4, seed=1)
 

@@ -149,7 +149,7 @@ def _assert_as_the_policy_says(policy: str, asked: list[Asked]) -> None:
 
 @pytest.mark.soak  # four engines start for it; test_ppd and test_front_door have two
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_policy_answers_as_one_engine_does(engines: FourEngines, policy: str, tmp_path: Path) -> None:
     asked, _ = _run(engines, policy, tmp_path, num_conversations=2, num_single=2)
     _assert_as_the_policy_says(policy, asked)

@@ -59,7 +59,7 @@ def _num_arrived(deployment: Deployment) -> int:
     return sum(its["direction"] == "in" and its["outcome"] == "completed" for its in records)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_conversation_moves_kv_in_its_first_turn_and_where_the_table_says_so(deployment: Deployment) -> None:
     turns = [
         (400, "ppd_first_turn", 1),

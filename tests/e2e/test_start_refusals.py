@@ -15,7 +15,7 @@ from tools.processes import Child, Children
 from tools.stack import ENGINE_ENVIRONMENT, START_SECONDS, AgentProcess, Stack
 from tools.tiny_models import make_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 FAMILY = "llama"
 # One process without an HTTP server: quicker to its end than the API server, with the same start of the engine.
 STARTED = "the engine has started"

@@ -23,7 +23,7 @@ from tests.e2e.pair import CHUNK_TOKENS, EXACT, Pair, counts, outcome, random_pr
 from tests.waiting import wait_until
 from tools.demo.client import Answer, prefilled_tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 WHOLE = CHUNK_TOKENS + 1
 CHUNKED = 4 * CHUNK_TOKENS + 1
 CONTROL_PROMPTS = 8  # a short convolution forgets what it lacks after two tokens: not every prompt shows it

@@ -9,7 +9,7 @@ from tools.demo.client import prefilled_tokens
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.parametrize("pair", ["granite4h"], indirect=True),
 ]
 PROMPT_TOKENS = 4097  # whole chunks and one token: one engine alone splits it alike
