@@ -1,0 +1,118 @@
+"""`pd_protocol: nixl` before real engines: under MultiConnector with ours, NixlConnector hands over within the cluster.
+
+Runs where NIXL is installed (`pip install --no-deps nixl nixl-cu12`); it needs no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.pair import CHUNK_TOKENS, PATIENT, flags, random_prompt
+from tests.waiting import wait_until
+from tools.demo.client import Answer, complete, get_json, get_text, prefilled_tokens, transfers
+from tools.free_ports import HOST, free_address
+from tools.processes import Children
+from tools.stack import AgentProcess, EngineProcess, Stack
+from tools.tiny_models import make_model
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="needs NIXL"),
+]
+MULTI = ("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiConnector")
+# Dense; with recurrent states; with sliding windows.
+FAMILIES = ("llama", "granite4h", "gemma3")
+LENGTHS = (CHUNK_TOKENS + 1, 4 * CHUNK_TOKENS + 1, 700)
+
+
+@dataclass
+class Cluster:
+    """A prefill and a decode instance of one PD cluster behind a router, each with both connectors."""
+
+    family: str
+    agents: list[AgentProcess]
+    prefill: EngineProcess
+    decode: EngineProcess
+    router_url: str
+
+    @property
+    def engines(self) -> tuple[EngineProcess, EngineProcess]:
+        return self.prefill, self.decode
+
+    def ask(self, url: str, prompt: list[int], **more: Any) -> Answer:
+        body = {"model": self.family, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        return complete(url, body | more)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    family, directory = request.param, tmp_path_factory.mktemp("nixl")
+    model = make_model(family, directory / family)
+    with Children(directory) as children:
+        stack = Stack(children, directory)
+        agents = [stack.start_agent(name) for name in ("prefill", "decode")]
+        for agent in agents:
+            stack.await_agent(agent)
+        prefill, decode = (_start(stack, agent, model) for agent in agents)
+        for engine in (prefill, decode):
+            stack.await_server(engine.child, engine.url)
+        instances = [
+            {"name": f"{role}/0", "url": engine.url, "role": role, "agent": agent.name, "wire": agent.wire}
+            for role, engine, agent in zip(("prefill", "decode"), (prefill, decode), agents, strict=True)
+        ]
+        west = {"name": "west", "kind": "pd", "instances": instances}
+        router, url = stack.start_router({"clusters": [west], "local_policy": "pd", "pd_protocol": "nixl"})
+        stack.await_server(router, url)
+        wait_until(lambda: all(get_json(f"{url}/health")["instances"].values()), what="engines that it has seen")
+        yield Cluster(family, agents, prefill, decode, url)
+
+
+def _start(stack: Stack, agent: AgentProcess, model: Path) -> EngineProcess:
+    ours = {
+        "kv_connector": "PrfaasConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"agent_socket": str(agent.socket), "reuse": False} | PATIENT,
+    }
+    side_port = free_address().rpartition(":")[2]
+    return stack.start_engine(
+        agent.name,
+        model,
+        agent=agent,
+        role="kv_both",
+        extra=flags(model.name),
+        connector={"connectors": [ours, {"kv_connector": "NixlConnector", "kv_role": "kv_both"}]},
+        connector_class=MULTI,
+        environment={"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": side_port, "UCX_TLS": "tcp"},
+    )
+
+
+def test_tokens_equal_those_of_one_engine_and_nixl_brings_the_kv(cluster: Cluster) -> None:
+    for length in LENGTHS:
+        prompt = random_prompt(length, seed=length)
+        alone = cluster.ask(cluster.decode.url, prompt, cache_salt=os.urandom(8).hex())
+        computed = [prefilled_tokens(engine.url) for engine in cluster.engines]
+        answer = cluster.ask(cluster.router_url, prompt)
+        assert (answer.headers["x-prfaas-route"], answer.headers["x-prfaas-reason"]) == ("remote", "pd")
+        assert "x-prfaas-fallback" not in answer.headers
+        assert answer.token_ids == alone.token_ids, length
+        prefill, decode = (prefilled_tokens(its.url) - had for its, had in zip(cluster.engines, computed, strict=True))
+        assert prefill >= length - 1 and decode <= 1
+    wait_until(lambda: _num_nixl_transfers(cluster.decode) == len(LENGTHS), what="NIXL's own count")
+    assert [transfers(agent.status_url) for agent in cluster.agents] == [{}, {}]
+
+
+def _num_nixl_transfers(engine: EngineProcess) -> int:
+    """How many NIXL says it has pulled into an engine."""
+    lines = get_text(f"{engine.url}/metrics").splitlines()
+    return int(
+        sum(float(its.rpartition(" ")[2]) for its in lines if its.startswith("vllm:nixl_xfer_time_seconds_count"))
+    )
