@@ -1,9 +1,10 @@
 """Time to first token over distance on real vLLM: layer by layer, store and forward, pull after prefill.
 
-Two agents stand at the ends of an emulated link whose rate is chosen so that the prompt's KV takes as long on the wire as
-its prefill takes to compute; the engines' requests do not cross the link, so the prefill leg is sent half a round trip
-late. *Pull* is a prefill that leaves its blocks in the pool, and a transfer that begins when it has ended: its open, its
-answer and its data take the one and a half round trips that telling the decode side, its question and its data take.
+Two agents stand at the ends of an emulated link on which the prompt's KV takes as long as its prefill takes to compute:
+the machine's speed changes from turn to turn, so each turn begins with one engine alone, and the link is given the rate at
+which the KV takes as long as that. The engines' requests do not cross the link, so the prefill leg is sent half a round
+trip late. *Pull* is a prefill that leaves its blocks in the pool, and a transfer that begins when it has ended: its open,
+its answer and its data take the one and a half round trips that telling the decode side, its question and its data take.
 The engines that prefill have a processor of their own; everything else, the link included, has the others.
 vLLM's NixlConnector, where it is installed, pulls over the same links afterwards, with engines inside the two ends.
 """
@@ -29,11 +30,7 @@ BAR_TRANSFER_RATIO = 0.15  # of the transfer time, beside one round trip
 def measure(sites: Sites, round_trips: Sequence[float]) -> dict[str, Any]:
     """The table over links of these round trips, with what it was measured over."""
     transfer_bytes = payload_bytes(attached_layout(sites.decode.child.log), PROMPT_TOKENS - 1)
-    for _ in range(WARM_UP):
-        sites.prefill_seconds()
-        sites.local_seconds()
-    prefill = statistics.median(sites.prefill_seconds() for _ in range(REPEATS))
-    rows = [_row(sites, rtt, transfer_bytes, bytes_per_second=transfer_bytes / prefill) for rtt in round_trips]
+    rows = [_row(sites, rtt, transfer_bytes) for rtt in round_trips]
     return {
         "family": FAMILY,
         "prompt_tokens": PROMPT_TOKENS,
@@ -50,32 +47,32 @@ def merged(table: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, A
     return table | {"links": [links[rtt] for rtt in sorted(links)]}
 
 
-def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int, *, bytes_per_second: float) -> dict[str, Any]:
-    sites.wan.set(WanShape(bytes_per_second * 8 / PAYLOAD_RATIO, rtt_seconds))
+def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> dict[str, Any]:
     ways: dict[str, Callable[[], float]] = {
-        "local": sites.local_seconds,
         "layer by layer": lambda: sites.pushed_seconds(sites.prefill),
         "store and forward": lambda: sites.pushed_seconds(sites.store_and_forward),
         "pull after prefill": sites.pulled_seconds,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ("local", *ways)}
     sites.pushed.clear()
     for turn in range(WARM_UP + REPEATS):
-        for name, way in ways.items():
-            value = way()
-            if turn >= WARM_UP:
-                seconds[name].append(value)
-    transfer = transfer_bytes / bytes_per_second
+        found = {"local": sites.local_seconds()}
+        sites.wan.set(WanShape(transfer_bytes / found["local"] * 8 / PAYLOAD_RATIO, rtt_seconds))
+        found |= {name: way() for name, way in ways.items()}
+        for name, value in found.items() if turn >= WARM_UP else ():
+            seconds[name].append(value)
+    transfer = statistics.median(seconds["local"])
     return {
         "rtt_seconds": rtt_seconds,
-        "prefill_seconds": round(transfer, 4),
-        "bits_per_second": round(sites.wan.shape.bits_per_second),
+        "bits_per_second": round(transfer_bytes / transfer * 8 / PAYLOAD_RATIO),
         "transfer_seconds": round(transfer, 4),
         "ttft_seconds": {name: _spread(values) for name, values in seconds.items()},
         "beyond_local_seconds": {
             name: _spread(_beyond(values, seconds["local"])) for name, values in seconds.items() if name != "local"
         },
-        "moments_layer_by_layer": timeline(sites, sites.pushed[WARM_UP:]),
+        "moments_layer_by_layer": {
+            name: _spread(values) for name, values in timeline(sites, sites.pushed[WARM_UP:]).items()
+        },
         "bar_seconds": round(rtt_seconds + BAR_TRANSFER_RATIO * transfer, 4),
     }
 

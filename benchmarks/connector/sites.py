@@ -56,10 +56,6 @@ class Sites:
         """The decode engine alone."""
         return self._ask(self.decode, self.prompt(), cache_salt=os.urandom(8).hex())
 
-    def prefill_seconds(self) -> float:
-        """The prefill engine alone, all tokens but the last."""
-        return self._ask(self.prefill, self.prompt()[:-1], cache_salt=os.urandom(8).hex())
-
     def pushed_seconds(self, engine: EngineProcess) -> float:
         asked = time.time()
         seconds = self._through_both(engine, self.prompt(), late_seconds=self.wan.shape.rtt_seconds / 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,8 +11,8 @@ from benchmarks.connector.sites import Sites, logged
 SENT = ("accepted_seconds", "first_layer_seconds", "first_acknowledged_seconds", "forward_ended_seconds")
 
 
-def timeline(sites: Sites, asked: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Medians over requests, each given as (when it was asked, seconds to its first token), of what happened when."""
+def timeline(sites: Sites, asked: Sequence[tuple[float, float]]) -> dict[str, list[float]]:
+    """What happened when, of requests that are each given as (when it was asked, seconds to its first token)."""
     sent = [its for its in logged(sites.far.child, "transfer.complete") if its["direction"] == "out"]
     came = [its for its in logged(sites.near.child, "transfer.complete") if its["direction"] == "in"]
     loaded = logged(sites.decode.child, "request.received")
@@ -21,7 +20,7 @@ def timeline(sites: Sites, asked: Sequence[tuple[float, float]]) -> dict[str, fl
     for began, seconds in asked:
         for name, moment in _moments(began, seconds, sent, came, loaded).items():
             moments.setdefault(name, []).append(moment)
-    return {name: round(statistics.median(values), 4) for name, values in moments.items()}
+    return moments
 
 
 def _moments(
@@ -36,7 +35,10 @@ def _moments(
     found = {"opened": opened} | {name.removesuffix("_seconds"): opened + out[name] for name in SENT}
     found["whole_at_receiver"] = _time(next(its for its in came if _time(its) > began)) - began
     found["loaded"] = _time(next(its for its in loaded if _time(its) > began)) - began
-    return found | {"first_token": seconds}
+    beyond = (
+        opened + seconds - found["forward_ended"]
+    )  # what the request took beside its own prefill, however long that was
+    return found | {"first_token": seconds, "beyond_prefill": beyond}
 
 
 def _time(line: dict[str, Any]) -> float:
