@@ -59,4 +59,4 @@ audit: .venv/installed ## known weaknesses in what is installed; skipped by name
 	@$(BIN)/python -m tools.audit
 
 sbom: .venv/installed ## a bill of materials (CycloneDX) of what is installed, build/sbom.json
-	@mkdir -p build && $(BIN)/cyclonedx-py environment $(BIN)/python --output-format JSON --output-file build/sbom.json
+	@mkdir -p build && $(BIN)/cyclonedx-py environment $(BIN)/python --output-format JSON --output-file build/sbom.json $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,25 @@ def audit(source: str) -> list[dict[str, Any]] | None:
         "--format=json",
         f"--vulnerability-service={source}",
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return looked_at(subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False).stdout)
+
+
+def looked_at(report: str) -> list[dict[str, Any]] | None:
+    """The dependencies in pip-audit's report that its source knew of; None where it knew of none."""
     try:
-        found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        found: list[dict[str, Any]] = json.loads(report)["dependencies"]
     except (ValueError, LookupError):
         return None
-    looked_at = [its for its in found if UNREACHABLE not in its.get("skip_reason", "")]
-    return looked_at or None
+    return [its for its in found if UNREACHABLE not in its.get("skip_reason", "")] or None
 
 
-def unanswered(dependencies: list[dict[str, Any]]) -> list[str]:
+def unanswered(dependencies: list[dict[str, Any]], answers: Mapping[str, str] = ANSWERS) -> list[str]:
     """One line for each finding that has no answer."""
     return [
         f"{its['name']} {its['version']}: {weakness['id']}, mended in {', '.join(weakness['fix_versions']) or 'no version'}"
         for its in dependencies
         for weakness in its.get("vulns", [])
-        if not {weakness["id"], *weakness.get("aliases", [])} & set(ANSWERS)
+        if not {weakness["id"], *weakness.get("aliases", [])} & set(answers)
     ]
 
 
