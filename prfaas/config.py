@@ -133,10 +133,15 @@ def flag(path: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class _Given:
-    """A value as somebody wrote it, and where; None is YAML's empty value."""
+    """A value as somebody wrote it, and where ("" where nobody did); None is YAML's empty value."""
 
     where: str
     content: str | list[_Given] | dict[str, _Given] | None
+
+    @property
+    def before(self) -> str:
+        """What a message begins with."""
+        return f"{self.where}: " if self.where else ""
 
 
 def load(
@@ -159,7 +164,7 @@ def load(
             another one must be; it names place, key and accepted form.
     """
     environment = os.environ if environment is None else environment
-    given = _read_file(file) if file else _Given(f"prfaas-{component}", {})
+    given = _read_file(file) if file else _Given("", {})
     by_path = dict(paths(cls))
     known = {variable(component, path): path for path in by_path}
     for name in sorted(environment):
@@ -178,14 +183,14 @@ def load(
         try:
             check(config)
         except ConfigError as error:
-            raise ConfigError(f"{_place(given, str(error))}: {error}") from error
+            raise ConfigError(f"{_written(given, str(error)).before}{error}") from error
     return config
 
 
-def _place(given: _Given, message: str) -> str:
-    """Where the first setting of a record stands that a message names; the record's own place when none was given."""
+def _written(given: _Given, message: str) -> _Given:
+    """The first setting of a record that a message names; the record itself when none was given."""
     content = given.content if isinstance(given.content, dict) else {}
-    return next((content[word].where for word in re.findall(r"\w+", message) if word in content), given.where)
+    return next((content[word] for word in re.findall(r"\w+", message) if word in content), given)
 
 
 def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
@@ -281,7 +286,7 @@ def _from_node(node: yaml.Node, name: str, line: int) -> _Given:
 def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tuple[str, ...]) -> Any:
     known = dict(settings(cls))
     if not isinstance(given.content, dict):
-        raise ConfigError(f"{given.where}: {_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
+        raise ConfigError(f"{given.before}{_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
     values = {}
     for name, value in given.content.items():
         path = (*prefix, name)
@@ -290,13 +295,13 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
         values[name] = _convert(cls, known[name], value, component=component, path=path)
     for name, its in known.items():
         if its.required and name not in values:
-            raise ConfigError(f"{given.where}: {_missing((*prefix, name), its, component=component)}")
+            raise ConfigError(f"{given.before}{_missing((*prefix, name), its, component=component)}")
         if isinstance(its.kind, Record) and not its.kind.many and name not in values and default(cls, name) is not None:
             values[name] = _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=(*prefix, name))
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigError(f"{_place(given, str(error))}: {_dotted(prefix)}{error}") from error
+        raise ConfigError(f"{_written(given, str(error)).before}{_dotted(prefix)}{error}") from error
 
 
 def _missing(path: tuple[str, ...], its: Setting, *, component: str | None) -> str:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import prfaas
 from prfaas import config
@@ -82,13 +83,13 @@ def _run(flags: argparse.Namespace) -> int:
         return 0
     if flags.study:
         return _study(flags, given.get("conversations"))
+    plots = _plots("prfaas.sim.plots", flags.plot)
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare)
     elif flags.sweep:
         runs = command.sweep(flags.config, given, flags.sweep, _progress)
     else:
         runs = command.one(flags.config, given, flags.record)
-    plots = extras.load("prfaas.sim.plots", extra="plot") if flags.plot else None
     if flags.json:
         listed = [report.to_json(name, run) for name, run in runs]
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))
@@ -99,11 +100,25 @@ def _run(flags: argparse.Namespace) -> int:
     return 0
 
 
+def _plots(module: str, folder: Path | None) -> ModuleType | None:
+    """What draws into `folder`, which is there from here on, before minutes of simulating; None where nothing is drawn."""
+    if folder is None:
+        return None
+    loaded = extras.load(module, extra="plot")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--plot {folder}: {error.strerror}; name a folder, which is made if it is not there"
+        ) from error
+    return loaded
+
+
 def _study(flags: argparse.Namespace, conversations: str | None) -> int:
     studies = extras.load("prfaas.sim.studies", extra="solve")
     if flags.study not in studies.STUDIES:
         raise ConfigError(f"--study {flags.study}: none of {', '.join(studies.STUDIES)}")
-    plots = extras.load("prfaas.sim.study_plots", extra="plot") if flags.plot else None
+    plots = _plots("prfaas.sim.study_plots", flags.plot)
     asked = studies.STUDIES[flags.study]
     if conversations:
         asked = studies.OF_CONVERSATIONS[flags.study](Path(conversations).expanduser())

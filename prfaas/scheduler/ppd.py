@@ -145,7 +145,8 @@ def read_measured(fields: Mapping[str, Any]) -> PpdTable:
         weights = fields["weights"]
         return PpdTable(entries, float(weights["w_ttft"]), float(weights["w_tpot"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a PPD decision table: {error!r}") from error
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"not a PPD decision table with `entries` and `weights`: {why}") from error
 
 
 def to_measured(table: PpdTable) -> dict[str, Any]:

@@ -27,7 +27,13 @@ def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None)
     scenario = read(file, flags)
     if record is None:
         return [(scenario.variant, simulate(scenario))]
-    with record.open("w", encoding="utf-8") as lines:
+    if scenario.fidelity != "instances":
+        raise ConfigError("--record: stations take no decisions; write fidelity: instances")
+    try:
+        lines = record.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--record {record}: {error.strerror}; name a file in a folder that exists") from error
+    with lines:
         return [(scenario.variant, simulate(scenario, watch=Recorder(lines)))]
 
 

@@ -45,6 +45,11 @@ class Conversations:
         self._block_tokens = block_tokens
         self._think_seconds = think_seconds
 
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and answer of the longest request."""
+        return max(sum(turn.num_new_tokens + turn.num_output_tokens for turn in script) for script in self._scripts)
+
     def first(self, session: int, arrival: float) -> Request:
         """The request that opens a conversation."""
         return self._request(session, 0, arrival, 0)

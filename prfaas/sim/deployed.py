@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from prfaas.errors import ConfigError
 from prfaas.model.decoding import decode_capacity
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.plan import Plan
@@ -65,6 +66,16 @@ def deploy(
         follows_congestion=settings.follows_congestion,
     )
     return Twin(_nodes(deployment, workload, plan, settings), wires, rules, follow_up=follow_up, watch=watch)
+
+
+def refuse_longer_than_memory(twin: Twin, longest_tokens: int) -> None:
+    """Raise ConfigError where an engine's KV memory does not hold the longest request, prompt and answer: vLLM refuses it."""
+    room = min(one.kv_tokens for one in twin.instances.values())
+    if longest_tokens > room:
+        raise ConfigError(
+            f"kv_tokens: {room:g} do not hold the longest request, whose prompt and answer are {longest_tokens} tokens; "
+            f"write at least {longest_tokens}"
+        )
 
 
 def with_bursts(settings: EngineSettings, deployment: Deployment, *, end: float) -> EngineSettings:

@@ -96,4 +96,4 @@ def _ppd_table(path: Path) -> PpdTable:
     try:
         return read_measured(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"ppd_table {path}: {error}") from error
+        raise ConfigError(f"ppd_table: {path}: {error}; write a file as prfaas-ppd writes it, in JSON") from error

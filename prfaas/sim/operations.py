@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from prfaas.errors import ConfigError
@@ -48,9 +49,16 @@ def read_outages(text: str) -> list[Outage]:
     """ "pd-003@2m+30s, ...": which instance, from when on, for how long.
 
     Raises:
-        ConfigError: it is not written so.
+        ConfigError: it is not written so, or an instance would die while it is dead.
     """
-    return _read(text, _outage, 'outages: write "pd-003@2m+30s"')
+    outages = _read(text, _outage, 'outages: write "pd-003@2m+30s"')
+    for one, after in pairwise(sorted(outages, key=lambda its: (its.instance, its.start))):
+        if one.instance == after.instance and after.start <= one.start + one.seconds:
+            dead = f"dead from {one.start:g}s to {one.start + one.seconds:g}s"
+            raise ConfigError(
+                f"outages: {one.instance} is {dead} and dies at {after.start:g}s; write one after the other"
+            )
+    return outages
 
 
 def read_role_changes(text: str) -> list[RoleChange]:

@@ -12,6 +12,8 @@ from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 
+_ACCEPTED = "name a file of JSON that --record wrote, or what a manager's /decisions/<id> answered"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -42,10 +44,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
         found = _parsed(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--replay {path}: {error.strerror}; {_ACCEPTED}") from error
+    except ValueError as error:
+        raise ConfigError(f"--replay {path}: {error}; {_ACCEPTED}") from error
     if not found or not all(isinstance(one, dict) and {"decision", "snapshot", "facts"} <= one.keys() for one in found):
-        raise ConfigError(f"{path}: no records as a manager's /decisions/<id> answers them")
+        raise ConfigError(f"--replay {path}: it holds no such records; {_ACCEPTED}")
     return found
 
 

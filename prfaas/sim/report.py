@@ -34,6 +34,7 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
         ("t (tokens)", _threshold),
         ("N_p / N_d", lambda run: f"{run.setup.plan.num_prefill:g} / {run.setup.plan.num_decode:g}"),
         ("capacity (req/s)", lambda run: f"{run.setup.capacity:.3f}"),
+        ("requests counted", _num_counted),
         ("arrivals (req/s)", lambda run: f"{run.summary.arrivals:.3f}"),
         ("throughput (req/s)", lambda run: f"{run.summary.throughput:.3f}"),
         ("goodput (req/s)", lambda run: f"{run.summary.goodput:.3f}"),
@@ -54,6 +55,13 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
     lines += [(f"busy {name}", _share_of("utilisation", name)) for name in _names(runs, "utilisation")]
     lines += [(name, _share_of("memory", name)) for name in _names(runs, "memory")]
     return lines + [(f"reason {name}", _share_of("reasons", name)) for name in _names(runs, "reasons")]
+
+
+def _num_counted(run: Run) -> str:
+    """Those after the warm-up; of a trace that is shorter than what was asked for, that these are all."""
+    its, counted = run.scenario, run.summary.num_requests
+    is_short = its.arrivals == "trace" and counted < its.requests - int(its.requests * its.warmup)
+    return f"{counted} (the trace has no more)" if is_short else str(counted)
 
 
 def _threshold(run: Run) -> str:

@@ -15,14 +15,14 @@ from prfaas.model.solver import SinglePd
 from prfaas.model.workload import Workload
 from prfaas.sim.blueprint import Watch
 from prfaas.sim.conversations import read_conversations
-from prfaas.sim.deployed import deploy, threshold_tokens, with_bursts
+from prfaas.sim.deployed import deploy, refuse_longer_than_memory, threshold_tokens, with_bursts
 from prfaas.sim.engine_settings import engine_settings, lossy_path, speeds
 from prfaas.sim.meter import Load
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import Stations, StationSettings
 from prfaas.sim.summary import Counting, Slo, Summary, summarise
-from prfaas.sim.traffic import draw_requests, recorded_requests
+from prfaas.sim.traffic import draw_requests, longest_tokens, recorded_requests
 from prfaas.solve import catalog
 from prfaas.solve.command import find_trace
 from prfaas.solve.deployment_file import read_deployment
@@ -63,6 +63,8 @@ def prepare(scenario: Scenario) -> Setup:
         deployment = variants[scenario.variant](deployment)
     if len(deployment.pd) != 1:
         raise ConfigError(f"{file}: the twin takes one PD cluster")
+    if deployment.pd[0].shared_instances and not scenario.shared:
+        raise ConfigError(f"{file}: shared_instances: here all or none share; write fidelity: instances, shared: true")
     if scenario.shared:
         deployment = _shared(deployment, speeds(scenario).overlap)
     plan, capacity = _plan(scenario, deployment, workload)
@@ -173,6 +175,7 @@ def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch 
     twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up, watch=watch)
     if conversations:
         opening = [conversations.first(one.index, one.arrival) for one in opening]
+    refuse_longer_than_memory(twin, conversations.longest_tokens if conversations else longest_tokens(opening))
     twin.run(opening)
     return summarise(
         twin.requests,

@@ -12,6 +12,9 @@ from prfaas.solve.catalog import CASE_STUDY
 from prfaas.units import choice
 
 DEFAULT_LOAD = "80%"
+MAX_BLOCK_TOKENS = (
+    1 << 14
+)  # prompts shorter than a block find no prefix; engines' largest blocks are some thousand tokens
 LOCAL_POLICIES = ("decode", "pd", "ppd", "suffix")
 _STATIONS = {"fidelity": "stations"}
 _LOSSY = {"link_loss": GIVEN}
@@ -27,12 +30,14 @@ VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 class GoodputSection:
     """What a request must meet to count as good; nothing is asked for where empty."""
 
-    ttft: float | None = setting("seconds", default=None, doc="Time to first token at most.")
+    ttft: float | None = setting("seconds", default=None, minimum=1e-6, doc="Time to first token at most.")
     ttft_per_thousand: float | None = setting(
-        "seconds", default=None, doc="Time to first token at most, for each started 1,000 prompt tokens."
+        "seconds", default=None, minimum=1e-6, doc="Time to first token at most, for each started 1,000 prompt tokens."
     )
-    tpot: float | None = setting("seconds", default=None, doc="Mean time per further token at most.")
-    itl: float | None = setting("seconds", default=None, doc="P95 of a request's own gaps between tokens at most.")
+    tpot: float | None = setting("seconds", default=None, minimum=1e-6, doc="Mean time per further token at most.")
+    itl: float | None = setting(
+        "seconds", default=None, minimum=1e-6, doc="P95 of a request's own gaps between tokens at most."
+    )
     attained: float = setting(
         "ratio", default=0.0, doc="Share of the requests that must meet all of this: with fewer of them goodput is 0."
     )
@@ -146,7 +151,7 @@ class Scenario:
         default=None,
         minimum=1,
         only_where=_INSTANCES,
-        doc="What a PD engine's KV memory holds; the profile's when empty.",
+        doc="What a PD engine's KV memory holds, the longest request at least; the profile's when empty.",
     )
     preemption: bool = setting(
         "flag",
@@ -162,7 +167,12 @@ class Scenario:
         doc="What a node's cache holds; 65,536 blocks when empty.",
     )
     block_tokens: int = setting(
-        "tokens", default=512, minimum=1, only_where=_INSTANCES, doc="Tokens of a block of the cache."
+        "tokens",
+        default=512,
+        minimum=1,
+        maximum=MAX_BLOCK_TOKENS,
+        only_where=_INSTANCES,
+        doc="Tokens of a block of the cache.",
     )
     eviction: str = setting(
         choice(*POLICIES), default="lru", only_where=_INSTANCES, doc="What leaves a full cache first."
@@ -198,7 +208,9 @@ class Scenario:
         doc='Who drains when, its new role, how long that takes: "h20-003@2m=decode+30s".',
     )
     warmup: float = setting("ratio", default=0.1, maximum=0.9, doc="Share of the requests that is not counted.")
-    timeout: float | None = setting("seconds", default=None, doc="A request that takes longer has failed.")
+    timeout: float | None = setting(
+        "seconds", default=None, minimum=1e-6, doc="A request that takes longer has failed."
+    )
     goodput: GoodputSection = setting(record(GoodputSection), doc="Service-level objectives.")
 
     def __post_init__(self) -> None:

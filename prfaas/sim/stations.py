@@ -136,6 +136,5 @@ class Stations:
 
 
 def _whole(number: float) -> int:
-    if number != round(number):
-        raise ConfigError("fidelity stations: instances that share their time need fidelity iterations")
+    assert number == round(number), "a deployment whose instances share their time is refused before"
     return round(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,8 @@ def recorded_requests(path: Path, *, count: int) -> list[Request]:
             )
         )
     return requests
+
+
+def longest_tokens(requests: Iterable[Request]) -> int:
+    """Prompt and answer of the longest one."""
+    return max(one.num_prompt_tokens + one.num_output_tokens for one in requests)

@@ -29,9 +29,10 @@ from prfaas.types import AgentName, ClusterName, InstanceId
 _NOBODY: frozenset[InstanceId] = frozenset()
 
 
-def _refuse_unknown(what: str, named: Collection[str], known: Collection[str]) -> None:
+def _refuse_unknown(setting: str, what: str, named: Iterable[str], known: Collection[str]) -> None:
     if unknown := set(named) - set(known):
-        raise ConfigError(f"no {what} {', '.join(sorted(unknown))}; there are {', '.join(sorted(known)) or 'none'}")
+        there = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"{setting}: no {what} {', '.join(sorted(unknown))}; there are {there}")
 
 
 class Twin:
@@ -57,10 +58,7 @@ class Twin:
         room = {node.state.agent: node.cache_blocks for node in self._nodes.values()}
         self._caches = Caches(self.timeline, rules.caches, room)
         self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
-        self._groups: dict[str, list[Instance | SharedInstance]] = {}  # by the role at the start
-        for node in self._nodes.values():
-            group = f"{node.state.cluster} {node.state.role}"
-            self._groups.setdefault(group, []).append(self.instances[node.state.instance])
+        self._groups = self._by_cluster_and_role()
         self._session_agent: dict[int, AgentName] = {}
         self._decisions: dict[Request, Decision] = {}
         self.egress = {
@@ -72,14 +70,7 @@ class Twin:
             for name, egress in self.egress.items()
             if math.isfinite(egress.bytes_per_second)
         }
-        self.links = LinkWatch(
-            self.timeline,
-            {name: self.egress[name] for name in self._shares},
-            list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
-            under_way=self._decisions,
-            threshold_tokens=rules.snapshot.threshold_tokens,
-            loss_ratio=wires.loss_ratio,
-        )
+        self.links = self._watched_links()
         self._paths: dict[tuple[InstanceId, ClusterName], Transfers] = {}
         self._arriving: Iterator[Request] = iter(())
         self._outside: deque[Request] = deque()
@@ -89,6 +80,24 @@ class Twin:
         self._dead: set[InstanceId | None] = set()
         self._draining: dict[InstanceId, RoleChange] = {}
         self._plan_operations(rules.operations)
+
+    def _by_cluster_and_role(self) -> dict[str, list[Instance | SharedInstance]]:
+        """The instances by their role at the start."""
+        groups: dict[str, list[Instance | SharedInstance]] = {}
+        for node in self._nodes.values():
+            group = f"{node.state.cluster} {node.state.role}"
+            groups.setdefault(group, []).append(self.instances[node.state.instance])
+        return groups
+
+    def _watched_links(self) -> LinkWatch:
+        return LinkWatch(
+            self.timeline,
+            {name: self.egress[name] for name in self._shares},
+            list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
+            under_way=self._decisions,
+            threshold_tokens=self.rules.snapshot.threshold_tokens,
+            loss_ratio=self.wires.loss_ratio,
+        )
 
     def _engine(self, node: Node) -> Instance | SharedInstance:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
@@ -272,13 +281,14 @@ class Twin:
     # Operations
 
     def _plan_operations(self, operations: Operations) -> None:
-        named = {one.instance for one in operations.outages} | {one.instance for one in operations.role_changes}
-        _refuse_unknown("instance", named, self._nodes)
+        _refuse_unknown("outages", "instance", (one.instance for one in operations.outages), self._nodes)
+        _refuse_unknown("role_changes", "instance", (one.instance for one in operations.role_changes), self._nodes)
         only_prefill = {state.instance for state in self._states if state.cluster_kind == "prfaas"}
         for change in operations.role_changes:
             if change.instance in only_prefill:
                 raise ConfigError(f"role_changes: {change.instance} is of a PrfaaS cluster, which only prefills")
-        _refuse_unknown("cluster with egress", {one.cluster for one in operations.link_changes}, self._shares)
+        clusters = (one.cluster for one in operations.link_changes)
+        _refuse_unknown("link_changes", "cluster with egress", clusters, self._shares)
         for outage in operations.outages:
             self.timeline.at(outage.start, self._die, outage)
         for change in operations.role_changes:

@@ -177,6 +177,15 @@ def test_a_wrong_setting_ends_the_command_with_status_2(capsys: pytest.CaptureFi
     assert "prfaas-example: flag --pool-bytes: pool_bytes: 'much'" in capsys.readouterr().err
 
 
+def test_a_refusal_of_what_nobody_wrote_names_the_command_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRFAAS_EXAMPLE_NAME", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        config.parse(Example, component="example", argv=[])
+    assert capsys.readouterr().err.startswith("prfaas-example: name: missing; write ")
+
+
 def test_the_checked_configuration_reads_back_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [
         "--name",

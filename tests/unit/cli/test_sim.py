@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.sim import main
+from prfaas.solve import catalog
 
 SMALL = ["--requests", "500"]
 
@@ -98,7 +99,6 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--compare", "seed=1,2", "--record", "d.jsonl"], "--record: has no meaning with --compare"),
         (["--study", "queueing"], "--requests: has no meaning with --study"),
         (["--replay", "nowhere.jsonl", "--json"], "--json: has no meaning with --replay"),
-        (["--record", "/proc/none/d.jsonl"], "/proc/none"),
         (["--shared", "true"], "shared: needs fidelity: instances"),
         (["--outages", "h20-003@1m+1s"], "outages: needs fidelity: instances"),
         (["--kv-tokens", "200000"], "kv_tokens: needs fidelity: instances"),
@@ -121,6 +121,21 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--arrivals", "trace"], "arrivals: trace needs trace"),
         (["--arrivals", "trace", "--trace", "t.jsonl", "--load", "2req/s"], "load: a trace arrives at its own times"),
         (["--fidelity", "instances", "--think", "3s"], "think: needs turns or conversations"),
+        (["--fidelity", "instances", "--kv-tokens", "1"], "kv_tokens: 1 do not hold the longest request"),
+        (["--fidelity", "instances", "--turns", "900>90,9>9", "--kv-tokens", "1007"], "write at least 1008"),
+        (["--fidelity", "instances", "--block-tokens", "1000000"], "block_tokens: '1000000': too large"),
+        (["--fidelity", "instances", "--outages", "h20-999@5m+1m"], "outages: no instance h20-999; there are h20-000"),
+        (["--fidelity", "instances", "--outages", "h20-001@1m+1m,h20-001@90s+1m"], "h20-001 is dead from 60s to 120s"),
+        (["--fidelity", "instances", "--role-changes", "h20-999@5m=decode+1m"], "role_changes: no instance h20-999"),
+        (["--fidelity", "instances", "--link-changes", "mars@2m=0%+30s"], "link_changes: no cluster with egress mars"),
+        (
+            ["--fidelity", "instances", "--record", "/nonexistent/x.jsonl"],
+            "--record /nonexistent/x.jsonl: No such file",
+        ),
+        (["--record", "/nonexistent/x.jsonl"], "--record: stations take no decisions; write fidelity: instances"),
+        (["--timeout", "0s"], "timeout: '0s': too small"),
+        (["--goodput-ttft", "0s"], "goodput.ttft: '0s': too small"),
+        (["--plot", "/proc/none"], "--plot /proc/none: No such file or directory; name a folder"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -129,7 +144,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert main([*SMALL, *argv]) == 2
     written = capsys.readouterr().err
     assert said in written
-    assert written.count("\n") == 1
+    assert written.count("\n") == written.count("prfaas-sim:") == 1
 
 
 @pytest.mark.parametrize(
@@ -146,10 +161,77 @@ def test_a_study_or_a_replay_that_there_is_none_of_is_named(
     assert said in capsys.readouterr().err
 
 
-def test_plots_that_cannot_be_written_cost_no_report(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--plot", "/proc/none"]) == 2
+@pytest.mark.parametrize("what", [["--requests", "500"], ["--study", "queueing"]])
+def test_a_folder_for_plots_that_is_a_file_is_refused_before_anything_is_simulated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, what: list[str]
+) -> None:
+    (file := tmp_path / "k1.yaml").touch()
+    assert main([*what, "--plot", str(file)]) == 2
     written = capsys.readouterr()
-    assert "TTFT P99 (s)" in written.out and "/proc/none" in written.err
+    assert (written.out, f"--plot {file}: File exists; name a folder" in written.err) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Expecting value"),
+        ('{"entries": [', "Expecting value"),
+        ("{}", "it lacks 'entries'"),
+        ('{"entries": [], "weights": {"w_ttft": 1, "w_tpot": 1}}', "at least one entry"),
+    ],
+)
+def test_a_ppd_table_that_cannot_be_used_is_named_with_what_would_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+) -> None:
+    (table := tmp_path / "table.json").write_text(text)
+    argv = ["--fidelity", "instances", "--local-policy", "ppd", "--ppd-table", str(table)]
+    assert main([*SMALL, *argv]) == 2
+    written = capsys.readouterr().err
+    assert written.startswith(f"prfaas-sim: ppd_table: {table}: ")
+    assert said in written and "as prfaas-ppd writes it" in written
+
+
+@pytest.mark.parametrize("text", ["", '{"decision": {', "[]", '{"decision": {}}'])
+def test_a_replay_of_something_else_says_what_it_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    (file := tmp_path / "decisions.jsonl").write_text(text)
+    assert main(["--replay", str(file)]) == 2
+    written = capsys.readouterr().err
+    assert written.startswith(f"prfaas-sim: --replay {file}: ")
+    assert "that --record wrote" in written
+
+
+def test_a_trace_that_is_shorter_than_asked_for_is_said_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [{"timestamp": index, "input_length": 100 + index, "output_length": 8} for index in range(20)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    argv = ["--trace", str(trace), "--arrivals", "trace", "--warmup", "0"]
+
+    def counted(num: str) -> list[str]:
+        assert main([*argv, "--requests", num]) == 0
+        return [line.split(maxsplit=2)[2] for line in capsys.readouterr().out.splitlines() if "counted" in line]
+
+    assert counted("9999") == ["20 (the trace has no more)"]
+    assert counted("20") == ["20"]
+    assert counted("10") == ["10"]
+
+
+@pytest.mark.parametrize("fidelity", ["stations", "instances"])
+def test_a_deployment_some_of_whose_instances_share_is_refused_with_what_is_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fidelity: str
+) -> None:
+    whole = catalog.deployment_path(catalog.CASE_STUDY).read_text(encoding="utf-8")
+    file = tmp_path / "shared.yaml"
+    file.write_text(whole.replace("instances: 8,", "instances: 8, shared_instances: 2, overlap: 20%,"))
+    argv = ["--deployment", str(file), "--fidelity", fidelity]
+    assert main([*SMALL, *argv]) == 2
+    assert (
+        "shared_instances: here all or none share; write fidelity: instances, shared: true" in capsys.readouterr().err
+    )
+    assert main([*SMALL, "--deployment", str(file), "--fidelity", "instances", "--shared", "true"]) == 0
 
 
 def test_what_only_some_of_the_compared_mean_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
