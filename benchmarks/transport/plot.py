@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from prfaas.solve.figure_file import save
+
 RESULT = Path(__file__).parents[1] / "results" / "transport.json"
 PLOT = Path(__file__).parents[2] / "docs" / "images" / "transport.svg"
 LINKS = ("metro", "regional", "continental", "bursty")
@@ -52,7 +54,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     _draw(left, rows, BULK, title="1 GiB at once, warm")
     _draw(right, rows, SMALL, title="64 MiB, a call for each of 16 layers")
     left.set_ylabel("share of what the link can carry")
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def _draw(axes: Axes, rows: Sequence[dict[str, Any]], engines: Sequence[Bars], *, title: str) -> None:

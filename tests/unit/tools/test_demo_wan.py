@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.demo_wan.__main__ import turned
-from tools.wan import WanShape
+from tools.wan import WanShape, obstacle
 
 SHAPE = WanShape(1e9, 0.08)
 
@@ -20,3 +20,9 @@ def test_a_knob_turns_one_thing() -> None:
 def test_what_is_no_knob_is_refused(line: str) -> None:
     with pytest.raises(ValueError):
         turned(SHAPE, line)
+
+
+@pytest.mark.root
+def test_what_a_link_needs_and_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert obstacle() == "needs ip and cc (Debian: iproute2, gcc)"
