@@ -162,6 +162,17 @@ async def test_a_link_that_changes_shows_at_once_in_its_figures_and_its_words(st
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
 
 
+async def test_each_link_between_two_nodes_shows_what_its_agent_reports(stage: Stage) -> None:
+    await stage.window.page.locator("summary", has_text="Each link between two nodes").click()
+    figures = ("up", "320 Mbit/s", "1.0 Gbit/s", "1.0 MiB", "90 ms", "80 ms", "0.1 %", "8")
+    stage.link = replace(BUSY, rtt_seconds=0.09)
+    await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", *figures))
+    stage.link = replace(BUSY, is_down=True)
+    await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", "down"))
+    stage.link = BUSY
+    await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", "up"))
+
+
 async def test_a_request_shows_with_its_session_prefix_and_explanation(stage: Stage) -> None:
     page = stage.window.page
     await stage.ask(640)

@@ -18,6 +18,7 @@ from tools.reference_tables import ROOT
 
 CONTAINERFILE = ROOT / "deploy/container/Containerfile"
 COMPOSE = ROOT / "deploy/compose.yaml"
+COMPOSE_TLS = ROOT / "deploy/compose-tls.yaml"  # over it
 BIN = Path(sys.executable).parent
 SERVICES = yaml.safe_load(rendered(COMPOSE.read_text()))["services"]
 OURS = sorted(name for name, its in SERVICES.items() if component_of(its.get("command", [])))
@@ -49,13 +50,14 @@ def test_what_the_container_file_copies_is_there_and_not_ignored() -> None:
     assert sources and all((ROOT / source).exists() for source in sources)
     assert not set(sources) & set(ignored)
     secrets = {f"deploy/{its['file']}" for its in yaml.safe_load(COMPOSE.read_text())["secrets"].values()}
-    secrets = {secret.replace("/./", "/") for secret in secrets}
+    secrets = {secret.replace("/./", "/") for secret in secrets} | {"deploy/tls"}
     assert secrets <= set(ignored) and secrets <= set((ROOT / ".gitignore").read_text().split())
 
 
-def test_the_compose_file_is_of_the_specification_s_form() -> None:
+@pytest.mark.parametrize("file", [COMPOSE, COMPOSE_TLS], ids=lambda file: file.stem)
+def test_a_compose_file_is_of_the_specification_s_form(file: Path) -> None:
     schema = get_builtin_schema("vendor.compose-spec")
-    compose = yaml.safe_load(COMPOSE.read_text())
+    compose = yaml.safe_load(file.read_text())
     jsonschema.validate(compose, schema)
     compose["services"]["agent"]["restarts"] = "never"
     with pytest.raises(jsonschema.ValidationError, match="restarts"):
@@ -86,3 +88,37 @@ def test_others_reach_what_is_told_to_be_reached() -> None:
 
 def test_compose_runs_every_component() -> None:
     assert OURS == ["agent", "manager", "router"]
+
+
+def test_with_tls_every_component_listens_beyond_loopback_with_certificates_alone() -> None:
+    told = {"ADDRESS": "8.8.8.8", "MANAGER_LISTEN": "8.8.8.8:7410", "ROUTER_LISTEN": "8.8.8.8:443", "NODE": "west-7"}
+    plain, over = (yaml.safe_load(rendered(file.read_text(), **told))["services"] for file in (COMPOSE, COMPOSE_TLS))
+    found = {name: settings_of(name, plain[name]["environment"] | over[name]["environment"]) for name in OURS}
+    for name, settings in found.items():
+        assert not settings.insecure_plaintext and settings.tls_revocations
+        files = (settings.tls_authority, settings.tls_certificate, settings.tls_key)
+        own = "west-7" if name == "agent" else name
+        assert [file.name for file in files] == ["authority.pem", f"{own}.pem", f"{own}.key"]
+        assert over[name]["volumes"] == ["./tls:/tls:ro"]
+    assert found["router"].client_tls_certificate.name == "router.pem"
+    assert found["router"].engine_tls == found["agent"].engine_tls == "deployment"
+    assert found["agent"].engines[0].url == "https://8.8.8.8:8000"
+    *command, certificate, key, authority, asks = over["engine"]["command"]
+    assert command == plain["engine"]["command"], "what takes its place says the same, and these"
+    assert (certificate, key) == ("--ssl-certfile=/tls/west-7.pem", "--ssl-keyfile=/tls/west-7.key")
+    assert (authority, asks) == ("--ssl-ca-certs=/tls/authority.pem", "--ssl-cert-reqs=2")
+
+
+def test_what_a_service_writes_is_its_user_s() -> None:
+    """Of the image's own folders a new volume takes the owner; the others are given away before the service starts."""
+    (made,) = re.findall(r"install -d -o 10001 .*", CONTAINERFILE.read_text())
+    for service in ("agent", "engine"):
+        its = SERVICES[service]
+        for volume, place in (volume.split(":")[:2] for volume in its["volumes"]):
+            givers = [
+                name
+                for name, one in SERVICES.items()
+                if one.get("command") == ["chown", "10001:10001", place] and f"{volume}:{place}" in one["volumes"]
+            ]
+            waits = {"condition": "service_completed_successfully"}
+            assert place in made.split() or [its["depends_on"][name] for name in givers] == [waits], (service, place)
