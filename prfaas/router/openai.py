@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -188,7 +188,14 @@ def parse_object(raw: bytes, *, refused: Sequence[str] = REFUSED_FIELDS) -> dict
     return body
 
 
-def passed_on(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_FIELDS) -> bytes:
+class PassedOn(NamedTuple):
+    """A body that needs no decision, as an engine gets it, and the model that it names."""
+
+    raw: bytes
+    model: str | None = None
+
+
+def passed_on(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_FIELDS) -> PassedOn:
     """Any body, as an engine gets it: salted where it is a JSON object and the client has a tenant.
 
     Raises:
@@ -198,13 +205,15 @@ def passed_on(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_
     try:
         body = json.loads(raw)  # as engines do: a byte-order mark, UTF-16 and UTF-32 are JSON to them
     except ValueError:
-        return raw
+        return PassedOn(raw)
     except RecursionError as error:
         raise BadRequest(f"the body is too deep: {error}") from error
     if not isinstance(body, dict):
-        return raw
+        return PassedOn(raw)
     _check_fields(body, refused)
-    return _dumps(body | {SALT_FIELD: tenant}) if tenant else raw
+    model = body.get("model")
+    salted = _dumps(body | {SALT_FIELD: tenant}) if tenant else raw
+    return PassedOn(salted, model if isinstance(model, str) else None)
 
 
 def _check_fields(body: dict[str, Any], refused: Sequence[str]) -> None:

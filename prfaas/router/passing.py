@@ -18,7 +18,7 @@ from prfaas.router.openai import REFUSED_FIELDS, passed_on
 class Passing:
     """What passing on needs."""
 
-    choose: Callable[[], Instance | None]
+    choose: Callable[[str | None], Instance | None]  # by the model that the request names
     session: aiohttp.ClientSession
     headers: tuple[str, ...] = ("Content-Type", "Accept")  # that go with the request
     refused: Sequence[str] = REFUSED_FIELDS  # that its JSON may not carry
@@ -34,12 +34,12 @@ class Passing:
         body = passed_on(await request.read(), tenant=tenant, refused=self.refused)
         tried: set[Instance] = set()
         while True:
-            instance = self.choose()
+            instance = self.choose(body.model)
             if instance is None or instance in tried:
                 raise NobodyReady("no engine is ready")
             tried.add(instance)
             try:
-                return await self._send(request, instance, body)
+                return await self._send(request, instance, body.raw)
             except NOT_CONNECTED as error:
                 instance.failed(repr(error))  # nothing was sent: the next one may have it
             except (aiohttp.ClientError, OSError) as error:

@@ -85,7 +85,8 @@ class Choosing:
         check_path(path)
         endpoint = _ENDPOINTS.get(path)
         if endpoint is None:
-            chosen = _salted(self._any(asked, record), asked, passed_on(asked.body, tenant=client.tenant))
+            body = passed_on(asked.body, tenant=client.tenant)
+            chosen = _salted(self._any(asked, record, body.model), asked, body.raw)
             self.admission.charge(client, len(asked.body) // BYTES_PER_TOKEN)
             return chosen
         session = session_of(asked.headers.get(SESSION_HEADER))
@@ -107,10 +108,10 @@ class Choosing:
             its.address.name for its in self.fleet if its.state().decodes and host_port(its.url) not in subset
         )
 
-    def _any(self, asked: Asked, record: Record) -> Chosen:
-        """A decode instance for a request that needs no decision."""
+    def _any(self, asked: Asked, record: Record, model: str | None) -> Chosen:
+        """A decode instance for a request that needs no decision; one that serves `model`, where some do."""
         outside = self._outside(asked.subset)
-        ready = (its for its in self.fleet.snapshot().instances if its.decodes and its.healthy)
+        ready = (its for its in self.fleet.snapshot(model).instances if its.decodes and its.healthy)
         chosen = choose((its for its in ready if its.instance not in outside), RequestFacts(0))
         if chosen is None:
             raise NobodyReady("no engine is ready")

@@ -70,7 +70,7 @@ def _sidecar(config: SidecarConfig, session: aiohttp.ClientSession) -> Sidecar:
     engine = decode_instance(config.engine_url)
     legs = Legs(session, prefill_seconds=config.prefill_timeout)
     handover = Handover(config, engine, legs, Tokenizer(session))
-    passing = Passing(lambda: engine, session, _PASSED_HEADERS, REFUSED_FIELDS)
+    passing = Passing(lambda model: engine, session, _PASSED_HEADERS, REFUSED_FIELDS)
     return Sidecar(config, handover=handover, passing=passing)
 
 

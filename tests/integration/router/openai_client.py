@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -9,6 +10,9 @@ import pytest
 
 from tests.integration.router.door import LONG, SHORT
 from tests.integration.router.paced_engine import MODEL
+
+TOOL: Any = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
 
 
 async def assert_serves_an_openai_client(url: str) -> None:
@@ -26,6 +30,19 @@ async def assert_serves_an_openai_client(url: str) -> None:
             assert chat.choices[0].message.content == "abc"
             chunks = await client.chat.completions.create(model=MODEL, messages=messages, stream=True)
             assert "".join([chunk.choices[0].delta.content or "" async for chunk in chunks]) == "abc"
+            called = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL], logprobs=True)
+            calls: Any = called.choices[0].message.tool_calls
+            assert [(its.function.name, json.loads(its.function.arguments)) for its in calls] == [("look_up", messages)]
+            assert called.choices[0].logprobs is not None
+            assert [its.token for its in called.choices[0].logprobs.content or ()] == ["a", "b", "c"]
+        shown: Any = [{"role": "user", "content": [{"type": "text", "text": LONG}, IMAGE]}]
+        seen = await client.chat.completions.create(model=MODEL, messages=shown, tools=[TOOL])
+        calls = seen.choices[0].message.tool_calls
+        assert [json.loads(its.function.arguments) for its in calls] == [shown], "unread, as it was sent"
+        unknown = {"model": MODEL, "query": "x", "documents": ["a", "b"]}
+        assert await client.post("/rerank", cast_to=object, body=unknown) == {"asked": unknown}
+        with pytest.raises(openai.NotFoundError):
+            await client.moderations.create(model=MODEL, input="x")
         embedded = await client.embeddings.create(model=MODEL, input="x", encoding_format="float")
         assert embedded.data[0].embedding == [0.5]
         with pytest.raises(openai.BadRequestError, match="cache_salt"):

@@ -56,6 +56,7 @@ class PacedEngine:
         app.router.add_post("/v1/responses", self._complete)
         app.router.add_post("/v1/chat/completions/render", self._render)
         app.router.add_post("/v1/embeddings", self._embed)
+        app.router.add_post("/v1/rerank", self._echo)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
@@ -85,6 +86,11 @@ class PacedEngine:
         data = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         return web.json_response({"object": "list", "model": MODEL, "data": data, "usage": usage})
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        return web.json_response({"asked": body})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if self.status != 200:
@@ -117,7 +123,7 @@ class PacedEngine:
                 status = self.status if self.status != 200 else 500
                 return web.json_response({"error": {"message": "planned"}}, status=status)
             chat = request.path.startswith("/v1/chat")
-            return await (self._stream(request, chat=chat) if body.get("stream") else self._whole(chat=chat))
+            return await (self._stream(request, chat=chat) if body.get("stream") else self._whole(body, chat=chat))
         except asyncio.CancelledError:
             self.num_broken_off += 1
             raise
@@ -136,9 +142,9 @@ class PacedEngine:
             self.status = self.status if self.num_failures >= 0 else 200
         return self.status != 200
 
-    async def _whole(self, *, chat: bool) -> web.Response:
+    async def _whole(self, body: dict[str, Any], *, chat: bool) -> web.Response:
         await asyncio.sleep(3 * self.token_seconds)
-        text = {"message": {"role": "assistant", "content": "abc"}} if chat else {"text": "abc"}
+        text = _chat_choice(body) if chat else {"text": "abc"}
         return web.json_response(
             {
                 "id": "1",
@@ -163,6 +169,20 @@ class PacedEngine:
             await asyncio.sleep(self.token_seconds)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def _chat_choice(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat's answer: "abc", or with tools a call of the first, its arguments the messages; log-probabilities if asked for."""
+    message: dict[str, Any] = {"role": "assistant", "content": "abc"}
+    if "tools" in body:
+        called = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps(body["messages"])}
+        message = {**message, "content": None, "tool_calls": [{"id": "1", "type": "function", "function": called}]}
+    if not body.get("logprobs"):
+        return {"message": message}
+    tokens: list[dict[str, Any]] = [
+        {"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in "abc"
+    ]
+    return {"message": message, "logprobs": {"content": tokens}}
 
 
 def streamed(text: str, *, chat: bool = False) -> bytes:

@@ -135,6 +135,18 @@ async def test_other_paths_are_passed_on(door: Door) -> None:
         assert response.status == 404
 
 
+async def test_other_paths_go_to_an_engine_that_serves_the_model_of_their_body() -> None:
+    async with make_door(num_wests=2) as door:
+        door.wests[1].models, door.wests[1].healthy = {"data": [{"id": "other"}]}, False
+        await door.until_health(west_1=False)
+        door.wests[1].healthy = True
+        await door.until_health(west_1=True)
+        for model in (MODEL, "other", "unheard-of", "other", MODEL):
+            status, _, _ = await door.post({"model": model, "query": "x"}, path="/v1/rerank")
+            assert status == 200
+        assert [its["model"] for its in door.wests[1].bodies] == ["other", "other"]
+
+
 async def test_a_decision_is_explained_and_can_be_made_again_from_its_record(door: Door) -> None:
     await door.post({"prompt": LONG}, **{"x-request-id": "r2"})
     _, record = await door.get("/debug/decision/r2")

@@ -26,7 +26,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 async def test_an_unchanged_openai_client_is_served_through_envoy(tmp_path: Path, body_mode: str) -> None:
     async with make_gateway(tmp_path, body_mode=body_mode) as gateway:
         await assert_serves_an_openai_client(gateway.url)
-        assert len(gateway.east.bodies) == 4  # both long completions and both long chats
+        assert len(gateway.east.bodies) == 5  # both long completions and all three long chats, but not the image
 
 
 async def test_a_long_prompt_is_prefilled_where_the_picker_says_under_its_grant(gateway: Gateway) -> None:
