@@ -87,6 +87,12 @@ class AgentConfig:
         "address", default="127.0.0.1:7401", doc="HTTP: /metrics, /healthz, /transfers, /status."
     )
     secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
+    hardware: str = setting(
+        "text",
+        default="",
+        doc="What computes on this machine, such as H200; empty: its NVIDIA GPUs' names. Managers refuse nodes of unlike "
+        "hardware in one cluster.",
+    )
     pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool that transfers in flight may take.")
     eviction: str = setting("text", default="lru", doc="Which prefix blocks leave first: lru, lfu or cost.")

@@ -13,6 +13,7 @@ from typing import Any
 from prfaas import logs
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engine_load import EngineLoads
+from prfaas.agent.gpu_names import gpu_names
 from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
@@ -168,6 +169,7 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
         wire_address=config.advertise or wire_address,
         epoch=epoch,
         engines=tuple(Engine(InstanceId(its.instance), its.url, _role(its.role), its.model) for its in config.engines),
+        hardware=config.hardware or gpu_names(),
     )
 
 

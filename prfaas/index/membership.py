@@ -31,6 +31,7 @@ class Node:
     epoch: int
     layouts: tuple[Layout, ...] = ()
     engines: tuple[Engine, ...] = ()
+    hardware: str = ""  # what computes there, equal over a cluster; empty: not said
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,16 @@ class World:
         """Make a node known; True when that changes anything. Unless `heard` that is no sign of life.
 
         Raises:
-            IndexRefusal: an older epoch, another cluster than before, or an instance that stands elsewhere.
+            IndexRefusal: an older epoch, another cluster than before, an instance that stands elsewhere, or other hardware
+                than that of the cluster's live nodes.
         """
         known = self.membership.get(node.name)
         if known and known.node.cluster != node.cluster and known.node.epoch == node.epoch:
             raise IndexRefusal(
                 "malformed", f"{node.name} is in {known.node.cluster} and cannot be in {node.cluster} too"
             )
+        if heard:
+            self._check_hardware(node)
         silent = 0.0 if heard else self.membership.expiry_seconds
         changed = self.membership.register(node, self._clock() - silent)
         if self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts):
@@ -77,6 +80,17 @@ class World:
         self.refresh()
         self.version += changed
         return changed
+
+    def _check_hardware(self, node: Node) -> None:
+        """One profile, and so one plan, stands for all nodes of a cluster."""
+        for other in (member.node for member in self.membership.live(self._clock())):
+            unlike = node.hardware and other.hardware and other.hardware != node.hardware
+            if unlike and other.cluster == node.cluster and other.name != node.name:
+                raise IndexRefusal(
+                    "mixed_hardware",
+                    f"{node.name} has {node.hardware} and {other.name} has {other.hardware}: they cannot both be in cluster "
+                    f"{node.cluster}; give one of them a cluster of its own",
+                )
 
     def hear(
         self, name: AgentName, *, epoch: int, links: tuple[list[pb.LinkFigures], list[pb.EngineLoad]] | None

@@ -44,6 +44,7 @@ def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
         epoch=node.epoch,
         layouts=layouts,
         engines=engines,
+        hardware=node.hardware,
     )
 
 
@@ -63,6 +64,7 @@ def node_from(message: pb.Node) -> Node:
         message.epoch,
         layouts,
         tuple(_engine(its) for its in message.engines),
+        message.hardware,
     )
 
 

@@ -19,7 +19,7 @@ class Engine(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "cluster", "cluster_kind", "wire_address", "epoch", "layouts", "engines")
+    __slots__ = ("name", "cluster", "cluster_kind", "wire_address", "epoch", "layouts", "engines", "hardware")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Node(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
     name: str
     cluster: str
     cluster_kind: str
@@ -34,7 +35,8 @@ class Node(_message.Message):
     epoch: int
     layouts: _containers.RepeatedScalarFieldContainer[bytes]
     engines: _containers.RepeatedCompositeFieldContainer[Engine]
-    def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ..., cluster_kind: _Optional[str] = ..., wire_address: _Optional[str] = ..., epoch: _Optional[int] = ..., layouts: _Optional[_Iterable[bytes]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ...) -> None: ...
+    hardware: str
+    def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ..., cluster_kind: _Optional[str] = ..., wire_address: _Optional[str] = ..., epoch: _Optional[int] = ..., layouts: _Optional[_Iterable[bytes]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., hardware: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node",)

@@ -11,7 +11,7 @@ from prfaas.index.membership import Node
 from prfaas.manager.world import World, node_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message
-from prfaas.types import ClusterName
+from prfaas.types import AgentName, ClusterName
 from tests.unit.index.test_index import EAST, HYBRID, NODE, blocks, query, state
 
 
@@ -127,3 +127,24 @@ def test_what_is_forgotten_drains_no_more_and_is_not_alive() -> None:
     told(world)
     assert world.leaving == frozenset()
     assert [record for record in world.records(EAST) if pb.Record.FromString(record).HasField("leaving")] == []
+
+
+def test_a_node_of_other_hardware_than_its_clusters_live_nodes_is_refused_by_name() -> None:
+    clock = Clock()
+    world = World(expiry_seconds=30.0, clock=clock)
+    world.register(_computing("n1", "H200"))
+    for node in (_computing("n2", "H200"), _computing("n3", ""), _computing("n4", "L20", cluster="other")):
+        world.register(node)
+    with pytest.raises(
+        IndexRefusal, match="n5 has L20 and n1 has H200: they cannot both be in cluster east"
+    ) as refusal:
+        world.register(_computing("n5", "L20"))
+    assert refusal.value.reason == "mixed_hardware"
+    assert AgentName("n5") not in world.membership
+    world.register(_computing("n5", "L20"), heard=False)  # of a record: whether it lives is not known
+    clock.now += 30.0
+    world.register(_computing("n5", "L20"))  # the others are gone
+
+
+def _computing(name: str, hardware: str, *, cluster: str = EAST) -> Node:
+    return Node(AgentName(name), ClusterName(cluster), "pd", f"{name}:7400", 1, hardware=hardware)
