@@ -144,10 +144,11 @@ class ManagerConfig:
         doc="A prefix elsewhere that is so much longer is fetched.",
     )
     local_policy: LocalPolicy = setting(
-        choice("decode", "pd", "ppd", "suffix", "endpoint_picker"),
+        choice("decode", "pd", "ppd", "static", "suffix", "endpoint_picker"),
         default="decode",
         doc="What prefills a request that no PrfaaS cluster takes: the decode instance, always a prefill instance of its "
-        "cluster (pd), one or the other by PPD's table (ppd), or by how many of its tokens the decode node lacks (suffix). "
+        "cluster (pd), one or the other by PPD's table (ppd), by a fixed share of later turns (static), or by how "
+        "many of its tokens the decode node lacks (suffix). "
         "endpoint_picker: as llm-d's configuration says, which then chooses the decode instance as well.",
     )
     endpoint_picker: Path | None = setting(
@@ -161,6 +162,13 @@ class ManagerConfig:
         default="local",
         doc="A request that is to be prefilled elsewhere while no healthy instance is there to do it: its decode instance "
         "does (local), or it is refused with 503 (refuse).",
+    )
+    local_turns_ratio: float = setting(
+        "ratio",
+        default=0.0,
+        only_where={"local_policy": "static"},
+        doc="PPD's static x: the share of later turns that instances of role decode prefill themselves; those of the last "
+        "of them by name first. Instances of role both prefill all that they decode.",
     )
     non_cached_tokens: int = setting(
         "tokens",

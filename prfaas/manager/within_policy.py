@@ -29,6 +29,7 @@ class WithinPolicy:
     ppd_table: PpdTable | None
     ppd_mode: PpdMode
     endpoint_picker: str
+    local_turns_ratio: float
 
 
 def read_policy(config: ManagerConfig) -> WithinPolicy:
@@ -39,7 +40,8 @@ def read_policy(config: ManagerConfig) -> WithinPolicy:
     """
     table = None if config.ppd_table is None else _read_table(config)
     picker = "" if config.endpoint_picker is None else _read_picker(config.endpoint_picker)
-    return WithinPolicy(config.local_policy, config.non_cached_tokens, table, config.ppd_mode, picker)
+    x = config.local_turns_ratio
+    return WithinPolicy(config.local_policy, config.non_cached_tokens, table, config.ppd_mode, picker, x)
 
 
 def _read_picker(path: Path) -> str:

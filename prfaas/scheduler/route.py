@@ -40,6 +40,8 @@ EXPLANATIONS: dict[Reason, str] = {
     "ppd_first_turn": "it opens its conversation, or the decode node has nothing of it: a PD-P instance prefills it",
     "ppd_table_local": "a later turn whose KV is on the decode node, and PPD's table has it prefilled there",
     "ppd_table_pd": "a later turn whose KV is on the decode node, but PPD's table has a PD-P instance prefill it",
+    "static_local": "its decode instance prefills all, or it is one of the share of later turns that such instances keep",
+    "static_pd": "a later turn whose KV is on the decode node, but not of the share that decode instances prefill",
     "suffix_cached": "fewer of its tokens than the decider's limit are uncached on the decode node, so it prefills them",
     "suffix_uncached": "the decode node lacks at least as many of its tokens as the decider's limit: a PD-P instance prefills",
     "prompt_short": "the whole prompt is shorter than the decider's limit, so the decode instance prefills it",

@@ -13,7 +13,7 @@ from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, Instan
 # Why the KV of a request cannot be named by one list of token ids, so that it is prefilled where it is decoded.
 Obstacle = Literal["media", "several_prompts", "several_answers", "prompt_output", "adapter", "not_tokenised"]
 # What prefills a request that no PrfaaS cluster takes, within the PD cluster (`within.py`).
-OwnPolicy = Literal["decode", "pd", "ppd", "suffix"]
+OwnPolicy = Literal["decode", "pd", "ppd", "static", "suffix"]
 LocalPolicy = OwnPolicy | Literal["endpoint_picker"]
 # A request that is to be prefilled elsewhere while nobody is there to do it: its decode instance does, or it is refused.
 WithoutPrefill = Literal["local", "refuse"]
@@ -79,6 +79,7 @@ class Snapshot:
     requests_per_second: float = 0.0  # arriving at the PD cluster, for PPD's table
     endpoint_picker: str = ""  # of `endpoint_picker`: an EndpointPickerConfig as YAML
     without_prefill: WithoutPrefill = "local"
+    local_turns_ratio: float = 0.0  # of `static`: PPD's x, the share of later turns that the decode instances prefill
     fetch_tokens: int = 0  # a prefix elsewhere that is so much longer is fetched (`fetch.py`); 0: none is
 
     def path(self, source: ClusterName, destination: ClusterName) -> PathState:

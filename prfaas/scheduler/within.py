@@ -16,13 +16,16 @@ WithinReason = Literal[
     "ppd_first_turn",
     "ppd_table_local",
     "ppd_table_pd",
+    "static_local",
+    "static_pd",
     "suffix_cached",
     "suffix_uncached",
     "prompt_short",
     "pd_disabled",
     "no_pd_prefill_instance",
 ]
-_STAYS: frozenset[WithinReason] = frozenset({"short", "ppd_table_local", "suffix_cached"})
+_STAYS: frozenset[WithinReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
+_SEEDS = 1 << 32  # requests have one of so many
 _PICKED: dict[PickReason, WithinReason] = {
     "disaggregated": "suffix_uncached",
     "always": "pd",
@@ -64,6 +67,8 @@ def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: 
         case "suffix":
             uncached = request.uncached_at(decode.agent)
             return "suffix_uncached" if uncached >= snapshot.non_cached_tokens else "suffix_cached"
+        case "static":
+            return _static(snapshot, request, decode)
         case "ppd":
             return _ppd(snapshot, request, turn_of(request, decode))
 
@@ -72,6 +77,20 @@ def turn_of(request: RequestFacts, decode: InstanceState) -> Turn:
     """A request as PPD's table sees it, on the decode instance that was chosen for it."""
     cached = request.cached_at(decode.agent)
     return Turn(request.num_prompt_tokens - cached, cached, request.max_output_tokens)
+
+
+def _static(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
+    """PPD's static x over P, D and R: an instance of role `both` is a replica (R), which prefills all that it decodes; of
+    the later turns on instances that decode alone (D) a share x stays, that of the last of these by name first.
+    """
+    if decode.role == "both":
+        return "static_local"
+    if request.turn == 1 or not request.cached_at(decode.agent):
+        return "ppd_first_turn"
+    its = (one for one in snapshot.instances if one.cluster == decode.cluster and one.role == "decode")
+    names = sorted(one.instance for one in its)
+    share = snapshot.local_turns_ratio * len(names) - (len(names) - 1 - names.index(decode.instance))
+    return "static_local" if request.seed < share * _SEEDS else "static_pd"
 
 
 def _ppd(snapshot: Snapshot, request: RequestFacts, turn: Turn) -> WithinReason:

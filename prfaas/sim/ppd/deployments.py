@@ -10,8 +10,7 @@ from typing import Literal
 
 from prfaas.errors import ConfigError
 from prfaas.model.curve import polynomial
-from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
-from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
+from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.blueprint import Node, Rules, Wires
 from prfaas.sim.conversations import Conversations, Turn
@@ -51,16 +50,20 @@ def _kind(text: str) -> NodeKind:
     return next(kind for kind in _ROLES if kind == text)
 
 
-def same_for_all(ppd_ttft_seconds: float) -> PpdTable:
-    """A table with one verdict: local when this TTFT is below the 1 s of P→D."""
-    cells: list[tuple[ContextClass, WorkloadType]] = [(one, kind) for one in FIRST_TURNS for kind in SECOND_TURNS]
-    return PpdTable(tuple(PpdEntry(context, kind, 1.0, 1.0, ppd_ttft_seconds, 1.0, 1.0) for context, kind in cells))
+def roles_and_ratio(configuration: str) -> tuple[dict[InstanceId, InstanceRole], float]:
+    """The settings by which a deployment is of a configuration under `local_policy: static`: its instances' roles, and x.
+
+    Raises:
+        ConfigError: as `kinds`.
+    """
+    found = kinds(configuration)
+    decoding = [kind for kind in found if kind in ("D", "pD")]
+    ratio = decoding.count("pD") / len(decoding) if decoding else 0.0
+    return {InstanceId(f"{kind}-{index}"): _ROLES[kind] for index, kind in enumerate(found)}, ratio
 
 
-_NOBODY_IS_LONGER = Snapshot(1 << 40, ())
-_ALWAYS_P = replace(_NOBODY_IS_LONGER, local_policy="ppd", ppd_table=same_for_all(2.0))  # x = 0
-_ALWAYS_LOCAL = replace(_NOBODY_IS_LONGER, local_policy="ppd", ppd_table=same_for_all(0.5))  # x = 1
-_RULES: dict[NodeKind, Snapshot] = {"D": _ALWAYS_P, "pD": _ALWAYS_LOCAL, "R": _NOBODY_IS_LONGER}
+_ALWAYS_P = Snapshot(1 << 40, (), local_policy="static", local_turns_ratio=0.0)
+_ALWAYS_LOCAL = replace(_ALWAYS_P, local_turns_ratio=1.0)
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,11 @@ class Proxy:
     def _rules(self, kind: NodeKind, request: Request) -> Snapshot:
         if self._later is not None and kind != "R":
             return self._overruled(self._later, request)
-        return _ALWAYS_P if kind == "pD" and _falls_below(self._strayed_ratio, request) else _RULES[kind]
+        return _ALWAYS_LOCAL if kind == "pD" and not _falls_below(self._strayed_ratio, request) else _ALWAYS_P
 
     def _overruled(self, later: LaterTurns, request: Request) -> Snapshot:
         if later.table is not None:
-            return replace(_ALWAYS_P, ppd_table=later.table, requests_per_second=later.qps)
+            return replace(_ALWAYS_P, local_policy="ppd", ppd_table=later.table, requests_per_second=later.qps)
         return _ALWAYS_LOCAL if _falls_below(later.local_ratio, request) else _ALWAYS_P
 
 
@@ -126,7 +129,7 @@ def twin(
     nodes = [(kind, InstanceId(f"{kind}-{index}")) for index, kind in enumerate(kinds(configuration))]
     has_proxy = any(kind == "P" for kind, _ in nodes)
     rules = Rules(
-        _NOBODY_IS_LONGER,
+        _ALWAYS_P,
         assign=Proxy(nodes, harness.strayed_ratio, later),
         overhead_seconds=model.overhead_seconds + (model.proxy_seconds if has_proxy else 0.0),
         overhead_per_token_seconds=model.overhead_per_token_seconds,

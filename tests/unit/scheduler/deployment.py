@@ -75,7 +75,7 @@ snapshots = st.builds(
     st.lists(instances, max_size=6, unique_by=lambda its: its.instance).map(tuple),
     st.sampled_from([frozenset(), frozenset([(EAST_CLUSTER, WEST_CLUSTER)])]),
     st.lists(paths, max_size=1).map(tuple),
-    st.sampled_from(["decode", "pd", "ppd", "suffix", "endpoint_picker"]),
+    st.sampled_from(["decode", "pd", "ppd", "static", "suffix", "endpoint_picker"]),
     st.integers(0, T),
     st.none() | st.just(TABLE),
     st.sampled_from(["paper", "authors"]),

@@ -124,7 +124,7 @@ def test_what_stays_in_the_pd_cluster_follows_its_policy(
 ) -> None:
     decision = route(replace(WITHIN, **fields), request_)
     assert (decision.route, decision.reason) == (route_, reason)
-    if reason in ("pd", "suffix_uncached", "ppd_first_turn", "ppd_table_pd"):
+    if reason in ("pd", "suffix_uncached", "ppd_first_turn", "ppd_table_pd", "static_pd"):
         assert decision.prefill == PD_P.instance
 
 

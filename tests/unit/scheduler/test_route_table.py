@@ -30,7 +30,7 @@ TABLE = PpdTable(
 )
 LENGTHS = (1, 2, FETCH, LIMIT, LIMIT + 1, T, T + 1, RAISED, RAISED + 1, 3 * T)
 CACHED = (0, 1, FETCH, LIMIT, T, T + FETCH, RAISED)
-POLICIES: tuple[LocalPolicy, ...] = ("decode", "pd", "ppd", "suffix", "endpoint_picker")
+POLICIES: tuple[LocalPolicy, ...] = ("decode", "pd", "ppd", "static", "suffix", "endpoint_picker")
 Link = Literal["calm", "congested", "slow", "down", "no_instance"]
 
 
@@ -97,6 +97,8 @@ def inside(case: Case) -> str:
             return "pd"
         case "suffix" | "endpoint_picker":
             return "suffix_uncached" if case.total - case.pd >= LIMIT else "suffix_cached"
+        case "static":
+            return "static_local"  # it is a replica
         case "ppd":
             if case.pd == 0:
                 return "ppd_first_turn"
@@ -139,7 +141,7 @@ def test_every_reason_of_a_healthy_deployment_and_of_a_bad_link_stands_somewhere
     assert set(counts) == {
         *("short", "long", "cached_elsewhere", "fetched", "congested", "link_down", "link_too_slow"),
         *("no_prefill_instance", "pd", "suffix_cached", "suffix_uncached"),
-        *("ppd_first_turn", "ppd_table_local", "ppd_table_pd"),
+        *("ppd_first_turn", "ppd_table_local", "ppd_table_pd", "static_local"),
     }
 
 

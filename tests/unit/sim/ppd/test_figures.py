@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.scheduler.ppd import PpdTable
+from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
+from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
 from prfaas.sim.conversations import Turn
-from prfaas.sim.ppd.deployments import GRID, LaterTurns, same_for_all
+from prfaas.sim.ppd.deployments import GRID, LaterTurns
 from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS
 from prfaas.sim.ppd.figures import (
     LONG_CONVERSATION,
@@ -39,7 +40,8 @@ def test_more_local_prefill_makes_first_tokens_earlier() -> None:
 
 @pytest.mark.parametrize(("ttft", "local_ratio"), [(0.5, 1.0), (2.0, 0.0)])
 def test_dynamic_follows_the_table(ttft: float, local_ratio: float) -> None:
-    table: PpdTable = same_for_all(ttft)
+    cells: list[tuple[ContextClass, WorkloadType]] = [(one, kind) for one in FIRST_TURNS for kind in SECOND_TURNS]
+    table = PpdTable(tuple(PpdEntry(context, kind, 1.0, 1.0, ttft, 1.0, 1.0) for context, kind in cells))
     assert run(LaterTurns(table=table, qps=1.0)).local_ratio == local_ratio
 
 
