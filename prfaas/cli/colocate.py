@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from prfaas import config, logs
 from prfaas.cli import extras, named_files, serving
 from prfaas.colocate.config import ColocateConfig
 from prfaas.errors import AgentUnreachable, ConfigError, LayoutError, MissingExtraError
 
-USAGE = "usage: prfaas-colocate {serve,profile} [--config FILE] [--KEY VALUE ...]; `profile` writes to --profile"
+USAGE = """usage: prfaas-colocate {serve,profile} [--config FILE] [--KEY VALUE ...]
+
+  serve    answer requests over HTTP until SIGTERM or SIGINT
+  profile  measure decode and prefill on shares of the device, and write that to --profile FILE
+
+prfaas-colocate serve --help lists every setting.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, *arguments = [*(sys.argv[1:] if argv is None else argv), ""][:-1] or [""]
     if command not in ("serve", "profile"):
         asked = command in ("-h", "--help")
-        (sys.stdout if asked else sys.stderr).write(USAGE + "\n")
+        (sys.stdout if asked else sys.stderr).write(USAGE)
         return 0 if asked else 2
     settings = config.parse(
         ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "", check=named_files.check
@@ -38,10 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _profile(settings: ColocateConfig) -> int:
     if not settings.profile:
         raise ConfigError("profile: the file to write, such as --profile h200.yaml")
-    settings.profile.open("a").close()  # before minutes of measuring
+    _check_writable(settings.profile)  # before minutes of measuring
     measure = extras.load("prfaas.colocate.measure", extra="colocate")
     measure.write_profile(settings, settings.profile)
     return 0
+
+
+def _check_writable(path: Path) -> None:
+    """Raise ConfigError where no file can be written; one that is there stays as it is, and nothing is left."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"profile: {path} is something else than a file")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigError(f"profile: {path}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 if __name__ == "__main__":

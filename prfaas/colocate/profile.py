@@ -42,9 +42,11 @@ class Measured:
 
 
 def write(measured: Measured, path: Path) -> None:
-    """Write the file; its name is the profile's."""
+    """Write the file, whole or not at all; its name is the profile's."""
     text = yaml.safe_dump(_plain(measured, name=path.stem), sort_keys=False, width=120)
-    path.write_text(text, encoding="utf-8")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _plain(measured: Measured, *, name: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Completion:
     wants_usage: bool  # at the end of a stream
     parameters: dict[str, Any]  # the router's
     salt: str = ""
+    model: str = ""  # any
 
 
 def executor_settings(config: ColocateConfig) -> ExecutorSettings:
@@ -133,7 +134,12 @@ def parse_completion(body: Any) -> Completion:
     stop, wants_usage, salt = stops[0] if stops else None, bool(options.get("include_usage")), body.get("cache_salt")
     if not isinstance(salt, str | None):
         raise ValueError("cache_salt: a text")
-    return Completion(tuple(tokens), max_tokens, stop, bool(body.get("stream")), wants_usage, parameters, salt or "")
+    stream, model = body.get("stream"), body.get("model")
+    if not isinstance(stream, bool | None) or not isinstance(model, str | None):
+        raise ValueError("stream: true or false; model: a text")
+    return Completion(
+        tuple(tokens), max_tokens, stop, bool(stream), wants_usage, parameters, salt=salt or "", model=model or ""
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -165,10 +171,13 @@ class Application:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         try:
             completion = parse_completion(json.loads(await request.read()))
+            if completion.model not in ("", served := self._config.served_model_name):
+                metrics.COLOCATE_REQUESTS.labels("refused").inc()
+                return _error(404, f"the model {completion.model!r} does not exist; this executor serves {served!r}")
             self._executor.check(completion.prompt, completion.max_tokens)
         except (ValueError, web.RequestPayloadError) as error:
             metrics.COLOCATE_REQUESTS.labels("refused").inc()
-            return _error(400, str(error))
+            return _refusal(error, str(error))
         except ExecutorFailed as error:
             return _error(503, str(error))
         outcome: Outcome = "cancelled"
@@ -238,8 +247,8 @@ class Application:
         try:
             body = json.loads(await request.read())  # JSON is UTF-8, whatever charset a header names (RFC 8259 8.1)
             tokens = encode(body["prompt"])
-        except (ValueError, KeyError, TypeError, AttributeError, web.RequestPayloadError):
-            return _error(400, "prompt: a text")
+        except (ValueError, KeyError, TypeError, AttributeError, web.RequestPayloadError) as error:
+            return _refusal(error, "prompt: a text")
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._config.max_tokens})
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -332,6 +341,17 @@ def _usage(completion: Completion, tokens: list[int], generation: Generation) ->
     return {"usage": usage | {"prompt_tokens_details": {"cached_tokens": generation.num_cached}}}
 
 
+def _refusal(error: Exception, message: str) -> web.Response:
+    """400; behind a body that cannot be read no other request is found, so that connection ends, and says so."""
+    answer = _error(400, message)
+    if isinstance(error, web.RequestPayloadError):
+        answer.force_close()
+    return answer
+
+
 def _error(status: int, message: str) -> web.Response:
-    body = {"error": {"message": message, "type": "invalid_request_error" if status == 400 else "server_error"}}
-    return web.json_response(body, status=status)
+    """As the OpenAI API has it; 404 is about the model."""
+    kind, code = ("invalid_request_error" if status < 500 else "server_error"), None
+    if status == 404:
+        code = "model_not_found"
+    return web.json_response({"error": {"message": message, "type": kind, "code": code}}, status=status)

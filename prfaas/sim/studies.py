@@ -24,6 +24,7 @@ from prfaas.sim.run import simulate
 from prfaas.sim.scenario import VARIANTS, Scenario
 
 LOADS = ("50%", "80%", "90%", "95%")
+NUM_REQUESTS = 60_000
 SAME_LOAD = "1.9req/s"  # 94 % of what the homogeneous deployment sustains
 TPOT_WEIGHTS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0)
 
@@ -58,7 +59,7 @@ def _shown(cell: str | float) -> str:
 
 def queueing(progress: Progress) -> list[Table]:
     """TTFT of the case study's three deployments, each at shares of its own exact capacity, then all at `SAME_LOAD`."""
-    scenarios = [Scenario(variant=variant, load=load, requests=60_000) for load in LOADS for variant in VARIANTS]
+    scenarios = [Scenario(variant=variant, load=load, requests=NUM_REQUESTS) for load in LOADS for variant in VARIANTS]
     runs = on_all_cores(simulate, scenarios, progress)
     rows = tuple(
         (run.scenario.load, run.scenario.variant, run.rate, run.summary.ttft.mean, run.summary.ttft.quantile(0.9))
@@ -69,7 +70,7 @@ def queueing(progress: Progress) -> list[Table]:
 
 
 def _same_arrivals(progress: Progress) -> Table:
-    scenarios = [Scenario(variant=variant, load=SAME_LOAD, requests=60_000) for variant in VARIANTS]
+    scenarios = [Scenario(variant=variant, load=SAME_LOAD, requests=NUM_REQUESTS) for variant in VARIANTS]
     runs = on_all_cores(simulate, scenarios, progress)
     rows = tuple(
         (run.scenario.variant, run.summary.ttft.mean, run.summary.ttft.quantile(0.9), run.setup.capacity)

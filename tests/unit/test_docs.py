@@ -31,6 +31,11 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_readme_names_every_page() -> None:
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/index.md"}  # the site's first
+    assert sorted(pages - paths_in(ROOT / "README.md")) == []
+
+
 def test_paths_are_found_in_pages() -> None:
     assert {"docs/metrics.md", "LICENSE.md"} <= set(PATH.findall("see `docs/metrics.md`, or LICENSE.md."))
     assert "docs/configuration.md" in paths_in(ROOT / "README.md")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,21 @@ def test_what_is_wrong_on_the_command_line_is_said(arguments: list[str], said: s
         check=False,
     )
     assert ran.returncode == 2 and said in ran.stderr
+
+
+ON_ONE_CORE = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from prfaas.cli.colocate import main
+sys.exit(main(["profile", "--shape", "tiny", "--partition", "affinity", "--profile", sys.argv[1]]))
+"""
+
+
+def test_a_profile_that_ends_early_leaves_what_was_there(tmp_path: Path) -> None:
+    (old := tmp_path / "old.yaml").write_text("name: old")
+    for name in ("old.yaml", "new.yaml"):
+        command = [sys.executable, "-c", ON_ONE_CORE, str(tmp_path / name)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        assert ran.returncode == 2 and "one core cannot be shared" in ran.stderr
+    assert list(tmp_path.iterdir()) == [old]
+    assert old.read_text() == "name: old"

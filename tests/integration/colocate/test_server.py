@@ -80,7 +80,7 @@ def tls_refusals(reason: str) -> float:
 async def test_a_body_that_cannot_be_decoded_is_refused(http: aiohttp.ClientSession, path: str) -> None:
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     async with http.post(path, data=b"no gzip", headers=headers) as response:
-        assert response.status == 400
+        assert (response.status, response.headers["Connection"]) == (400, "close")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
@@ -127,6 +127,7 @@ async def test_token_ids_and_their_text_are_the_same_prompt_and_a_stop_token_sto
         ({"prompt": [5000]}, "token ids go from 0 to 319"),
         ({"prompt": ""}, "at least one prompt token"),
         ({"prompt": "a", "stop_token_ids": ["x"]}, "stop_token_ids: at most one token id"),
+        ({"prompt": "a", "stream": "yes"}, "stream: true or false"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_with_the_reason(
@@ -134,6 +135,18 @@ async def test_what_cannot_be_done_is_refused_with_the_reason(
 ) -> None:
     status, answer = await complete(http, **body)
     assert status == 400 and message in answer["error"]["message"]  # type: ignore[index]
+
+
+async def test_a_model_that_is_not_served_is_not_found_and_the_one_that_is_named(http: aiohttp.ClientSession) -> None:
+    status, answer = await complete(http, model="gpt-9", prompt="a", max_tokens=1)
+    assert status == 404
+    assert answer["error"] == {
+        "message": "the model 'gpt-9' does not exist; this executor serves 'prfaas-hybrid'",
+        "type": "invalid_request_error",
+        "code": "model_not_found",
+    }
+    status, _ = await complete(http, model="prfaas-hybrid", prompt="a", max_tokens=1)
+    assert status == 200
 
 
 async def test_the_death_of_a_side_shows_in_metrics_and_not_in_answers(http: aiohttp.ClientSession) -> None:

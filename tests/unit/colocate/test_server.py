@@ -104,15 +104,26 @@ def test_a_stop_token_that_no_ring_could_carry_is_refused(stop: object) -> None:
         {"prompt": "a", "stop": "x"},
         {"prompt": "a", "logprobs": 1},
         {"prompt": "a", "echo": True},
+        {"prompt": "a", "stream": "yes"},
+        {"prompt": "a", "stream": 1},
+        {"prompt": "a", "model": 7},
     ],
 )
 def test_what_would_be_answered_otherwise_than_asked_is_refused(body: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"prompt|max_tokens|stop|logprobs|echo"):
+    with pytest.raises(ValueError, match=r"prompt|max_tokens|stop|logprobs|echo|stream: true or false; model"):
         parse_completion(body)
-    assert parse_completion({"prompt": "a", "stop": None, "logprobs": None, "echo": False}).prompt == (97,)
+    assert parse_completion({"prompt": "a", "stop": None, "logprobs": None, "echo": False, "stream": None}).prompt == (
+        97,
+    )
 
 
 def test_a_profile_that_cannot_be_written_is_said_before_it_is_measured(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["--shape", "tiny", "--partition", "affinity", "--profile", "/nowhere/p.yaml"]
     assert main(["profile", *arguments]) == 2
-    assert capfd.readouterr().err.endswith("No such file or directory: '/nowhere/p.yaml'\n")
+    assert "profile: /nowhere/p.yaml: No such file or directory; name a file" in capfd.readouterr().err
+
+
+def test_the_help_has_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    begun = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert begun == ["serve", "profile"]

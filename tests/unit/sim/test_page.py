@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.twin.page import CONSTANTS, PAGE, RESULT, TABLES, with_tables
+from prfaas.sim.studies import LOADS, NUM_REQUESTS, SAME_LOAD
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,11 @@ def test_every_table_is_the_results(page: str, results: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", [*TABLES, *CONSTANTS])
 def test_every_table_stands_on_the_page_once(page: str, name: str) -> None:
     assert page.count(f"<!-- table: {name} -->") == 1
+
+
+def test_the_captions_of_the_case_study_are_the_commands_that_make_its_tables(page: str) -> None:
+    assert f"`prfaas-sim --sweep load={','.join(LOADS)} --requests {NUM_REQUESTS}`" in page
+    assert f"`--compare variant=... --load {SAME_LOAD} --requests {NUM_REQUESTS}`" in page
 
 
 def test_another_result_makes_another_page(page: str, results: dict[str, Any]) -> None:
