@@ -83,14 +83,3 @@ HYBRID_8B = ModelShape(
     state_value_dim=128,
 )
 SHAPES = {"tiny": TINY, "small": SMALL, "hybrid-8b": HYBRID_8B}
-
-
-def prefill_flops(shape: ModelShape, num_tokens: int) -> float:
-    """Floating-point operations of a prompt's matrix products: projections, feed-forward and causal attention."""
-    heads = shape.num_heads * shape.head_dim
-    full = shape.hidden * (2 * heads + 2 * shape.num_kv_heads * shape.head_dim)
-    key, value = shape.state_heads * shape.state_key_dim, shape.state_heads * shape.state_value_dim
-    linear = shape.hidden * (2 * key + 3 * value + shape.state_heads)
-    ffn = 3 * shape.hidden * shape.ffn * shape.num_layers
-    products = 2.0 * num_tokens * (shape.num_full * full + shape.num_linear * linear + ffn)
-    return products + shape.num_full * 2.0 * num_tokens * num_tokens * heads

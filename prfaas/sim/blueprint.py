@@ -10,7 +10,7 @@ from prfaas.model.curve import Curve
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.caches import CacheRules
-from prfaas.sim.instance import EngineSpec
+from prfaas.sim.instance import InstanceSpec
 from prfaas.sim.operations import Operations
 from prfaas.sim.request import Request
 from prfaas.sim.shared_instance import SharingSpec
@@ -30,7 +30,7 @@ class Node:
     """
 
     state: InstanceState
-    spec: EngineSpec
+    spec: InstanceSpec
     cache_blocks: int = DEFAULT_CACHE_BLOCKS
     sharing: SharingSpec | None = None
 

@@ -14,8 +14,8 @@ from prfaas.model.workload import Workload
 from prfaas.scheduler.colocation import Policy
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.blueprint import FollowUp, Node, Rules, Watch, Wires
-from prfaas.sim.engine_settings import EngineSettings
-from prfaas.sim.instance import EngineSpec
+from prfaas.sim.instance import InstanceSpec
+from prfaas.sim.instance_settings import InstanceSettings
 from prfaas.sim.link_changes import bursts
 from prfaas.sim.shared_instance import SharingSpec
 from prfaas.sim.twin import Twin
@@ -35,7 +35,7 @@ def deploy(
     deployment: Deployment,
     workload: Workload,
     plan: Plan,
-    settings: EngineSettings,
+    settings: InstanceSettings,
     *,
     follow_up: FollowUp | None = None,
     watch: Watch | None = None,
@@ -78,7 +78,7 @@ def refuse_longer_than_memory(twin: Twin, longest_tokens: int) -> None:
         )
 
 
-def with_bursts(settings: EngineSettings, deployment: Deployment, *, end: float) -> EngineSettings:
+def with_bursts(settings: InstanceSettings, deployment: Deployment, *, end: float) -> InstanceSettings:
     """The settings with what others send until `end` drawn, over the egress of each PrfaaS cluster."""
     if settings.cross_traffic is None:
         return settings
@@ -88,7 +88,7 @@ def with_bursts(settings: EngineSettings, deployment: Deployment, *, end: float)
     return replace(settings, operations=replace(operations, link_changes=(*operations.link_changes, *drawn)))
 
 
-def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: EngineSettings) -> Iterator[Node]:
+def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: InstanceSettings) -> Iterator[Node]:
     for cluster in deployment.prfaas:
         yield from _prfaas(cluster, settings)
     for pd, split in zip(deployment.pd, plan.splits, strict=True):
@@ -103,7 +103,7 @@ def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: Eng
             yield Node(_state(pd.name, "pd", index, role), decode, settings.cache_blocks, sharing)
 
 
-def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, settings: EngineSettings) -> EngineSpec:
+def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, settings: InstanceSettings) -> InstanceSpec:
     """With the batch that its objective allows, the slower steps of a shared device counted."""
     if settings.interference is not None:
         slower = settings.interference.best_decode_speed
@@ -113,7 +113,7 @@ def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, sett
     capacity = decode_capacity(pd, deployment, workload)
     memory, token = pd.profile.kv_memory_bytes, deployment.model.bytes_per_token
     kv_tokens = memory / token if memory and token else math.inf
-    return EngineSpec(
+    return InstanceSpec(
         pd.profile.prefill,
         pd.profile.decode,
         capacity.max_batch,
@@ -123,8 +123,8 @@ def _decode_spec(pd: PdCluster, deployment: Deployment, workload: Workload, sett
     )
 
 
-def _prfaas(cluster: PrfaasCluster, settings: EngineSettings) -> Iterator[Node]:
-    spec = EngineSpec(cluster.profile.prefill, None)
+def _prfaas(cluster: PrfaasCluster, settings: InstanceSettings) -> Iterator[Node]:
+    spec = InstanceSpec(cluster.profile.prefill, None)
     for index in range(cluster.num_instances):
         yield Node(_state(cluster.name, "prfaas", index, "prefill"), spec, settings.cache_blocks)
 

@@ -15,7 +15,7 @@ from prfaas.sim.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class EngineSpec:
+class InstanceSpec:
     """How an engine computes.
 
     `max_batch` requests decode at once and `kv_tokens` bound what they hold: at their end, so that a place is reserved when
@@ -88,7 +88,7 @@ class Instance:
     that is under way.
     """
 
-    def __init__(self, timeline: Timeline, spec: EngineSpec, callbacks: Callbacks, gaps: Gaps) -> None:
+    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: Gaps) -> None:
         self.busy = Meter()
         self.held = Meter()  # token-seconds of KV
         self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps

@@ -32,13 +32,13 @@ class Meter:
         )
         lasting = end > start
         rate = np.divide(amount, end - start, out=np.zeros_like(amount), where=lasting)
-        by_then = _since(start[lasting], rate[lasting], edges) - _since(end[lasting], rate[lasting], edges)
+        by_then = since(start[lasting], rate[lasting], edges) - since(end[lasting], rate[lasting], edges)
         at_once = _before(start[~lasting], amount[~lasting], edges)
         parts: FloatArray = np.diff(by_then + at_once)
         return parts
 
 
-def _since(moments: FloatArray, rates: FloatArray, edges: FloatArray) -> FloatArray:
+def since(moments: FloatArray, rates: FloatArray, edges: FloatArray) -> FloatArray:
     """For each edge the sum over the moments before it of rate · (edge − moment)."""
     return edges * _before(moments, rates, edges) - _before(moments, rates * moments, edges)
 

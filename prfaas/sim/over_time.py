@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from prfaas.model.curve import FloatArray
-from prfaas.sim.meter import Load
+from prfaas.sim.meter import Load, since
 from prfaas.sim.request import Request
 
 NUM_BINS = 100
@@ -29,7 +29,8 @@ def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tup
     counts = {}
     for name, between in _STAGES.items():
         moments = np.array([between(one) for one in ended]).reshape(-1, 2)
-        spent = np.diff(_since(np.sort(moments[:, 0]), edges) - _since(np.sort(moments[:, 1]), edges))
+        each = np.ones(len(moments))
+        spent = np.diff(since(moments[:, 0], each, edges) - since(moments[:, 1], each, edges))
         counts[name] = tuple((spent / (edges[1] - edges[0])).tolist())
     return counts
 
@@ -41,11 +42,3 @@ def loads_over_time(loads: Mapping[str, Load], end: float) -> dict[str, tuple[fl
 
 def _edges(end: float) -> FloatArray:
     return np.linspace(0.0, max(end, 1e-12), NUM_BINS + 1)
-
-
-def _since(moments: FloatArray, edges: FloatArray) -> FloatArray:
-    """For each edge, the sum over the moments before it of the time since then."""
-    sums = np.concatenate(([0.0], np.cumsum(moments)))
-    before = np.searchsorted(moments, edges)
-    since: FloatArray = before * edges - sums[before]
-    return since

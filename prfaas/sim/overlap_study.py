@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from prfaas.model.planning import best_plan, homogeneous
 from prfaas.sim.deployed import deploy, threshold_tokens
-from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.instance_settings import InstanceSettings
 from prfaas.sim.parallel import Progress, on_all_cores
 from prfaas.sim.run import prepare
 from prfaas.sim.scenario import Scenario
@@ -53,7 +53,7 @@ def outcome(case: Case) -> Outcome:
     deployment = replace(deployment, pd=(pd,), objectives=objectives)
     plan = best_plan(deployment, setup.workload, method="exact")
     threshold = round(case.threshold_ratio * threshold_tokens(plan))
-    settings = EngineSettings(local_policy="decode" if case.shared else "pd", interference=interference)
+    settings = InstanceSettings(local_policy="decode" if case.shared else "pd", interference=interference)
     twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), settings)
     rate = _OVERLOAD * plan.system_throughput
     twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))

@@ -16,7 +16,7 @@ from prfaas.model.workload import Workload
 from prfaas.sim.blueprint import Watch
 from prfaas.sim.conversations import read_conversations
 from prfaas.sim.deployed import deploy, refuse_longer_than_memory, threshold_tokens, with_bursts
-from prfaas.sim.engine_settings import engine_settings, lossy_path, speeds
+from prfaas.sim.instance_settings import instance_settings, lossy_path, speeds
 from prfaas.sim.meter import Load
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
@@ -171,7 +171,7 @@ def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch 
     conversations = read_conversations(scenario)
     follow_up = conversations.following if conversations else None
     opening = traffic(scenario, setup, rate)
-    settings = with_bursts(engine_settings(scenario, rate), setup.deployment, end=opening[-1].arrival)
+    settings = with_bursts(instance_settings(scenario, rate), setup.deployment, end=opening[-1].arrival)
     twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up, watch=watch)
     if conversations:
         opening = [conversations.first(one.index, one.arrival) for one in opening]

@@ -11,7 +11,7 @@ from prfaas.model.colocation import ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Load, Partition, Policy, Sharing, next_sharing
 from prfaas.sim.batch import DecodeBatch
 from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, EngineSpec, Prefill, give_up_latest
+from prfaas.sim.instance import Callbacks, InstanceSpec, Prefill, give_up_latest
 from prfaas.sim.meter import Meter
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
@@ -79,7 +79,7 @@ class Speeds(Protocol):
         """Relative to the whole device alone."""
 
 
-def share_table(spec: EngineSpec, interference: Speeds, *, context_tokens: float) -> ShareTable:
+def share_table(spec: InstanceSpec, interference: Speeds, *, context_tokens: float) -> ShareTable:
     """What the resource manager learns offline: steps at contexts of so many tokens, by batch and share."""
     assert spec.decode is not None, "a shared instance decodes"
     shares = tuple(step / 20 for step in range(2, 19))
@@ -112,7 +112,7 @@ class SharedInstance:
     """
 
     def __init__(
-        self, timeline: Timeline, spec: EngineSpec, callbacks: Callbacks, gaps: Gaps, *, sharing: SharingSpec
+        self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: Gaps, *, sharing: SharingSpec
     ) -> None:
         self.busy = Meter()
         self.held = Meter()  # token-seconds of KV

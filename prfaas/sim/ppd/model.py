@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prfaas.model.curve import polynomial
 from prfaas.model.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.instance import EngineSpec
+from prfaas.sim.instance import InstanceSpec
 
 KV_BYTES_PER_TOKEN = 131_072.0  # of Llama-3.1-8B in bf16
 _MAX_TOKENS = 1 << 20
@@ -45,13 +45,13 @@ class PpdModel:
     chunk_tokens: int = 8192
 
     @property
-    def decode_engine(self) -> EngineSpec:
+    def decode_engine(self) -> InstanceSpec:
         """Of every node that decodes."""
         prefill = polynomial(self.prefill_seconds, self.prefill_per_token_seconds)
         decode = DecodeProfile(
             self.decode_base_seconds, self.decode_per_request_seconds, self.decode_per_context_token_seconds
         )
-        return EngineSpec(
+        return InstanceSpec(
             PrefillProfile(prefill, 1, _MAX_TOKENS),
             decode,
             kv_tokens=self.kv_tokens,
@@ -61,12 +61,12 @@ class PpdModel:
         )
 
     @property
-    def prefill_engine(self) -> EngineSpec:
+    def prefill_engine(self) -> InstanceSpec:
         """Of P."""
         prefill = polynomial(
             self.prefill_seconds + self.send_busy_seconds, self.prefill_per_token_seconds + self.send_per_token_seconds
         )
-        return EngineSpec(PrefillProfile(prefill, 1, _MAX_TOKENS), None)
+        return InstanceSpec(PrefillProfile(prefill, 1, _MAX_TOKENS), None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from prfaas.model.curve import polynomial
 from prfaas.model.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.instance import EngineSpec
+from prfaas.sim.instance import InstanceSpec
 
 _PEAK_FLOPS, _PEAK_BYTES_PER_SECOND, _MEMORY_BYTES = 1.307e15, 5.3e12, 192e9  # of one MI300X
 _MAX_TOKENS = 1 << 20
@@ -86,6 +86,6 @@ class Group:
         memory = 0.9 * _MEMORY_BYTES * self.num_gpus - 2 * self.model.parameters
         return memory / self.model.kv_bytes_per_token
 
-    def engine(self, *, chunk_tokens: int | None = None) -> EngineSpec:
+    def engine(self, *, chunk_tokens: int | None = None) -> InstanceSpec:
         """It prefills and decodes."""
-        return EngineSpec(self.prefill, self.decode, self.max_batch, self.kv_tokens, chunk_tokens)
+        return InstanceSpec(self.prefill, self.decode, self.max_batch, self.kv_tokens, chunk_tokens)

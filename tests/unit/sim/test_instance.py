@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prfaas.model.curve import polynomial
 from prfaas.model.profile import DecodeProfile, PrefillProfile
 from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, EngineSpec, Instance, Prefill
+from prfaas.sim.instance import Callbacks, Instance, InstanceSpec, Prefill
 from prfaas.sim.request import Request
 from prfaas.sim.timeline import Timeline
 
@@ -20,7 +20,7 @@ DECODE = DecodeProfile(0.01, 1e-3, 1e-6)
 class Bench:
     """One engine with nothing around it."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: InstanceSpec) -> None:
         self.timeline = Timeline()
         self.gaps = Gaps()
         self.last_chunks: list[float] = []
@@ -73,7 +73,7 @@ moments = st.integers(0, 400).map(lambda hundredths: hundredths * 0.0101 + 1.7e-
     st.integers(1, 6),
 )
 def test_runs_in_closed_form_end_when_single_steps_do(asked: list[tuple[float, int, int]], max_batch: int) -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, max_batch))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, max_batch))
     requests = [request(context, tokens, moment) for moment, context, tokens in asked]
     for one in requests:
         bench.decode_at(one.arrival, one)
@@ -85,14 +85,14 @@ def test_runs_in_closed_form_end_when_single_steps_do(asked: list[tuple[float, i
 
 
 def test_a_run_without_arrivals_is_one_event() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE))
+    bench = Bench(InstanceSpec(PREFILL, DECODE))
     bench.decode_at(0.0, request(1000, 10_000))
     bench.timeline.run()
     assert bench.timeline.num_events == 2
 
 
 def test_a_prompt_alone_takes_its_prefill_time() -> None:
-    bench = Bench(EngineSpec(PREFILL, None))
+    bench = Bench(InstanceSpec(PREFILL, None))
     one = request(3000, 8)
     bench.prefill_at(1.0, Prefill(one, 2000, 1000, stays=False))
     bench.timeline.run()
@@ -100,7 +100,7 @@ def test_a_prompt_alone_takes_its_prefill_time() -> None:
 
 
 def test_chunks_add_up_to_the_whole_prompt_and_a_fixed_part_each() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, chunk_tokens=512))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, chunk_tokens=512))
     one = request(2048, 8)
     bench.prefill_at(0.0, Prefill(one, 2048, 0, stays=False))
     bench.timeline.run()
@@ -109,7 +109,7 @@ def test_chunks_add_up_to_the_whole_prompt_and_a_fixed_part_each() -> None:
 
 def test_a_whole_prompt_holds_up_decode_and_a_chunk_less_so() -> None:
     def longest_gap(chunk_tokens: int | None) -> float:
-        bench = Bench(EngineSpec(PREFILL, DECODE, chunk_tokens=chunk_tokens))
+        bench = Bench(InstanceSpec(PREFILL, DECODE, chunk_tokens=chunk_tokens))
         bench.decode_at(0.0, request(100, 200))
         bench.prefill_at(0.5, Prefill(request(8000, 1), 8000, 0, stays=True))
         bench.timeline.run()
@@ -119,7 +119,7 @@ def test_a_whole_prompt_holds_up_decode_and_a_chunk_less_so() -> None:
 
 
 def test_small_prompts_share_a_chunk() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, chunk_tokens=1000))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, chunk_tokens=1000))
     requests = [request(100, 1) for _ in range(5)]
     for one in requests:
         bench.prefill_at(0.0, Prefill(one, 100, 0, stays=True))
@@ -128,7 +128,7 @@ def test_small_prompts_share_a_chunk() -> None:
 
 
 def test_no_more_than_memory_holds_decode_at_once() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, kv_tokens=2500))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=2500))
     requests = [request(1000, 100) for _ in range(4)]
     for one in requests:
         bench.decode_at(0.0, one)
@@ -140,14 +140,14 @@ def test_no_more_than_memory_holds_decode_at_once() -> None:
 
 
 def test_a_request_larger_than_memory_runs_alone_and_not_never() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, kv_tokens=500))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=500))
     bench.decode_at(0.0, request(1000, 10))
     bench.timeline.run()
     assert len(bench.ended) == 1
 
 
 def test_when_memory_is_full_who_joined_last_computes_everything_again_and_goes_on() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
     first, second = request(1000, 100), request(1000, 100)
     for one in (first, second):
         bench.decode_at(0.0, one)
@@ -160,7 +160,7 @@ def test_when_memory_is_full_who_joined_last_computes_everything_again_and_goes_
 
 
 def test_a_preempted_prompt_is_first_in_the_queue() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
     first, second, later = request(1000, 100), request(1000, 100), request(100, 10)
     for one in (first, second):
         bench.decode_at(0.0, one)
@@ -178,7 +178,7 @@ def test_a_preempted_prompt_is_first_in_the_queue() -> None:
 def test_under_preemption_everybody_ends_with_all_tokens(
     asked: list[tuple[float, int, int, bool]], max_batch: int, chunk_tokens: int | None
 ) -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, max_batch, 1200, chunk_tokens, preempts=True))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, max_batch, 1200, chunk_tokens, preempts=True))
     requests = [request(context, tokens, moment) for moment, context, tokens, _ in asked]
     for one, (_, _, _, is_local) in zip(requests, asked, strict=True):
         if is_local:
@@ -191,7 +191,7 @@ def test_under_preemption_everybody_ends_with_all_tokens(
 
 
 def test_a_local_requests_first_token_is_its_prefills_and_the_others_follow_one_by_one() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE))
+    bench = Bench(InstanceSpec(PREFILL, DECODE))
     one = request(1000, 3)
     bench.prefill_at(0.0, Prefill(one, 1000, 0, stays=True))
     bench.timeline.run()
@@ -202,7 +202,7 @@ def test_a_local_requests_first_token_is_its_prefills_and_the_others_follow_one_
 
 
 def test_a_requests_own_gaps_are_those_of_the_steps_it_was_in() -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE))
+    bench = Bench(InstanceSpec(PREFILL, DECODE))
     early, late = request(100, 300), request(100, 50)
     bench.decode_at(0.0, early)
     bench.decode_at(1.0, late)
@@ -222,7 +222,7 @@ def test_a_requests_own_gaps_are_those_of_the_steps_it_was_in() -> None:
     )
 )
 def test_the_gaps_of_all_requests_are_those_of_the_run(asked: list[tuple[float, int, int]]) -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, 4, 1200, preempts=True))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, 4, 1200, preempts=True))
     requests = [request(context, tokens, moment) for moment, context, tokens in asked]
     for one in requests:
         bench.decode_at(one.arrival, one)
@@ -237,7 +237,7 @@ def test_the_gaps_of_all_requests_are_those_of_the_run(asked: list[tuple[float, 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5])
 def test_the_step_that_makes_a_transferred_requests_first_token_is_no_gap(num_tokens: int) -> None:
-    bench = Bench(EngineSpec(PREFILL, DECODE, load_seconds=0.5))
+    bench = Bench(InstanceSpec(PREFILL, DECODE, load_seconds=0.5))
     one = request(100, num_tokens)
     bench.decode_at(0.0, one)
     bench.timeline.run()

@@ -14,7 +14,7 @@ from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.deployed import deploy
-from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.instance_settings import InstanceSettings
 from prfaas.sim.link_changes import CrossTraffic, LinkChange, bursts, read_cross_traffic, read_link_changes
 from prfaas.sim.link_watch import LinkWatch
 from prfaas.sim.lossy_path import LossyPath
@@ -37,7 +37,7 @@ class Watched:
     def __init__(self, changes: list[LinkChange], *, congestion: bool = False, requests: int = 300) -> None:
         setup = prepare(Scenario())
         operations = Operations(link_changes=changes, notice_seconds=2.0)
-        settings = EngineSettings(operations=operations, follows_congestion=congestion)
+        settings = InstanceSettings(operations=operations, follows_congestion=congestion)
         self.decided: list[tuple[float, Snapshot, Decision]] = []
         self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
         self.twin.run(traffic(Scenario(requests=requests), setup, 2.0))

@@ -11,7 +11,7 @@ from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.conversations import Conversations, Turn
 from prfaas.sim.deployed import deploy
-from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.instance_settings import InstanceSettings
 from prfaas.sim.operations import Operations, Outage, RoleChange, read_outages, read_role_changes
 from prfaas.sim.request import Request
 from prfaas.sim.run import prepare, simulate, traffic
@@ -28,7 +28,7 @@ class Watched:
 
     def __init__(self, operations: Operations, *, requests: int = 300, shared: bool = False) -> None:
         setup = prepare(Scenario())
-        settings = EngineSettings(
+        settings = InstanceSettings(
             "decode" if shared else "pd", operations=operations, interference=Interference() if shared else None
         )
         self.chosen: list[tuple[float, Decision]] = []
@@ -75,7 +75,7 @@ def test_a_death_takes_the_cache_along() -> None:
     dead = [Outage(InstanceId(f"h20-{index:03d}"), 60.0, 10.0) for index in range(8)]
 
     def later_reason(outages: list[Outage]) -> str:
-        settings = EngineSettings("suffix", non_cached_tokens=1024, operations=Operations(outages))
+        settings = InstanceSettings("suffix", non_cached_tokens=1024, operations=Operations(outages))
         follow_up = conversations.following
         twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up)
         twin.run([conversations.first(0, 0.0)])

@@ -12,19 +12,19 @@ from prfaas.model.curve import polynomial
 from prfaas.model.profile import DecodeProfile, PrefillProfile
 from prfaas.scheduler.colocation import Policy
 from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, EngineSpec, Prefill
+from prfaas.sim.instance import Callbacks, InstanceSpec, Prefill
 from prfaas.sim.request import Request
 from prfaas.sim.shared_instance import Interference, SharedInstance, SharingSpec
 from prfaas.sim.timeline import Timeline
 
-SPEC = EngineSpec(PrefillProfile(polynomial(0.01, 1e-4), 1, 1e9), DecodeProfile(0.02, 1e-4), 64)
+SPEC = InstanceSpec(PrefillProfile(polynomial(0.01, 1e-4), 1, 1e9), DecodeProfile(0.02, 1e-4), 64)
 TOGETHER = Interference(0.5, 0.04, 0.02, 0.8, 0.5)
 
 
 class Bench:
     """One shared engine with nothing around it."""
 
-    def __init__(self, itl_slo_seconds: float, spec: EngineSpec = SPEC) -> None:
+    def __init__(self, itl_slo_seconds: float, spec: InstanceSpec = SPEC) -> None:
         self.timeline, self.gaps = Timeline(), Gaps()
         self.ended: list[Request] = []
         callbacks = Callbacks(lambda *_: None, lambda _: None, self.ended.append)

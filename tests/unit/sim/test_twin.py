@@ -11,7 +11,7 @@ from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.conversations import Conversations, Turn
 from prfaas.sim.deployed import deploy
-from prfaas.sim.engine_settings import EngineSettings
+from prfaas.sim.instance_settings import InstanceSettings
 from prfaas.sim.operations import Operations, Outage
 from prfaas.sim.over_time import NUM_BINS
 from prfaas.sim.request import Request
@@ -27,7 +27,7 @@ def case_study() -> Setup:
     return prepare(Scenario())
 
 
-def twin_of(settings: EngineSettings, turns: list[Turn] | None = None) -> tuple[Twin, Conversations]:
+def twin_of(settings: InstanceSettings, turns: list[Turn] | None = None) -> tuple[Twin, Conversations]:
     setup = case_study()
     conversations = Conversations([turns or []], block_tokens=settings.caches.block_tokens)
     follow_up = conversations.following if turns else None
@@ -53,7 +53,7 @@ def test_saturated_instances_settle_at_the_exact_capacity(variant: str) -> None:
 
 def test_every_request_ends_and_every_byte_arrives() -> None:
     setup = case_study()
-    twin, _ = twin_of(EngineSettings(num_layers=32))
+    twin, _ = twin_of(InstanceSettings(num_layers=32))
     twin.run(traffic(Scenario(requests=2_000), setup, 2.5))
     assert all(one.decode_end > one.first_token > one.prefill_start >= one.arrival for one in twin.requests)
     offloaded = [one for one in twin.requests if one.reason == "long"]
@@ -64,14 +64,14 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        EngineSettings(),
-        EngineSettings("decode", interference=Interference()),
-        EngineSettings(kv_tokens=150_000),
-        EngineSettings(operations=Operations([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
+        InstanceSettings(),
+        InstanceSettings("decode", interference=Interference()),
+        InstanceSettings(kv_tokens=150_000),
+        InstanceSettings(operations=Operations([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
     ],
     ids=["apart", "shared", "preempting", "with an outage"],
 )
-def test_each_run_obeys_littles_law(settings: EngineSettings) -> None:
+def test_each_run_obeys_littles_law(settings: InstanceSettings) -> None:
     twin, _ = twin_of(settings)
     twin.run(traffic(Scenario(requests=400), case_study(), 2.0))
     assert twin.area == pytest.approx(sum(one.end_to_end for one in twin.requests), rel=1e-9)
@@ -81,7 +81,7 @@ def test_a_recorded_decision_is_made_again_from_its_record() -> None:
     setup = case_study()
     seen: list[tuple[Snapshot, RequestFacts, Decision]] = []
     twin = deploy(
-        setup.deployment, setup.workload, setup.plan, EngineSettings(), watch=lambda *record: seen.append(record)
+        setup.deployment, setup.workload, setup.plan, InstanceSettings(), watch=lambda *record: seen.append(record)
     )
     twin.run(traffic(Scenario(requests=200), setup, 2.5))
     assert len(seen) == 200
@@ -92,7 +92,7 @@ def test_a_recorded_decision_is_made_again_from_its_record() -> None:
 
 def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
-    twin, conversations = twin_of(EngineSettings("suffix", non_cached_tokens=1024), turns)
+    twin, conversations = twin_of(InstanceSettings("suffix", non_cached_tokens=1024), turns)
     twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
     assert {one.reason for one in twin.requests if one.turn == 1} == {"suffix_uncached"}
     assert {one.reason for one in twin.requests if one.turn == 2} == {"suffix_cached"}
@@ -100,14 +100,14 @@ def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
 
 def test_a_cache_too_small_for_its_conversations_forgets_them() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
-    twin, conversations = twin_of(EngineSettings("suffix", non_cached_tokens=1024, cache_blocks=4), turns)
+    twin, conversations = twin_of(InstanceSettings("suffix", non_cached_tokens=1024, cache_blocks=4), turns)
     twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
     assert {one.reason for one in twin.requests if one.turn == 2} == {"suffix_uncached"}
 
 
 def test_what_the_receiver_holds_is_not_sent_again() -> None:
     turns = [Turn(40_960, 512), Turn(40_960, 64)]
-    twin, conversations = twin_of(EngineSettings(), turns)
+    twin, conversations = twin_of(InstanceSettings(), turns)
     twin.run([conversations.first(0, 0.0)])
     kv = case_study().deployment.model
     assert [one.reason for one in twin.requests] == ["long", "long"]
@@ -123,7 +123,7 @@ def test_waiting_conversations_start_when_others_end() -> None:
         setup.deployment,
         setup.workload,
         setup.plan,
-        EngineSettings(max_sessions=1),
+        InstanceSettings(max_sessions=1),
         follow_up=conversations.following,
     )
     twin.run([conversations.first(session, 0.0) for session in range(3)])
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def test_a_refused_request_is_counted_and_holds_nothing_up() -> None:
-    twin, _ = twin_of(EngineSettings())
+    twin, _ = twin_of(InstanceSettings())
     lonely = Twin([], twin.wires, twin.rules)
     lonely.run([Request(0, 0.0, prompt_tokens=10, output_tokens=1)])
     assert lonely.requests[0].reason == "no_decode_instance"
@@ -149,7 +149,7 @@ def hit_ratio(num_sessions: int) -> float:
     turns = [Turn(1024, 16)] + [Turn(512, 16)] * 5
     conversations = Conversations([turns], block_tokens=512, think_seconds=60.0)
     setup = case_study()
-    settings = EngineSettings("decode", cache_blocks=8 * 8)
+    settings = InstanceSettings("decode", cache_blocks=8 * 8)
     twin = deploy(
         replace(setup.deployment, pd=(replace(setup.deployment.pd[0], num_instances=2),)),
         setup.workload,

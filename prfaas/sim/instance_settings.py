@@ -23,7 +23,7 @@ _LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd"
 
 
 @dataclass(frozen=True)
-class EngineSettings:
+class InstanceSettings:
     """What prefills within the PD cluster is `local_policy`; `requests_per_second` is what PPD's table is read at."""
 
     local_policy: LocalPolicy = "pd"
@@ -45,14 +45,14 @@ class EngineSettings:
     interference: Speeds | None = None  # PD instances that prefill and decode at the same time
 
 
-def engine_settings(scenario: Scenario, rate: float) -> EngineSettings:
+def instance_settings(scenario: Scenario, rate: float) -> InstanceSettings:
     """The scenario's.
 
     Raises:
         ConfigError: the PPD table, an outage, a role change or a change of a link cannot be used.
     """
     tokens, block_tokens = scenario.cache_tokens, scenario.block_tokens
-    return EngineSettings(
+    return InstanceSettings(
         local_policy="decode" if scenario.shared else _LOCAL_POLICIES[scenario.local_policy],
         non_cached_tokens=scenario.non_cached_tokens,
         ppd_table=None if scenario.ppd_table is None else _ppd_table(scenario.ppd_table),
