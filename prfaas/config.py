@@ -160,8 +160,8 @@ def load(
     `check` raises ConfigError, with the setting's name, for what else is wrong, such as files that are named and missing.
 
     Raises:
-        ConfigError: a key is unknown or missing, a value malformed or out of range, or a setting given beside which
-            another one must be; it names place, key and accepted form.
+        ConfigError: a key is unknown or missing, a value malformed or out of range, or a setting given other than
+            its default beside which another one must be; it names place, key and accepted form.
     """
     environment = os.environ if environment is None else environment
     given = _read_file(file) if file else _Given("", {})
@@ -194,14 +194,16 @@ def _written(given: _Given, message: str) -> _Given:
 
 
 def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
-    """Of a component's settings, and those of its single records, those that were given, be it with their default, without
-    what they need."""
+    """Raise ConfigError for one of a component's settings, or its single records', that was given without what it needs.
+
+    With its default it is taken: it asks for nothing, and the annotated files have such lines.
+    """
     for name, its in settings(type(config)):
         written = given.content.get(name) if isinstance(given.content, dict) else None
         if isinstance(its.kind, Record) and not its.kind.many and written is not None and written.content:
             _refuse_meaningless(getattr(config, name), written, prefix=(*prefix, name))
         needs = {other: one for other, one in conditions.unmet(its.only_where, config).items() if other != varied}
-        if needs and written is not None and written.content:
+        if needs and written is not None and getattr(config, name) != default(type(config), name):
             raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {conditions.shown(needs)}")
 
 
@@ -357,12 +359,14 @@ def _scalar(given: _Given) -> str:
     raise ValueError("empty" if given.content is None else "a single value is expected")
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
-    """Add --config, --check-config and one flag for each setting of `cls`; all values stay texts."""
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any], *, reads_files: bool) -> None:
+    """Add --config, --check-config and one flag for each setting of `cls`; all values stay texts.
+
+    `reads_files`: whether --check-config looks at the files that settings name, for its help.
+    """
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML")
-    parser.add_argument(
-        "--check-config", action="store_true", help="read the files that settings name, print the settings and exit"
-    )
+    before = "read the files that settings name, " if reads_files else ""
+    parser.add_argument("--check-config", action="store_true", help=f"{before}print the settings and exit")
     for path, its in paths(cls):
         on = {"nargs": "?", "const": "true"} if its.kind is KINDS["flag"] else {}
         help_text = f"{its.doc} Write {its.accepted}.".replace("%", "%%")
@@ -387,7 +391,7 @@ def parse(
     """
     parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
-    add_flags(parser, cls)
+    add_flags(parser, cls, reads_files=check is not None)
     namespace = parser.parse_args(argv)
     try:
         flags, asked = given_flags(namespace), check if namespace.check_config else None

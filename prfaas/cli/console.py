@@ -261,7 +261,7 @@ def _add(commands: Any, name: str, command: Command, text: str) -> argparse.Argu
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(command=command)
     parser.add_argument("--json", action="store_true", dest="as_json", help="JSON, as where no terminal is")
-    config.add_flags(parser, ConsoleConfig)
+    config.add_flags(parser, ConsoleConfig, reads_files=True)
     return parser
 
 
@@ -325,7 +325,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         settings = config.load(
-            ConsoleConfig, component="console", file=_file(arguments), flags=config.given_flags(arguments)
+            ConsoleConfig,
+            component="console",
+            file=_file(arguments),
+            flags=config.given_flags(arguments),
+            check=named_files.check if arguments.check_config else None,
         )
         if arguments.check_config:
             sys.stdout.write(config.show(settings))

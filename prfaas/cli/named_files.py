@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,45 @@ def check(settings: Any) -> None:
     _CHECKS[type(settings)](settings)
 
 
-def _check_certificates(setting: str, load: Callable[[], object]) -> None:
+def _check_certificates(settings: Any, load: Callable[[], object], *, prefix: str = "tls") -> None:
+    """Have the certificates loaded, and name the setting of the file for which they cannot be."""
     try:
         load()
-    except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from error
+    except (ConfigError, OSError) as error:  # an SSLError is an OSError
+        for name, read in _READ.items():
+            _check_file(f"{prefix}_{name}", getattr(settings, f"{prefix}_{name}", None), read)
+        raise ConfigError(f"{prefix}_certificate: {error}") from error
+
+
+def _check_file(setting: str, path: Path | None, read: Callable[[Path], object]) -> None:
+    try:
+        if path is not None:
+            read(path)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be used: {error.strerror}") from error
+
+
+def _trust(path: Path) -> None:
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+
+
+# How each file is read by itself; whether a key fits its certificate shows only with both.
+_READ: Mapping[str, Callable[[Path], object]] = {
+    "authority": _trust,
+    "certificate": Path.read_bytes,
+    "key": Path.read_bytes,
+    "revocations": _trust,
+}
 
 
 def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates("tls_certificate", lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, lambda: settings.certificates() or settings.engine_certificates())
 
 
 def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates("tls_certificate", lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, lambda: settings.certificates(speaks=()))
     read_policy(settings)
     if settings.deployment is not None:
         _check_deployment(settings.deployment)
@@ -57,27 +82,25 @@ def _check_deployment(file: Path) -> None:
 
 def _check_router(settings: RouterConfig) -> None:
     grants.read_secret(Path(settings.secret_file))
-    _check_certificates("tls_certificate", lambda: settings.certificates(speaks=()))
-    _check_certificates("client_tls_certificate", settings.client_certificates)
+    _check_certificates(settings, lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, settings.client_certificates, prefix="client_tls")
     settings.client_tenants().check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
 
 
 def _check_sidecar(settings: SidecarConfig) -> None:
-    _check_certificates("tls_certificate", lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, lambda: settings.certificates(speaks=()))
 
 
 def _check_colocate(settings: ColocateConfig) -> None:
-    _check_certificates("tls_certificate", settings.certificates)
+    _check_certificates(settings, settings.certificates)
 
 
 def _check_console(settings: ConsoleConfig) -> None:
     read_key(settings.router_key_file, setting="router_key_file")
-    try:
-        tls_of(settings.tls_authority, settings.tls_certificate, settings.tls_key)
-    except OSError as error:  # an SSLError is one
-        raise ConfigError(f"tls_certificate: {settings.tls_certificate} cannot be used ({error})") from error
+    its = settings
+    _check_certificates(its, lambda: tls_of(its.tls_authority, its.tls_certificate, its.tls_key))
 
 
 _CHECKS: Mapping[type[Any], Callable[[Any], None]] = {

@@ -52,7 +52,7 @@ def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.Argument
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with what it was made from")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs or the study, as SVG")
-    config.add_flags(parser, scenario)
+    config.add_flags(parser, scenario, reads_files=False)
     return parser
 
 

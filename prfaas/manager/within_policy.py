@@ -50,7 +50,7 @@ def _read_picker(path: Path) -> str:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"endpoint_picker: {path} cannot be read: {error}") from error
-    for warning in load(text, name=str(path)).warnings:
+    for warning in load(text, name=f"endpoint_picker: {path}").warnings:
         _log.warning("endpoint_picker.config", file=str(path), warning=warning)
     return text
 

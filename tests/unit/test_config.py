@@ -124,15 +124,11 @@ def test_an_optional_setting_takes_an_empty_value(tmp_path: Path) -> None:
         ("name: [e]", r"line 1: name: a single value is expected; write text"),
         ("name:", r"line 1: name: empty; write text"),
         ("name: e\nlead: 2s", r"example.yaml line 2: lead: needs role: prefill"),
-        (
-            "name: e\nlead: 0.5",
-            r"example.yaml line 2: lead: needs role: prefill",
-        ),  # its default, and given all the same
         ("name: e\nage: 1s\nverbose: true", r"line 2: age: needs secret_file$"),
         ("name: e\nage: 1s", r"line 2: age: needs secret_file, verbose: true$"),
         ("name: e\nwire:\n  depth: 5", r"line 3: wire.depth: needs connections: 1 or 2$"),
-        ("name: e\npatience: 1s", r"line 2: patience: needs peers$"),
-        ("alone: 1s\nname: e\npeers: [{name: w, address: 'h:1'}]", r"line 1: alone: needs no peers$"),
+        ("name: e\npatience: 2s", r"line 2: patience: needs peers$"),
+        ("alone: 2s\nname: e\npeers: [{name: w, address: 'h:1'}]", r"line 1: alone: needs no peers$"),
         ("name: e\nmodels: a\nrole: prefill", r"line 3: role prefill takes no models"),
         ("pool_bytes: 1GiB", r"example.yaml.*: name: missing; write text, or set PRFAAS_EXAMPLE_NAME or --name"),
         ("name: e\nrole: prefill\nmodels: a", r"line 2: role prefill takes no models"),
@@ -247,6 +243,14 @@ def test_a_setting_is_taken_beside_what_it_needs_and_says_what_that_is(tmp_path:
     docs = {name: its.doc for name, its in config.settings(Example)}
     assert docs["lead"] == "With role: prefill. Head start."
     assert docs["age"] == "With secret_file, verbose: true. Of the secret."
+
+
+def test_a_setting_without_what_it_needs_may_repeat_its_default(tmp_path: Path) -> None:
+    text = "name: e\nwire: {depth: 4}\nlead: 500ms\nage: 9\npatience: 1s"
+    assert load(text, path=tmp_path) == load("name: e", path=tmp_path)
+    beside = "name: e\npeers: [{name: w, address: 'h:1'}]"
+    assert load(f"{beside}\nalone: 1s", path=tmp_path) == load(beside, path=tmp_path)
+    assert load(path=tmp_path, environment={"PRFAAS_EXAMPLE_PATIENCE": "1000ms"}).patience == 1.0
 
 
 def test_what_means_something_beside_one_of_several_values_is_kept_for_all_of_them() -> None:

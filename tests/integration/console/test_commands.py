@@ -220,5 +220,14 @@ def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path
     assert {its["component"]: its["outcome"] for its in ran.document} == dict.fromkeys(COMPONENTS, "good")
 
 
+def test_a_command_that_checks_its_settings_reads_the_files_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("one\n")
+    checked = run_here("status", "--check-config", f"--router-key-file={tmp_path / 'key'}")
+    assert (checked.status, f"router_key_file: {tmp_path / 'key'}" in checked.output) == (0, True)
+    refused = run_here("status", "--check-config", f"--router-key-file={tmp_path / 'none'}")
+    assert (refused.status, refused.output) == (2, "")
+    assert f"flag --router-key-file: router_key_file: {tmp_path / 'none'} cannot be read" in refused.error
+
+
 def test_config_check_takes_the_files_that_the_machine_has() -> None:
     assert "cannot be read" not in run_here("config", "check").output

@@ -33,6 +33,13 @@ def test_a_command_explains_itself(command: str) -> None:
     assert answer.stdout.startswith(f"usage: {command}")
 
 
+@pytest.mark.parametrize(("command", "reads"), [("prfaas-sim", False), ("prfaas-router", True)])
+def test_help_says_whether_a_check_reads_the_files_that_are_named(command: str, reads: bool) -> None:
+    says = " ".join(run_without(ENGINE, command, "--help").stdout.split())
+    assert "print the settings and exit" in says
+    assert ("read the files that settings name" in says) == reads
+
+
 @pytest.mark.parametrize("command", ["prfaas-agent", "prfaas-manager", "prfaas-router", "prfaas-sidecar"])
 def test_a_service_says_its_version(command: str) -> None:
     assert run_without(ENGINE, command, "--version").stdout == f"{command} {prfaas.__version__}\n"

@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from prfaas import config
+from prfaas.agent.config import AgentConfig
 from prfaas.cli import named_files
+from prfaas.colocate.config import ColocateConfig
+from prfaas.console.authority import Authority
 from prfaas.console.config import ConsoleConfig
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
 
-CERTIFICATES = "tls_authority: {0}/ca.pem\ntls_certificate: {0}/its.pem\ntls_key: {0}/its.key\n"
+KEYS = ("authority", "certificate", "key", "revocations")
+CERTIFICATES = "tls_authority: {0}/authority.pem\ntls_certificate: {0}/its.pem\ntls_key: {0}/its.key\n"
+OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
 
 
 @pytest.mark.parametrize(
@@ -26,22 +31,21 @@ CERTIFICATES = "tls_authority: {0}/ca.pem\ntls_certificate: {0}/its.pem\ntls_key
         (
             "manager",
             ManagerConfig,
-            "endpoint_picker: {0}/text\nlocal_policy: endpoint_picker\n",
-            "line 1: .*text: .*EndpointPickerConfig",
+            "local_policy: endpoint_picker\nendpoint_picker: {0}/text\n",
+            "line 2: endpoint_picker: .*text: .*EndpointPickerConfig",
         ),
         ("manager", ManagerConfig, "deployment: {0}/none.yaml\n", "line 1: deployment: .*none.yaml"),
         ("router", RouterConfig, "managers: [m:1]\napi_keys_file: {0}/none\n", "line 2: api_keys_file: .*none"),
         ("router", RouterConfig, "operator_keys_file: {0}/empty\nmanagers: [m:1]\n", "line 1: operator_keys_file:"),
         ("router", RouterConfig, "managers: [m:1]\nengine_api_key_file: {0}/none\n", "line 2: engine_api_key_file:"),
-        ("router", RouterConfig, "managers: [m:1]\n" + CERTIFICATES, "line 3: tls_certificate: .*its.pem"),
-        ("sidecar", SidecarConfig, CERTIFICATES, "line 2: tls_certificate: .*its.pem"),
-        ("console", ConsoleConfig, "router_key_file: {0}/none\n", "line 1: router_key_file:"),
         ("console", ConsoleConfig, CERTIFICATES, "line 2: tls_certificate: .*its.pem"),
+        ("console", ConsoleConfig, "router_key_file: {0}/none\n", "line 1: router_key_file:"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_place(
     component: str, cls: type[Any], text: str, named: str, tmp_path: Path
 ) -> None:
+    Authority(tmp_path)
     (tmp_path / "text").write_text("some text")
     (tmp_path / "empty").write_text("")
     (tmp_path / "secret").write_bytes(bytes(32))
@@ -52,3 +56,39 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     config.load(cls, component=component, file=file, environment={})
     with pytest.raises(ConfigError, match=f"settings.yaml {named}"):
         config.load(cls, component=component, file=file, environment={}, check=named_files.check)
+
+
+@pytest.mark.parametrize(
+    ("key", "spoilt", "named"),
+    [
+        *((key, "absent", f"{key}: .*absent cannot be used: No such file or directory") for key in KEYS),
+        ("authority", "text", "authority: .*text cannot be used"),
+        ("certificate", "text", "certificate: "),
+        ("revocations", "text", "revocations: .*text cannot be used"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("component", "cls", "prefix", "others"),
+    [
+        ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\n"),
+        ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\n" + OF_ENGINES),
+        ("manager", ManagerConfig, "tls", "secret_file: {0}/secret\n"),
+        ("router", RouterConfig, "tls", "managers: [m:1]\nsecret_file: {0}/secret\n"),
+        ("router", RouterConfig, "client_tls", "managers: [m:1]\nsecret_file: {0}/secret\n"),
+        ("sidecar", SidecarConfig, "tls", ""),
+        ("colocate", ColocateConfig, "tls", ""),
+    ],
+)
+def test_of_certificates_the_file_that_cannot_be_used_is_named(
+    component: str, cls: type[Any], prefix: str, others: str, key: str, spoilt: str, named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_bytes(bytes(32))
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "text").write_text("some text")
+    issued = Authority(tmp_path).issue("its")
+    paths = {f"{prefix}_{name}": getattr(issued, name) for name in KEYS} | {f"{prefix}_{key}": tmp_path / spoilt}
+    text = others.format(tmp_path) + "".join(f"{name}: {path}\n" for name, path in paths.items())
+    line = text[: text.index(f"{prefix}_{key}:")].count("\n") + 1
+    (tmp_path / "settings.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"settings.yaml line {line}: {prefix}_{named}"):
+        config.load(cls, component=component, file=tmp_path / "settings.yaml", environment={}, check=named_files.check)
