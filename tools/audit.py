@@ -11,7 +11,7 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 SOURCES = ("pypi", "osv")
-SECONDS = 300.0
+SECONDS = 240.0
 UNREACHABLE = "Dependency not found on PyPI"  # what pip-audit says of every one where PyPI's advisories are not served
 # Advisory id: why it does not concern us.
 ANSWERS: dict[str, str] = {}
@@ -26,7 +26,10 @@ def audit(source: str) -> list[dict[str, Any]] | None:
         "--format=json",
         f"--vulnerability-service={source}",
     ]
-    return looked_at(subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False).stdout)
+    try:
+        return looked_at(subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False).stdout)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def looked_at(report: str) -> list[dict[str, Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -12,7 +13,8 @@ def gpu_names(driver: Path = DRIVER) -> str:
     """Each name once, in order, such as "NVIDIA H200"; empty where there is no such GPU."""
     names = set()
     for file in driver.glob("gpus/*/information"):
-        found = re.search(r"^Model:\s*(\S.*)$", file.read_text(errors="replace"), re.MULTILINE)
-        if found:
-            names.add(found[1].strip())
+        with contextlib.suppress(OSError):  # it may be the driver's users' alone
+            found = re.search(r"^Model:\s*(\S.*)$", file.read_text(errors="replace"), re.MULTILINE)
+            if found:
+                names.add(found[1].strip())
     return " + ".join(sorted(names))

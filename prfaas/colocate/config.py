@@ -103,6 +103,8 @@ class ColocateConfig:
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        if self.tls_revocations is not None and self.tls_authority is None:
+            raise ValueError("tls_authority: missing; tls_revocations is its list")
         check_consent(self, "listen")
         if self.partition != "none" and (self.partition == "affinity") != (self.device == "cpu"):
             raise ValueError(f"partition: {self.partition} does not go with device {self.device}")

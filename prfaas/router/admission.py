@@ -35,11 +35,11 @@ class NotLetIn(Exception):
 
 
 class Operators:
-    """Who may see the router's own pages: those with a key of theirs; everybody where nobody needs one."""
+    """Who may see the router's own pages: those with a key of theirs; everybody where anybody may be a client."""
 
-    def __init__(self, keys: Iterable[str], *, clients_need_keys: bool) -> None:
+    def __init__(self, keys: Iterable[str], *, clients_are_known: bool) -> None:
         self._known = frozenset(map(_digest, keys))
-        self._everybody = not (self._known or clients_need_keys)
+        self._everybody = not (self._known or clients_are_known)
 
     def may_see(self, authorization: str | None) -> bool:
         """Whether the Authorization header carries an operator's key, or none is asked for."""

@@ -36,6 +36,7 @@ CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # vLLM closes idle connections after 5 s; a request must not meet that moment
 CERTIFICATE_LOOK_SECONDS = 5.0
 DRAIN_SECONDS = 10.0  # answers under way when the router is told to stop
+MAX_CLIENT_STRANGERS = 1024  # TLS handshakes under way with clients, who may be anybody
 OpenPicker = Callable[[RouterConfig, Choosing], contextlib.AbstractAsyncContextManager[str]]
 _log = logs.get("router")
 
@@ -75,7 +76,11 @@ def _client_door(config: RouterConfig) -> TlsDoor | None:
         return None
     refused = metrics.CLIENT_TLS_REFUSALS
     door = TlsDoor(
-        config.listen, certificates, setting="listen", refused=lambda reason: refused.labels(reason=reason).inc()
+        config.listen,
+        certificates,
+        setting="listen",
+        refused=lambda reason: refused.labels(reason=reason).inc(),
+        max_strangers=MAX_CLIENT_STRANGERS,
     )
     door.bind()
     return door
@@ -99,7 +104,10 @@ async def listening(
     try:
         async with _serving(app, INNER, setting) as inner:
             door.start(inner)
-            yield door.address
+            try:
+                yield door.address
+            finally:  # what is under way ends, and whoever comes now is refused as at a plain port
+                door.let_nobody_in()
     finally:
         await door.close()
 
@@ -130,7 +138,8 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     keys = read_clients(config.api_keys_file, setting="api_keys_file")
     quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
     operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
-    operators = Operators(operator_keys, clients_need_keys=bool(keys))
+    lets_in_some = bool(keys) or config.client_tls_authority is not None
+    operators = Operators(operator_keys, clients_are_known=lets_in_some)
     tenants = config.client_tenants()
     admission = Admission(keys, max_requests=config.max_requests, quotas=quotas, tenants=tenants)
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")

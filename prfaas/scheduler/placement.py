@@ -47,5 +47,5 @@ def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> Instan
 
 def _kv_wait_tokens(kv_usage_ratio: float) -> int:
     """The work that the wait for KV blocks stands for: it grows with the square of what is used of the last of them."""
-    scarcity = (kv_usage_ratio - KV_AMPLE_RATIO) / (KV_FULL_RATIO - KV_AMPLE_RATIO)
+    scarcity = (min(kv_usage_ratio, 1.0) - KV_AMPLE_RATIO) / (KV_FULL_RATIO - KV_AMPLE_RATIO)
     return int(KV_WAIT_TOKENS * scarcity**2)

@@ -11,32 +11,41 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prfaas.errors import ConfigError
 from prfaas.transport.tls import Certificates, TlsRefusal, common_name, refusal_of
 from prfaas.units import is_loopback, split_address
 
-MAX_STRANGERS = 64  # whose handshakes are under way
+MAX_STRANGERS = 64  # whose handshakes are under way, at a port between components
 HANDSHAKE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 1.0
 INNER = "127.0.0.1:0"  # where a server behind a door listens
 _READ_BYTES = 64 << 10
 _BACKLOG = 256
+_NO_FILES_SECONDS = 0.05
 
 
 class TlsDoor:
-    """One port. `bind`, `start`, then `close`; all but `bind` on the loop."""
+    """One port. `bind`, `start`, `let_nobody_in` if others are to end by themselves, then `close`; all but `bind` on the
+    loop."""
 
     def __init__(
-        self, listen: str, certificates: Certificates, *, setting: str, refused: Callable[[TlsRefusal], None]
+        self,
+        listen: str,
+        certificates: Certificates,
+        *,
+        setting: str,
+        refused: Callable[[TlsRefusal], None],
+        max_strangers: int = MAX_STRANGERS,
     ) -> None:
-        """`refused` hears why a connection was not let in."""
+        """`refused` hears why a connection was not let in; `max_strangers` shake hands at a time."""
         self._listen, self._setting = listen, setting
         self._certificates = certificates
         self._refused = refused
         self._names: dict[int, str] = {}  # of peers, by the port that their connection comes from on loopback
-        self._strangers = asyncio.Semaphore(MAX_STRANGERS)
+        self._max_strangers = max_strangers
+        self._num_strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
         self._inner = ("", 0)
@@ -57,59 +66,72 @@ class TlsDoor:
     def start(self, inner: str) -> None:
         """Let peers in, to a server at this address of loopback."""
         self._inner = split_address(inner)
-        self._hold(asyncio.create_task(self._let_in(), name="tls door"))
+        self._await_peers()
 
     def name_of(self, port: int) -> str | None:
         """The name in the certificate of whoever came in, and reaches the server from this port of loopback."""
         return self._names.get(port)
 
+    def let_nobody_in(self) -> None:
+        """Give the port up; what is open goes on."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+
     async def close(self) -> None:
         """Let nobody in any more, and end what is open."""
+        self.let_nobody_in()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # transports that were told to close do so in the loop's next turn
-        if self._socket is not None:
-            self._socket.close()
 
     def _hold(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _let_in(self) -> None:
-        assert self._socket is not None, "bound before"
+    def _await_peers(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket, self._let_in)
+
+    def _let_in(self) -> None:
+        """One peer that has come; where too many shake hands already, the next waits."""
+        assert self._socket is not None, "or nobody is awaited"
         loop = asyncio.get_running_loop()
-        while True:
-            await self._strangers.acquire()
-            try:
-                peer, _ = await loop.sock_accept(self._socket)
-            except OSError:  # no more files, or the peer has left already
-                self._strangers.release()
-                await asyncio.sleep(0.05)
-                continue
-            except asyncio.CancelledError:
-                self._strangers.release()
-                raise
-            self._hold(asyncio.create_task(self._serve(peer), name="tls connection"))
+        try:
+            peer, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has left already
+            return
+        except OSError:  # no more files
+            loop.remove_reader(self._socket)
+            loop.call_later(_NO_FILES_SECONDS, self._await_peers)
+            return
+        peer.setblocking(False)
+        self._num_strangers += 1
+        if self._num_strangers == self._max_strangers:
+            loop.remove_reader(self._socket)
+        self._hold(asyncio.create_task(self._serve(peer), name="tls connection"))
 
     async def _serve(self, peer: socket.socket) -> None:
         outer = await self._shake_hands(peer)
         if outer is None:
             return
         reader, writer = outer
-        try:
-            inner_reader, inner_writer = await asyncio.open_connection(*self._inner)
-        except OSError:
-            writer.transport.abort()
-            return
-        port = inner_writer.get_extra_info("sockname")[1]
-        self._names[port] = common_name(writer.get_extra_info("peercert"))
-        try:
-            await _join((reader, inner_writer), (inner_reader, writer))
-        finally:
-            del self._names[port]
-            await asyncio.gather(_end(inner_writer), _end(writer))
+        with _cut_off_after(writer):
+            try:
+                inner_reader, inner_writer = await asyncio.open_connection(*self._inner)
+            except OSError:
+                return
+            with _cut_off_after(inner_writer):
+                port = inner_writer.get_extra_info("sockname")[1]
+                self._names[port] = common_name(writer.get_extra_info("peercert"))
+                try:
+                    await _join((reader, inner_writer), (inner_reader, writer))
+                finally:
+                    del self._names[port]
+                    await asyncio.gather(_end(inner_writer), _end(writer))
 
     async def _shake_hands(self, peer: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         loop = asyncio.get_running_loop()
@@ -128,7 +150,8 @@ class TlsDoor:
             peer.close()
             return None
         finally:
-            self._strangers.release()
+            self._num_strangers -= 1
+            self._await_peers()
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
@@ -153,16 +176,21 @@ def door_before(
     return door
 
 
-async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close; what has not gone out by then, or when the door closes, is cut off."""
-    writer.close()
+@contextlib.contextmanager
+def _cut_off_after(writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Whatever ends the block, also where it is cancelled before an orderly end has begun."""
     try:
-        async with asyncio.timeout(SHUTDOWN_SECONDS):
-            await writer.wait_closed()
-    except (OSError, TimeoutError):
-        pass
+        yield
     finally:
         writer.transport.abort()
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    """Close, and give what is still to go out a moment."""
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(SHUTDOWN_SECONDS):
+            await writer.wait_closed()
 
 
 async def _join(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:

@@ -36,6 +36,7 @@ sys.exit(main(["profile", "--shape", "tiny", "--partition", "affinity", "--profi
 """
 
 
+@pytest.mark.timeout(360)
 def test_a_profile_that_ends_early_leaves_what_was_there(tmp_path: Path) -> None:
     (old := tmp_path / "old.yaml").write_text("name: old")
     for name in ("old.yaml", "new.yaml"):

@@ -16,11 +16,11 @@ import yaml
 from prometheus_client import REGISTRY
 
 from prfaas.console.authority import Authority, Issued
-from prfaas.router.config import ClusterConfig, InstanceConfig
+from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
 from prfaas.transport.tls import CertificateFiles, Certificates
 from tests.integration.console.terminal import run
-from tests.integration.router.door import SECRET, STREAMED, Door, router_config
+from tests.integration.router.door import SECRET, STREAMED, Door, operators_beside, router_config
 from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -50,11 +50,14 @@ def _client(authority: Authority, issued: Issued | None = None) -> ssl.SSLContex
     return context
 
 
+def _config(engine: PacedEngine, **settings: Any) -> RouterConfig:
+    instance = InstanceConfig(name="west/0", url=engine.url, role="both", agent="w", wire="127.0.0.1:7400")
+    return router_config(clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),), **settings)
+
+
 @contextlib.asynccontextmanager
 async def _door(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> AsyncIterator[Door]:
-    instance = InstanceConfig(name="west/0", url=engine.url, role="both", agent="w", wire="127.0.0.1:7400")
-    config = router_config(clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),), **settings)
-    async with open_door(config, SECRET) as address:
+    async with open_door(_config(engine, **settings), SECRET) as address:
         connector = aiohttp.TCPConnector(ssl=tls, force_close=True)  # a handshake each
         async with aiohttp.ClientSession(connector=connector) as session:
             yield Door(f"https://{address}", [], [engine], session)
@@ -62,6 +65,34 @@ async def _door(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> As
 
 def _refusals(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_router_client_tls_refusals_total", {"reason": reason}) or 0.0
+
+
+def _is_refused(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+async def test_a_router_that_ends_refuses_connections_while_it_answers_whom_it_has(
+    engine: PacedEngine, authority: Authority
+) -> None:
+    shown, engine.hangs = _files(authority.issue("router"), "certificate", "key"), True
+    connector = aiohttp.TCPConnector(ssl=_client(authority))
+    async with aiohttp.ClientSession(connector=connector) as session, contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(open_door(_config(engine, **shown), SECRET))
+        door = Door(f"https://{address}", [], [engine], session)
+        await door.until_health(west_0=True)
+        asked = asyncio.create_task(door.post({"prompt": "x"}))
+        await until(lambda: engine.bodies, what="a request under way")
+        ending = asyncio.create_task(stack.aclose())
+        await until(lambda: _is_refused(address), what="a port given up")
+        assert not ending.done() and not asked.done()
+        asked.cancel()
+        await until(lambda: engine.num_broken_off == 1, what="the end of the engine's request")
+        await ending
 
 
 async def test_clients_are_served_encrypted_without_a_certificate_of_theirs(
@@ -78,14 +109,18 @@ async def test_clients_are_served_encrypted_without_a_certificate_of_theirs(
         await until(lambda: _refusals("tls_none") > before, what="the count of a plain client")
 
 
-async def test_where_it_is_told_to_it_asks_for_certificates(engine: PacedEngine, authority: Authority) -> None:
+async def test_where_it_is_told_to_it_asks_for_certificates_and_shows_its_own_pages_to_operators(
+    engine: PacedEngine, authority: Authority, tmp_path: Path
+) -> None:
     issued = authority.issue("router")
     valid, revoked = authority.issue("app"), authority.issue("traitor")
     authority.revoke(revoked.serial)
     shown = _files(issued, "certificate", "key", "authority", "revocations")
-    async with _door(engine, _client(authority, valid), listen="0.0.0.0:0", **shown) as door:
-        here = Door(door.url.replace("0.0.0.0", "127.0.0.1"), [], [engine], door.session)
+    operator, of_operators = operators_beside(tmp_path / "clients")
+    async with _door(engine, _client(authority, valid), listen="0.0.0.0:0", **shown, **of_operators) as door:
+        here = Door(door.url.replace("0.0.0.0", "127.0.0.1"), [], [engine], door.session, operator=operator)
         await here.until_health(west_0=True)
+        assert [await here.status("/metrics", headers) for headers in ({}, operator)] == [401, 200]
         for other, reason in ((None, "tls_untrusted"), (revoked, "tls_revoked")):
             before = _refusals(reason)
             with pytest.raises(aiohttp.ClientError):

@@ -15,6 +15,7 @@ from typing import Literal
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
+from tests.integration.router.door import OPERATOR_KEY
 from tests.integration.security.listening import is_taken, listening_of
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
@@ -73,6 +74,8 @@ class Fortress:
         }
         authority.revoke(self.issued["revoked"].serial)
         self._authority = authority
+        self.operator_keys = directory / "operators"
+        self.operator_keys.write_text(OPERATOR_KEY)
         self.ports = {name: free_address().rpartition(":")[2] for name in PORTS}
         stack = Stack(children, directory)
         self.children = self._start(stack)
@@ -98,6 +101,7 @@ class Fortress:
                 "listen": at["router"],
                 "ext_proc_listen": at["gateway"],
                 "managers": managers,
+                "operator_keys_file": str(self.operator_keys),
                 **self._settings("router"),
                 **{f"client_{key}": path for key, path in self._settings("router-clients").items()},
             }
@@ -124,7 +128,8 @@ class Fortress:
         return sum(float(value) for value in re.findall(pattern, text))
 
     def _metrics(self, where: str) -> str:
-        request = GET.replace(b"/healthz", b"/metrics")
+        words = GET.replace(b"/healthz", b"/metrics")
+        request = words.replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {OPERATOR_KEY}\r\n\r\n".encode())
         context, address = _client(self.issued["valid"], "http/1.1"), ("127.0.0.1", int(self.ports[where]))
         with socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock, context.wrap_socket(sock) as tls:
             return _ask(tls, request).decode()

@@ -8,7 +8,7 @@ from prfaas.router.admission import Operators
 
 
 @pytest.mark.parametrize(
-    ("keys", "clients_need_keys", "seen_by"),
+    ("keys", "clients_are_known", "seen_by"),
     [
         ((), False, {None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong"}),
         ((), True, set()),
@@ -17,8 +17,8 @@ from prfaas.router.admission import Operators
     ],
 )
 def test_operators_pages_are_open_only_where_nobody_needs_a_key(
-    keys: tuple[str, ...], clients_need_keys: bool, seen_by: set[str | None]
+    keys: tuple[str, ...], clients_are_known: bool, seen_by: set[str | None]
 ) -> None:
-    operators = Operators(keys, clients_need_keys=clients_need_keys)
+    operators = Operators(keys, clients_are_known=clients_are_known)
     given = (None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong")
     assert {its for its in given if operators.may_see(its)} == seen_by
