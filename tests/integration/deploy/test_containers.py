@@ -99,7 +99,7 @@ def test_with_tls_every_component_listens_beyond_loopback_with_certificates_alon
         files = (settings.tls_authority, settings.tls_certificate, settings.tls_key)
         own = "west-7" if name == "agent" else name
         assert [file.name for file in files] == ["authority.pem", f"{own}.pem", f"{own}.key"]
-        assert over[name]["volumes"] == ["./tls:/tls:ro"]
+        assert over[name]["volumes"] == [f"./tls/{own}:/tls:ro"], "its own key alone"
     assert found["router"].client_tls_certificate.name == "router.pem"
     assert found["router"].engine_tls == found["agent"].engine_tls == "deployment"
     assert found["agent"].engines[0].url == "https://8.8.8.8:8000"
@@ -107,6 +107,7 @@ def test_with_tls_every_component_listens_beyond_loopback_with_certificates_alon
     assert command == plain["engine"]["command"], "what takes its place says the same, and these"
     assert (certificate, key) == ("--ssl-certfile=/tls/west-7.pem", "--ssl-keyfile=/tls/west-7.key")
     assert (authority, asks) == ("--ssl-ca-certs=/tls/authority.pem", "--ssl-cert-reqs=2")
+    assert over["engine"]["volumes"] == over["agent"]["volumes"]
 
 
 def test_what_a_service_writes_is_its_user_s() -> None:
