@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,17 @@ def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
     return key
+
+
+def list_ends_at(revocations: Path) -> float:
+    """When a revocation list is out of date, in seconds since the epoch.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no list in PEM.
+    """
+    ends = x509.load_pem_x509_crl(revocations.read_bytes()).next_update_utc
+    return math.inf if ends is None else ends.timestamp()
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import ssl
 import time
 from collections.abc import Iterator
@@ -44,6 +45,31 @@ def certificate_findings(files: CertificateFiles, *, name: str | None, where: st
         yield good("certificate_authority", where, f"{files.certificate} is signed by {files.authority}")
     yield _name(files.certificate, seen, name, where)
     yield _time(files.certificate, seen, where)
+
+
+def clients_finding(authority: Path, revocations: Path | None, *, where: str) -> Finding:
+    """Whether a router can tell by these files which clients to let in."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(authority)
+    except OSError as error:
+        remedy = "name the PEM file of who signs your clients' certificates as client_tls_authority"
+        return bad("certificate_authority", where, f"{authority} cannot be used: {_why(error)}", remedy=remedy)
+    if revocations is not None:
+        remedy = "publish a new list as client_tls_revocations; until then every client is refused"
+        try:
+            ends_at = importlib.import_module("prfaas.console.authority").list_ends_at(revocations)
+        except ModuleNotFoundError:
+            message = f"{revocations}: not looked at, which takes the extra `console`"
+            return warning("certificate_files", where, message, remedy="pip install 'prfaas[console]'")
+        except (OSError, ValueError) as error:
+            return bad("certificate_files", where, f"{revocations} cannot be used: {_why(error)}", remedy=remedy)
+        if ends_at < time.time():
+            return bad("certificate_time", where, f"{revocations}: the revocation list has expired", remedy=remedy)
+    return good("certificate_authority", where, f"clients are those whom {authority} has signed")
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -17,7 +17,7 @@ from prfaas.colocate.config import ColocateConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor import network
-from prfaas.console.doctor.certificates import certificate_findings
+from prfaas.console.doctor.certificates import certificate_findings, clients_finding
 from prfaas.console.doctor.finding import Finding, bad, good
 from prfaas.console.doctor.machine import Machine, room_findings, tcp_findings
 from prfaas.console.pages import tls_of
@@ -147,6 +147,8 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
     if router.client_tls_certificate and router.client_tls_key:
         files = CertificateFiles(None, router.client_tls_certificate, router.client_tls_key)
         yield from certificate_findings(files, name=None, where=f"{where}, clients")
+    if router.client_tls_authority:
+        yield clients_finding(router.client_tls_authority, router.client_tls_revocations, where=f"{where}, clients")
     yield from _certificates(router, name="router", where=where)
     yield from _secret_and_managers(router, name="router", where=where, patient=patient)
 

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from prfaas.console.authority import DAY, Authority
 from prfaas.transport.tls import CertificateFiles, Certificates
@@ -257,6 +260,36 @@ def test_the_certificate_that_clients_are_shown_is_looked_at(patient: Patient) -
         assert faults(ran).keys() == found.keys()
         keys = [its["message"] for its in ran.document if its["subject"] == "keys"]
         assert keys == ["0.0.0.0:0 asks for certificates; it is encrypted"]
+
+
+def _expired_list(authority: Authority) -> bytes:
+    now = datetime.datetime.now(datetime.UTC)
+    issuer = x509.load_pem_x509_certificate(authority.path.read_bytes()).subject
+    made = x509.CertificateRevocationListBuilder(issuer, now - 2 * DAY, now - DAY)
+    return made.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "subject", "said"),
+    [
+        (lambda files: files.path.unlink(), "certificate_authority", "No such file"),
+        (lambda files: files.revocations.write_text("no list"), "certificate_files", "client_tls_revocations"),
+        (lambda files: files.revocations.write_bytes(_expired_list(files)), "certificate_time", "has expired"),
+    ],
+    ids=["no authority", "no list", "an expired list"],
+)
+def test_what_tells_which_clients_to_let_in_is_looked_at(
+    patient: Patient, spoil: Callable[[Authority], Any], subject: str, said: str
+) -> None:
+    authority = Authority(patient.directory)
+    issued = authority.issue("shown", valid_for=90 * DAY)
+    files = {"client_tls_certificate": issued.certificate, "client_tls_key": issued.key}
+    asks = {"client_tls_authority": authority.path, "client_tls_revocations": authority.revocations}
+    _router(patient, listen="0.0.0.0:0", **{key: str(its) for key, its in (files | asks).items()})
+    assert faults(patient.examine()) == {}
+    spoil(authority)
+    found = faults(patient.examine())
+    assert list(found) == [subject] and said in found[subject]
 
 
 def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:
