@@ -26,7 +26,11 @@ class Outage:
 
 @dataclass(frozen=True)
 class RoleChange:
-    """From `start` on an instance takes no new requests; `seconds` after its last one it has its new role."""
+    """From `start` on an instance takes no new requests; `seconds` after its last one it has its new role.
+
+    One that begins before another of the instance has ended waits for that. An instance that dies meanwhile has its new
+    role when it is back, or when its change has ended if that is later.
+    """
 
     instance: InstanceId
     start: float

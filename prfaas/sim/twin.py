@@ -78,7 +78,9 @@ class Twin:
         self.area = 0.0
         self._present, self._present_since = 0, 0.0
         self._dead: set[InstanceId | None] = set()
-        self._draining: dict[InstanceId, RoleChange] = {}
+        self._known_dead: set[InstanceId] = set()
+        self._changes: dict[InstanceId, deque[RoleChange]] = {}  # the one under way, and those that wait for its end
+        self._draining: set[InstanceId] = set()
         self._plan_operations(rules.operations)
 
     def _by_cluster_and_role(self) -> dict[str, list[Instance | SharedInstance]]:
@@ -292,7 +294,7 @@ class Twin:
         for outage in operations.outages:
             self.timeline.at(outage.start, self._die, outage)
         for change in operations.role_changes:
-            self.timeline.at(change.start, self._drain, change)
+            self.timeline.at(change.start, self._change_role, change)
         for link in operations.link_changes:
             self.timeline.at(link.start, self._change_link, link)
 
@@ -311,7 +313,8 @@ class Twin:
 
     def _notice(self, name: InstanceId) -> None:
         """Its heartbeats have been missing for long enough: nothing is sent there, what was there is sent again."""
-        self._set(name, healthy=False)
+        self._known_dead.add(name)
+        self._tell_health(name)
         for request, decision in list(self._decisions.items()):
             has_lost = decision.decode == name or (decision.prefill == name and math.isnan(request.transfer_end))
             if has_lost:
@@ -352,23 +355,46 @@ class Twin:
 
     def _return(self, name: InstanceId) -> None:
         self._dead.discard(name)
+        self._known_dead.discard(name)
         self.instances[name].restart()
-        self._set(name, healthy=True)
+        self._tell_health(name)
 
-    def _drain(self, change: RoleChange) -> None:
-        self._draining[change.instance] = change
-        self._set(change.instance, healthy=False)
-        if not self._states[self._position[change.instance]].num_requests:
-            self._drained(change.instance)
+    def _tell_health(self, name: InstanceId) -> None:
+        self._set(name, healthy=name not in self._known_dead and name not in self._changes)
+
+    def _change_role(self, change: RoleChange) -> None:
+        changes = self._changes.setdefault(change.instance, deque())
+        changes.append(change)
+        self._tell_health(change.instance)
+        if len(changes) == 1:
+            self._drain(change.instance)
+
+    def _drain(self, name: InstanceId) -> None:
+        self._draining.add(name)
+        if not self._states[self._position[name]].num_requests:
+            self._drained(name)
 
     def _drained(self, name: InstanceId) -> None:
-        change = self._draining.pop(name)
+        self._draining.remove(name)
+        change = self._changes[name][0]
         self.timeline.at(self.timeline.now + change.seconds, self._become, change)
 
     def _become(self, change: RoleChange) -> None:
         name = change.instance
-        self._set(name, role=change.role, healthy=True)
+        self._take_role(change)
+        self._changes[name].popleft()
+        if self._changes[name]:
+            self._drain(name)
+            return
+        del self._changes[name]
+        self._tell_health(name)
+
+    def _take_role(self, change: RoleChange) -> None:
+        name = change.instance
+        self._set(name, role=change.role)
         self._nodes[name] = replace(self._nodes[name], state=self._states[self._position[name]])
         before, after = self.instances[name], self._engine(self._nodes[name])
         after.busy, after.held = before.busy, before.held
         self.instances[name] = after
+        if name in self._dead:
+            after.stop()

@@ -95,6 +95,26 @@ def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
     assert all(its.decode == PREFILLS for its in later)
 
 
+@pytest.mark.parametrize("dies_at", [29.0, 35.0, 55.0])
+def test_an_instance_that_dies_while_its_role_changes_is_used_when_both_are_over(dies_at: float) -> None:
+    operations = Operations([Outage(PREFILLS, dies_at, 20.0)], [RoleChange(PREFILLS, 30.0, "decode", 30.0)])
+    run = Watched(operations)
+    assert all_answered(run.twin.requests)
+    both_over = max(60.0, dies_at + 20.0)
+    assert run.uses(PREFILLS, max(30.0, dies_at + 5.0), both_over) == 0
+    later = [its for moment, its in run.chosen if moment > both_over and PREFILLS in (its.prefill, its.decode)]
+    assert later and all(its.decode == PREFILLS for its in later)
+
+
+def test_a_role_change_waits_for_the_end_of_the_one_before() -> None:
+    changes = [RoleChange(PREFILLS, 30.0, "decode", 30.0), RoleChange(PREFILLS, 31.0, "prefill", 10.0)]
+    run = Watched(Operations(role_changes=changes))
+    assert all_answered(run.twin.requests)
+    assert run.uses(PREFILLS, 31.0, 70.0) == 0
+    later = [its for moment, its in run.chosen if moment > 70.0 and PREFILLS in (its.prefill, its.decode)]
+    assert later and all(its.prefill == PREFILLS for its in later)
+
+
 def test_a_decode_instance_becomes_one_that_prefills() -> None:
     run = Watched(Operations(role_changes=[RoleChange(DECODES, 10.0, "prefill", 5.0)]))
     assert all_answered(run.twin.requests)
