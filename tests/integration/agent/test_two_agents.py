@@ -140,7 +140,7 @@ def test_another_prompt_than_the_granted_one_is_refused_on_both_sides(agents: Ag
     _fails(receiver, reason="prompt_mismatch")
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     sender.wait(SendOpened)
-    _fails(sender, reason="cancelled")
+    _fails(sender, reason="prompt_mismatch")
 
 
 def test_a_sender_whose_engine_dies_fails_the_receiver(agents: Agents) -> None:
