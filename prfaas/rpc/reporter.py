@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.5  # what changes is to be on a page within two seconds, over 
 _OUTCOMES_SECONDS = 1.0
 _MAX_PROMISES = 10_000  # those that no manager has taken; the oldest go first
 _MAX_COPY_ENDS = 4096  # that no manager has taken; it asks again for those that are lost
-_GATHER_SECONDS = 0.005  # changes of one step of the pool travel in one batch
+_GATHER_SECONDS = 0.002  # changes of one step of the pool travel in one batch
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 2.0
 
