@@ -46,6 +46,7 @@ class Relay:
         self._flows.set()
         self._hold_after_bytes: int | None = None
         self._dropping: asyncio.Future[None] | None = None
+        self._free_at = {True: 0.0, False: 0.0}  # towards the target, and back
         self.address = ""
         self.forwarded_bytes = 0  # towards the target
 
@@ -173,14 +174,12 @@ class Relay:
     async def _deliver(
         self, pieces: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, *, counted: bool
     ) -> None:
-        free_at = 0.0
         while True:
             due, data = await pieces.get()
             if not data:
                 return
-            await asyncio.sleep(max(0.0, due - time.monotonic(), free_at - time.monotonic()))
-            if self._shape.bytes_per_second:
-                free_at = max(free_at, time.monotonic()) + len(data) / self._shape.bytes_per_second
+            await asyncio.sleep(due - time.monotonic())
+            await asyncio.sleep(self._turn(len(data), towards_target=counted) - time.monotonic())
             if counted and self._reaches_hold(len(data)):
                 self._flows.clear()
             await self._flows.wait()
@@ -188,6 +187,13 @@ class Relay:
                 return
             writer.write(data)
             await writer.drain()
+
+    def _turn(self, num_bytes: int, *, towards_target: bool) -> float:
+        """When so many bytes may go: all connections share the rate of their direction."""
+        starts_at = max(self._free_at[towards_target], time.monotonic())
+        if self._shape.bytes_per_second:
+            self._free_at[towards_target] = starts_at + num_bytes / self._shape.bytes_per_second
+        return starts_at
 
     def _reaches_hold(self, num_bytes: int) -> bool:
         if self._hold_after_bytes is None or self.forwarded_bytes + num_bytes <= self._hold_after_bytes:
