@@ -33,7 +33,6 @@ class _Node:
     cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
     ends: list[float] = field(default_factory=list)  # of the requests under way
     free_at: float = 0.0
-    num_taken: int = 0
     busy_seconds: float = 0.0
 
     def held(self, request: Request) -> int:
@@ -47,7 +46,6 @@ class _Node:
         seconds = (request.input_tokens - held * BLOCK_TOKENS) / TOKENS_PER_SECOND
         self.free_at = request.at_seconds + waited + seconds
         heapq.heappush(self.ends, self.free_at)
-        self.num_taken += 1
         self.busy_seconds += seconds
         for block in request.stored:
             self.cached[block] = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
-from prfaas.conditions import check_consent, check_consent_of_wire, check_engine_tls, check_together
+from prfaas.conditions import GIVEN, check_consent, check_consent_of_wire, check_engine_tls, check_together
 from prfaas.config import records, setting
 from prfaas.index.engine_events import check_endpoint
 from prfaas.tracing import SETTING_DOC
@@ -188,6 +188,7 @@ class AgentConfig:
     tls_revocations: Path | None = setting(
         "path",
         default=None,
+        only_where={"tls_authority": GIVEN},
         doc="PEM file: the authority's revocation list; agents whose certificates it names are refused.",
     )
     engine_tls: EngineTls = setting(
@@ -220,8 +221,6 @@ class AgentConfig:
         check_engine_tls(self)
         check_consent(self, "status_listen")
         check_consent_of_wire(self, "listen")
-        if self.tls_revocations is not None and self.tls_authority is None:
-            raise ValueError("tls_authority: missing; tls_revocations is its list")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         _addresses("fetch_from", self.fetch_from)

@@ -66,7 +66,7 @@ class FileArena:
         self._failed: set[int] = set()
         path = directory / layout.fingerprint.hex()
         _write_whole(path.with_suffix(".layout"), msgpack.packb(layout.to_dict()))
-        self._blocks_fd, self.is_direct = _open(path.with_suffix(".blocks"))
+        self._blocks_fd = _open(path.with_suffix(".blocks"))
         try:
             os.ftruncate(self._blocks_fd, num_slots * self.stride_bytes)
             self._records = _map_file(path.with_suffix(".records"), num_slots * RECORD_BYTES)
@@ -200,13 +200,13 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def _open(path: Path) -> tuple[int, bool]:
-    """A file for reading and writing past the page cache, where its file system can; and whether it can."""
+def _open(path: Path) -> int:
+    """A file for reading and writing, past the page cache where its file system can."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o600), True
+        return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError:  # a file system in memory
-        return os.open(path, flags, 0o600), False
+        return os.open(path, flags, 0o600)
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:

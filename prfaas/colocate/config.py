@@ -98,13 +98,14 @@ class ColocateConfig:
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this executor's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
     tls_revocations: Path | None = setting(
-        "path", default=None, doc="PEM file: the authority's revocation list; whom it names is refused."
+        "path",
+        default=None,
+        only_where={"tls_authority": GIVEN},
+        doc="PEM file: the authority's revocation list; whom it names is refused.",
     )
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
-        if self.tls_revocations is not None and self.tls_authority is None:
-            raise ValueError("tls_authority: missing; tls_revocations is its list")
         check_consent(self, "listen")
         if self.partition != "none" and (self.partition == "affinity") != (self.device == "cpu"):
             raise ValueError(f"partition: {self.partition} does not go with device {self.device}")

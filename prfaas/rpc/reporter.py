@@ -17,7 +17,7 @@ from prfaas import logs
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.index.inventory import Change, Inventory
-from prfaas.index.membership import Engine, Figures, Node
+from prfaas.index.membership import Figures, Node
 from prfaas.index.segments import digest_of_node
 from prfaas.rpc.channel import Channel, Tls, translated_errors
 from prfaas.rpc.event_log import EventLog
@@ -59,7 +59,7 @@ class ReporterStatus:
 
 
 class Reporter:
-    """One node's reports. `publish`, `add_layout` and `set_engines` are for the event loop that `run` runs in."""
+    """One node's reports. `publish` and `add_layout` are for the event loop that `run` runs in."""
 
     def __init__(
         self,
@@ -111,16 +111,8 @@ class Reporter:
         if layout not in self._node.layouts:
             self._node = replace(self._node, layouts=(*self._node.layouts, layout))
             self._log.inventory.add_layout(layout)
-            self._note_change()
-
-    def set_engines(self, engines: Iterable[Engine]) -> None:
-        """Announce the instances beside this agent, all of them."""
-        self._node = replace(self._node, engines=tuple(engines))
-        self._note_change()
-
-    def _note_change(self) -> None:
-        self._registered.clear()
-        self._changed.set()
+            self._registered.clear()
+            self._changed.set()
 
     def publish(self, events: Iterable[Change]) -> None:
         """Report changes of the pool, in order. Never waits.

@@ -88,10 +88,6 @@ class TlsDoor:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # transports that were told to close do so in the loop's next turn
 
-    def _hold(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _await_peers(self) -> None:
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket, self._let_in)
@@ -112,7 +108,13 @@ class TlsDoor:
         self._num_strangers += 1
         if self._num_strangers == self._max_strangers:
             loop.remove_reader(self._socket)
-        self._hold(asyncio.create_task(self._serve(peer), name="tls connection"))
+        task = asyncio.create_task(self._serve(peer), name="tls connection")
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._ended(task, peer))
+
+    def _ended(self, task: asyncio.Task[None], peer: socket.socket) -> None:
+        self._tasks.discard(task)
+        peer.close()  # also of a task that was cancelled before it began
 
     async def _serve(self, peer: socket.socket) -> None:
         outer = await self._shake_hands(peer)
@@ -147,7 +149,6 @@ class TlsDoor:
             )
         except OSError as error:
             self._refused(refusal_of(error) if isinstance(error, ssl.SSLError) else "tls_failed")
-            peer.close()
             return None
         finally:
             self._num_strangers -= 1
