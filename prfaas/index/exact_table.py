@@ -43,8 +43,11 @@ class ExactTable:
 
     def __init__(self) -> None:
         self._entries: dict[bytes, int] = {}
-        self._anchors: dict[bytes, BlockHash] = {}  # of the entries whose anchor is another hash than their own
+        self._anchors: dict[bytes, BlockHash] = {}  # of the states at lengths that a query has no unit hash of
         self._odd: dict[int, tuple[int, ...]] = {}  # short anchor → lengths of the checkpoints that hang on it
+        self._further: dict[
+            tuple[int, int], int
+        ] = {}  # short anchor and length → how many hang there besides the first
         self._sieve, self._odd_sieve = Sieve(), Sieve()  # of the short hashes of both
         self._sets = HolderSets()
         self._num_at_units = 0  # entries whose length is a multiple of 16 tokens
@@ -56,29 +59,35 @@ class ExactTable:
         """Whether `holder` has it, as far as is noted here."""
         return holder in self._sets[self._entries.get(_key(block_hash, num_tokens), NOBODY)]
 
-    def store(self, holder: int, *, block_hash: BlockHash, anchor: BlockHash, num_tokens: int) -> bool:
-        """Note that `holder` has it; False when that is known."""
+    def store(self, holder: int, *, block_hash: BlockHash, num_tokens: int, anchor: BlockHash | None) -> bool:
+        """Note that `holder` has it; False when that is known. A partial block has no `anchor`: it serves nothing without
+        the state of its length, which has the same hash, and is looked for by that."""
         key = _key(block_hash, num_tokens)
         known = self._entries.get(key, NOBODY)
         if holder in self._sets[known]:
             return False
         self._entries[key] = self._sets.add(known, holder)
         if known == NOBODY:
-            self._note_place(key, anchor, num_tokens)
+            self._note_new(key, num_tokens)
+        if anchor is not None and num_tokens % HASH_UNIT_TOKENS and key not in self._anchors:
+            self._note_odd(key, anchor, num_tokens)
         return True
 
-    def _note_place(self, key: bytes, anchor: BlockHash, num_tokens: int) -> None:
+    def _note_new(self, key: bytes, num_tokens: int) -> None:
         if not self._sieve.add(short_hash(key)):
             self._sieve.rebuild(np.frombuffer(b"".join(self._entries), _SHORT_HASH)["short"])
-        if anchor != key[:HASH_BYTES]:
-            self._anchors[key] = anchor
-        if not num_tokens % HASH_UNIT_TOKENS:
-            self._num_at_units += 1
-        else:
-            at = short_hash(anchor)
-            self._odd[at] = tuple(sorted({*self._odd.get(at, ()), num_tokens}))
-            if not self._odd_sieve.add(at):
-                self._odd_sieve.rebuild(np.fromiter(self._odd, np.uint64, len(self._odd)))
+        self._num_at_units += not num_tokens % HASH_UNIT_TOKENS
+
+    def _note_odd(self, key: bytes, anchor: BlockHash, num_tokens: int) -> None:
+        self._anchors[key] = anchor
+        at = short_hash(anchor)
+        lengths = self._odd.get(at, ())
+        if num_tokens in lengths:
+            self._further[at, num_tokens] = self._further.get((at, num_tokens), 0) + 1
+            return
+        self._odd[at] = tuple(sorted((*lengths, num_tokens)))
+        if not self._odd_sieve.add(at):
+            self._odd_sieve.rebuild(np.fromiter(self._odd, np.uint64, len(self._odd)))
 
     def remove(self, holder: int, *, block_hash: BlockHash, num_tokens: int) -> bool:
         """Note that `holder` no longer has it; False when it had not."""
@@ -99,14 +108,20 @@ class ExactTable:
         del self._entries[key]
         anchor, num_tokens = self._anchors.pop(key, None), _num_tokens(key)
         self._num_at_units -= not num_tokens % HASH_UNIT_TOKENS
-        if anchor is None or not num_tokens % HASH_UNIT_TOKENS:
+        if anchor is not None:
+            self._drop_odd(short_hash(anchor), num_tokens)
+
+    def _drop_odd(self, at: int, num_tokens: int) -> None:
+        further = self._further.pop((at, num_tokens), 0)
+        if further > 1:
+            self._further[at, num_tokens] = further - 1
+        if further:
             return
-        at = short_hash(anchor)
-        rest = tuple(length for length in self._odd.get(at, ()) if length != num_tokens)
+        rest = tuple(length for length in self._odd[at] if length != num_tokens)
         if rest:
             self._odd[at] = rest
         else:
-            self._odd.pop(at, None)
+            del self._odd[at]
 
     def held(
         self, units: Chain, num_units: int, *, stated: Iterable[tuple[int, BlockHash]] = ()

@@ -69,7 +69,8 @@ def _store(part: Part, its: Checkpoint) -> bool:
         is_new = part.runs.mark(part.number, head=its.head, offset=offset, tail=tail)
         if is_new is not None:
             return is_new
-    return part.exact.store(part.number, block_hash=its.block_hash, anchor=its.anchor, num_tokens=its.num_tokens)
+    anchor = its.anchor if part.is_state else None
+    return part.exact.store(part.number, block_hash=its.block_hash, num_tokens=its.num_tokens, anchor=anchor)
 
 
 def _remove(part: Part, its: Checkpoint) -> bool:

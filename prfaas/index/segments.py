@@ -50,9 +50,8 @@ class Segment:
 class Checkpoint:
     """What is valid at one exact length only: a linear state, or the partial last block of another group.
 
-    `anchor` is the hash of the last full 16-token unit at or before `num_tokens`; of a partial block, its block's
-    parent. `head` is the head of the cell with the block that a linear state ends with, where the node knows such a
-    block.
+    `anchor` is the hash of the last full 16-token unit at or before `num_tokens`; of a partial block it says nothing.
+    `head` is the head of the cell with the block that a linear state ends with, where the node knows such a block.
     """
 
     holding: Holding

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
 from itertools import product
 from typing import Any
 
@@ -31,8 +33,8 @@ class Engine:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.held: Held = set()
-        shared = [self.random.randrange(100) for _ in range(6 * BLOCK)]
-        fork = [self.random.randrange(100) for _ in range(6 * BLOCK)]
+        shared = tuple(self.random.randrange(100) for _ in range(6 * BLOCK))
+        fork = tuple(self.random.randrange(100) for _ in range(6 * BLOCK))
         self.prompts = [shared, shared[: 3 * BLOCK] + fork, fork]
 
     def batch(self) -> bytes:
@@ -80,17 +82,20 @@ class Engine:
     def _said(self, kind: str, fields: dict[str, Any]) -> Any:
         return {"type": kind, **fields} if self.random.random() < 0.5 else [kind, *fields.values()]
 
-    def usable(self, prompt: list[int], salt: str) -> int:
+    def usable(self, prompt: tuple[int, ...], salt: str) -> int:
         """The longest prefix that all groups hold, by looking at every length."""
         held = [{block for block in range(6) if (which, name(prompt, block, salt)) in self.held} for which in range(3)]
         states = {(block + 1) * BLOCK for block in held[2]}
         exact: list[set[int]] = [set(), set(), states]
         lengths = range(len(prompt), 0, -1)
-        fits = (n for n in lengths if all(serves(GROUPS[i], held[i], exact[i], n) for i in range(3)))
+        fits = (
+            n for n in lengths if all(serves(GROUPS[i], held[i], exact[i], n) for i in (2, 1, 0))
+        )  # cheap ones first
         return next(fits, 0)
 
 
-def name(prompt: list[int], block: int, salt: str) -> str:
+@functools.lru_cache(64)  # of one life
+def name(prompt: tuple[int, ...], block: int, salt: str) -> str:
     """The engine's hash of a block: alike in every group, unlike for unlike prefixes."""
     return f"{salt}{prompt[: (block + 1) * BLOCK]}"
 
@@ -119,10 +124,12 @@ def run_life(seed: int) -> tuple[int, int]:
     return queries, missed
 
 
-def run_lives(count: int) -> None:
+def run_lives(count: int) -> str:
+    """What was asked and missed, in words."""
     results = [run_life(seed) for seed in range(count)]
-    found = sum(queries for queries, _ in results) - sum(missed for _, missed in results)
-    assert found > 0.5 * sum(queries for queries, _ in results), "most of what is there is found, or this shows nothing"
+    queries, missed = sum(r[0] for r in results), sum(r[1] for r in results)
+    assert missed < 0.5 * queries, "most of what is there is found, or this shows nothing"
+    return f"{queries} queries, none answered with more than is there, {missed} false misses"
 
 
 def test_no_answer_is_longer_than_what_the_engine_holds() -> None:
@@ -131,5 +138,7 @@ def test_no_answer_is_longer_than_what_the_engine_holds() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_ten_thousand_lives() -> None:
-    run_lives(10_000)
+def test_ten_thousand_lives(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run_lives(10_000)
+    with capsys.disabled():
+        sys.stdout.write(f"{said}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
@@ -11,7 +12,7 @@ from prfaas.events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.index import Index
 from prfaas.index.inventory import Change, Inventory
-from prfaas.index.query import Query
+from prfaas.index.query import Answer, Query
 from prfaas.types import AgentName, BlockHash, ClusterName, GroupKind, Shard
 
 Held = dict[tuple[bytes, int, Tier], dict[BlockHash, int]]  # (layout, group, tier) → hash → num_tokens
@@ -77,26 +78,26 @@ def serves(its: KVGroup, blocks: set[int], exact: set[int], length: int) -> bool
 def usable_by_brute_force(nodes: list[Node], chain: HashChain, limit: int) -> int:
     """The longest prefix that these nodes serve together, blocks of all of them taken as one."""
     ranks = nodes[0].layouts
-    first = ranks[0]
-    has_state = any(its.kind == "linear_state" for its in first.groups)
+    groups = ranks[0].groups
+    parts = [(groups[index], *_held_by_any(nodes, rank, index, chain)) for rank, index in _parts(ranks)]
+    parts.sort(key=lambda part: part[0].kind != "linear_state")  # what says no soonest comes first
+    has_state = any(its.kind == "linear_state" for its in groups)
     for length in range(limit, 0, -1):
-        if not has_state and any(length % its.block_tokens for its in first.groups):
+        if not has_state and any(length % its.block_tokens for its in groups):
             continue
-        parts = itertools.product(range(len(ranks)), range(len(first.groups)))
-        if all(group_serves(nodes, part, chain, length) for part in parts):
+        if all(serves(its, blocks, exact, length) for its, blocks, exact in parts):
             return length
     return 0
 
 
-def group_serves(nodes: list[Node], part: tuple[int, int], chain: HashChain, length: int) -> bool:
-    rank, index = part
-    blocks: set[int] = set()
-    exact: set[int] = set()
-    for node in nodes:
-        its_blocks, its_exact = tokens_held(node, node.layouts[rank], index, chain)
-        blocks |= its_blocks
-        exact |= its_exact
-    return serves(nodes[0].layouts[rank].groups[index], blocks, exact, length)
+def _parts(ranks: list[Layout]) -> Iterator[tuple[int, int]]:
+    """(rank, group) of everything that must serve a length."""
+    return itertools.product(range(len(ranks)), range(len(ranks[0].groups)))
+
+
+def _held_by_any(nodes: list[Node], rank: int, index: int, chain: HashChain) -> tuple[set[int], set[int]]:
+    held = [tokens_held(node, node.layouts[rank], index, chain) for node in nodes]
+    return set().union(*(blocks for blocks, _ in held)), set().union(*(exact for _, exact in held))
 
 
 class World:
@@ -228,10 +229,15 @@ class World:
                 told.append(_run_of_one(event, sizes[event.layout, event.group]))
         return told
 
-    def query(self, prompt: list[int], stated: list[int]) -> Query:
+    def ask(self, prompt: list[int], stated: Iterable[int]) -> Answer:
+        """The answer to a query that states the hashes of these lengths."""
         chain = self.chain(prompt)
         checkpoints = tuple((length, chain.at(length)) for length in stated if 0 < length <= len(prompt))
-        return Query(self.family, b"".join(chain.units), len(prompt), checkpoints)
+        return self.index.match(Query(self.family, b"".join(chain.units), len(prompt), checkpoints))
+
+    def ask_as_routers_do(self, prompt: list[int]) -> Answer:
+        """The answer once the lengths that the first one hints at were stated."""
+        return self.ask(prompt, self.ask(prompt, ()).odd_lengths)
 
 
 def _run_of_one(event: PoolEvent, block_tokens: int) -> Change:

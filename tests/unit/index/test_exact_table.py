@@ -77,6 +77,17 @@ def test_odd_lengths_are_told_by_where_they_hang() -> None:
     assert table.odd_lengths(chain_of(other, 16), 37) == [33, 40]
 
 
+def test_an_odd_length_is_told_as_long_as_anything_of_that_length_hangs_there() -> None:
+    table, anchor = ExactTable(), CHAIN.at(32)
+    hashes = [BlockHash(bytes((number,)) * 16) for number in range(4)]
+    for its in hashes:
+        table.store(1, block_hash=its, anchor=anchor, num_tokens=40)
+    for its in hashes:
+        assert table.odd_lengths(UNITS, 40) == [40]
+        assert table.remove(1, block_hash=its, num_tokens=40)
+    assert table.odd_lengths(UNITS, 40) == []
+
+
 def test_sweeping_forgets_dead_holders_alone() -> None:
     table = ExactTable()
     for holder in (1, 2, 3):

@@ -17,6 +17,7 @@ from tests.property.index.world import group, layouts
 
 NODE, EAST = AgentName("n1"), ClusterName("east")
 HYBRID = layouts("m", group("full_attention", 16), group("linear_state", 0))[0]
+WIDE = layouts("m", group("full_attention", 64), group("linear_state", 0))[0]
 DENSE = layouts("m", group("full_attention", 16))[0]
 WINDOWED = layouts("m", group("full_attention", 16), group("sliding_window", 16, 128))[0]
 LONG = HashChain(root_hash("m"), list(range(3200)))
@@ -338,6 +339,24 @@ def test_what_it_exports_makes_an_equal_index() -> None:
         copy.apply(name, [announcement])
     assert copy.digests(NODE) == index.digests(NODE)
     assert copy.match(query(stated=(807,))) == index.match(query(stated=(807,)))
+
+
+@pytest.mark.parametrize("length", [48, 40])
+def test_a_state_beside_the_partial_block_of_its_length_is_exported_and_hinted_at_as_it_was_told(length: int) -> None:
+    partial = BlockStored(WIDE.fingerprint, 0, LONG.at(length), LONG.root, length)
+    index = index_of(WIDE, partial, *state(WIDE, length))
+    copy = Index()
+    copy.register(NODE, cluster=EAST, epoch=1, layouts=[WIDE])
+    copy.apply(NODE, [announcement for _, announcement in index.announcements(lambda name: True)])
+    for its in (index, copy):
+        assert its.digests(NODE) == index.digests(NODE)
+        assert usable(its, query(limit=length, stated=(length,)))[0][0] == length
+        assert its.match(query()).odd_lengths == ((length,) if length % 16 else ())
+
+
+def test_a_partial_block_without_a_state_is_not_hinted_at() -> None:
+    partial = BlockStored(WIDE.fingerprint, 0, LONG.at(72), LONG.at(64), 72)
+    assert index_of(WIDE, partial).match(query()).odd_lengths == ()
 
 
 def test_what_was_there_for_nodes_that_are_gone_goes_with_a_pass_of_the_sweep() -> None:

@@ -1,0 +1,200 @@
+"""What a node says that cannot be so, over its real stream: refused by a word, counted, and nothing else is touched by it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from prfaas.errors import IndexRefusal
+from prfaas.index.inventory import Inventory
+from prfaas.index.membership import Node
+from prfaas.index.segments import Announcement, Checkpoint, Holding, Segment
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.channel import Channel, translated_errors
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import batch_message, digest_messages, node_message
+from prfaas.types import AgentName, BlockHash, ClusterName
+from tests.integration.manager.deployment import (
+    SECRET,
+    Deployment,
+    chain_of,
+    hybrid_layout,
+    match_request,
+    removed,
+    stored,
+)
+from tests.waiting import PATIENCE_SECONDS
+
+LAYOUT = hybrid_layout()
+CHAIN = chain_of(640)
+NODE = AgentName("n1")
+EPOCH = 7
+ATTENTION, LINEAR = Holding(LAYOUT.fingerprint, 0, "memory"), Holding(LAYOUT.fingerprint, 1, "memory")
+HEAD, TAIL = CHAIN.at(16), CHAIN.at(16)[:8]
+
+
+class Speaker:
+    """A node that says whatever a test has it say, and hears each answer."""
+
+    def __init__(self, manager: Manager, channel: Channel) -> None:
+        self._world = manager.world
+        self.channel = channel
+        self._call: Any = None
+
+    def begin(self) -> None:
+        """Open a stream, and say nothing on it."""
+        self._call = self.channel.stream("ReportEvents")
+
+    async def greet(self, *, epoch: int = EPOCH) -> pb.ReportEventsResponse:
+        self.begin()
+        return await self.say(pb.ReportEventsRequest(hello=pb.Hello(node=NODE, epoch=epoch)))
+
+    async def tell(self, request: pb.ReportEventsRequest) -> None:
+        """Say what has no answer."""
+        with translated_errors("the manager"):
+            await self._call.write(request)
+
+    async def say(self, request: pb.ReportEventsRequest) -> pb.ReportEventsResponse:
+        """Raises IndexRefusal: the manager ends the stream."""
+        await self.tell(request)
+        with translated_errors("the manager"):
+            response = await self._call.read()
+        assert isinstance(response, pb.ReportEventsResponse), "the manager has ended the stream without a word"
+        return response
+
+    async def batch(self, sequence: int, told: list[Announcement], *, reset: bool = False) -> pb.ReportEventsResponse:
+        return await self.say(pb.ReportEventsRequest(batch=batch_message(sequence, told, reset=reset)))
+
+    def is_known_as(self, inventory: Inventory) -> bool:
+        """Whether the manager knows that the node holds this, and nothing else."""
+        return not self._world.differs(NODE, inventory.digests())
+
+
+@pytest.fixture
+async def speaker(deployment: Deployment) -> AsyncIterator[Speaker]:
+    manager = await deployment.start_manager()
+    channel = Channel(manager.address, name=NODE, secret=SECRET)
+    node = Node(NODE, ClusterName("east"), "pd", "n1:7400", EPOCH, (LAYOUT,), ())
+    await channel.call("Register", pb.RegisterRequest(node=node_message(node)), timeout_seconds=PATIENCE_SECONDS)
+    its = Speaker(manager, channel)
+    await its.greet()
+    yield its
+    await channel.close()
+
+
+def told(inventory: Inventory, length: int) -> list[Announcement]:
+    """What a node that has stored so many tokens announces."""
+    inventory.add_layout(LAYOUT)
+    return inventory.apply(stored(LAYOUT, CHAIN, length))
+
+
+def refused(reason: str, *, call: str = "ReportEvents") -> float:
+    return REGISTRY.get_sample_value("prfaas_manager_refusals_total", {"call": call, "reason": reason}) or 0.0
+
+
+def resyncs(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_manager_full_announcements_total", {"reason": reason}) or 0.0
+
+
+async def test_a_batch_that_comes_twice_is_taken_once(speaker: Speaker) -> None:
+    inventory = Inventory()
+    came, went = told(inventory, 320), inventory.apply(removed(LAYOUT, CHAIN, 320))
+    for sequence, announced in ((1, came), (2, went), (1, came), (2, went), (1, came)):
+        assert (await speaker.batch(sequence, announced)).acknowledged == sequence
+    assert speaker.is_known_as(inventory)
+
+
+async def test_batches_out_of_order_are_refused_until_everything_is_announced(speaker: Speaker) -> None:
+    inventory, before = Inventory(), resyncs("gap")
+    first, later = told(inventory, 160), told(inventory, 320)
+    assert (await speaker.batch(1, first)).acknowledged == 1
+    assert "out of order" in (await speaker.batch(3, later)).announce_everything
+    assert resyncs("gap") == before + 1
+    assert not speaker.is_known_as(inventory)
+    await speaker.tell(pb.ReportEventsRequest(batch=batch_message(2, later)))  # not what was asked for
+    assert (await speaker.batch(4, inventory.everything(), reset=True)).acknowledged == 4
+    assert speaker.is_known_as(inventory)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (Segment(Holding(bytes(16), 0, "memory"), HEAD, TAIL, 1, True), "unknown_layout"),
+        (Segment(ATTENTION, HEAD, TAIL, 1, True, ((ATTENTION, 1),)), "wrong_block_size"),
+        (Checkpoint(ATTENTION, CHAIN.at(32), CHAIN.at(16), 32, True), "wrong_block_size"),
+        (Segment(ATTENTION, HEAD, bytes(8), 1, True), "alien_hash"),
+        (Checkpoint(LINEAR, BlockHash(b"short"), CHAIN.at(32), 33, True), "alien_hash"),
+        (Segment(ATTENTION, HEAD, TAIL, 2, True), "malformed"),
+    ],
+)
+async def test_an_announcement_that_cannot_be_is_left_out_and_the_others_count(
+    speaker: Speaker, bad: Announcement, reason: str
+) -> None:
+    inventory, before = Inventory(), refused(reason)
+    good = told(inventory, 320)
+    assert (await speaker.batch(1, [good[0], bad, *good[1:]])).acknowledged == 1
+    assert refused(reason) == before + 1
+    assert speaker.is_known_as(inventory)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pb.Change(),
+        pb.Change(segment=pb.Segment(holding=3, head=HEAD, tails=TAIL, bitmap=1)),
+        pb.Change(segment=pb.Segment(head=HEAD, tails=TAIL, bitmap=1, states=[pb.States(holding=3, bitmap=1)])),
+    ],
+)
+async def test_a_batch_that_cannot_be_read_ends_the_stream_and_changes_nothing(
+    speaker: Speaker, changes: pb.Change
+) -> None:
+    inventory, before = Inventory(), refused("malformed")
+    good = batch_message(1, told(inventory, 320))
+    spoilt = pb.Batch(sequence=1, holdings=good.holdings, changes=[*good.changes, changes])
+    with pytest.raises(IndexRefusal) as refusal:
+        await speaker.say(pb.ReportEventsRequest(batch=spoilt))
+    assert (refusal.value.reason, refused("malformed")) == ("malformed", before + 1)
+    assert speaker.is_known_as(Inventory())
+    assert (await speaker.greet()).resume_after == 0
+    assert (await speaker.say(pb.ReportEventsRequest(batch=good))).acknowledged == 1
+    assert speaker.is_known_as(inventory)
+
+
+async def test_digests_that_lie_have_everything_announced_anew_and_nothing_believed(speaker: Speaker) -> None:
+    inventory, liar, before = Inventory(), Inventory(), resyncs("digest")
+    assert (await speaker.batch(1, told(inventory, 160))).acknowledged == 1
+    told(liar, 640)
+    lie = pb.Digests(holdings=digest_messages(liar.digests()))
+    assert (await speaker.say(pb.ReportEventsRequest(digests=lie))).announce_everything
+    assert resyncs("digest") == before + 1
+    assert speaker.is_known_as(inventory)
+    assert (await speaker.batch(2, inventory.everything(), reset=True)).acknowledged == 2
+    assert speaker.is_known_as(inventory)
+
+
+async def test_an_older_life_of_a_node_has_nothing_to_say(speaker: Speaker) -> None:
+    before = refused("stale_epoch")
+    with pytest.raises(IndexRefusal) as refusal:
+        await speaker.greet(epoch=EPOCH - 1)
+    assert (refusal.value.reason, refused("stale_epoch")) == ("stale_epoch", before + 1)
+
+
+async def test_who_reports_without_a_greeting_is_refused(speaker: Speaker) -> None:
+    speaker.begin()
+    with pytest.raises(IndexRefusal) as refusal:
+        await speaker.batch(1, told(Inventory(), 320))
+    assert refusal.value.reason == "unknown_node"
+    assert speaker.is_known_as(Inventory())
+
+
+async def test_questions_that_cannot_be_answered_are_refused_by_a_word_and_counted(speaker: Speaker) -> None:
+    cut_short = match_request(CHAIN)
+    cut_short.units = cut_short.units[:-1]
+    for request, reason in ((match_request(CHAIN, model="unheard-of"), "unknown_model"), (cut_short, "alien_hash")):
+        before = refused(reason, call="Match")
+        with pytest.raises(IndexRefusal) as refusal:
+            await speaker.channel.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
+        assert (refusal.value.reason, refused(reason, call="Match")) == (reason, before + 1)
