@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -61,7 +62,8 @@ class Speaker:
         """Raises IndexRefusal: the manager ends the stream."""
         await self.tell(request)
         with translated_errors("the manager"):
-            response = await self._call.read()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                response = await self._call.read()
         assert isinstance(response, pb.ReportEventsResponse), "the manager has ended the stream without a word"
         return response
 
