@@ -11,6 +11,7 @@ from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample
 from prfaas.scheduler.snapshot import PathState
 from prfaas.sim.timeline import Timeline
 from prfaas.sim.wire import Egress
+from prfaas.transport.rate_belief import RateBelief
 from prfaas.types import ClusterName
 
 _EVERY_SECONDS, _MEAN_OVER = 1.0, 10  # as managers sample links: rates are means over ten seconds
@@ -41,7 +42,9 @@ class LinkWatch:
         self._threshold_tokens, self._loss_ratio = threshold_tokens, loss_ratio
         self._states = {name: Congestion() for name in egress}
         self._sent = {name: deque([0.0], maxlen=_MEAN_OVER + 1) for name in egress}
-        self._capacity = {name: its.bytes_per_second for name, its in egress.items()}
+        self._beliefs = {
+            name: RateBelief().seen(its.bytes_per_second, now=timeline.now) for name, its in egress.items()
+        }
         self._down: frozenset[Pair] = frozenset()
         self._asleep_since: float | None = 0.0
 
@@ -77,12 +80,11 @@ class LinkWatch:
             self._asleep_since = self._timeline.now
 
     def _known_capacity(self, name: ClusterName, queued: float) -> float:
-        """What the link last carried while it was busy: agents learn a link's rate only then. 0: unknown."""
-        rate = self._egress[name].bytes_per_second
-        if queued and rate:
-            self._capacity[name] = rate
-        known = self._capacity[name]
-        return known if math.isfinite(known) else 0.0
+        """What agents would say of the link, who learn its rate only while it is busy. 0: unknown."""
+        rate, now = self._egress[name].bytes_per_second, self._timeline.now
+        belief = self._beliefs[name]
+        belief = self._beliefs[name] = belief.seen(rate, now=now) if queued and rate else belief.at(now)
+        return belief.bytes_per_second if math.isfinite(belief.bytes_per_second) else 0.0
 
     def _tell(self) -> None:
         self.fields = {"links_down": self._down, "paths": tuple(self._raised())}

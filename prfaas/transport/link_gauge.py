@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 
 from prfaas.transport.line import Line
 from prfaas.transport.link_meter import LinkHealth, LinkMeter, LinkSample
 from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing_choice import LinkPace, PackingChoice
+from prfaas.transport.rate_bounds import RateBounds
 from prfaas.transport.rate_search import RateSearch
 from prfaas.transport.tcp_info import TcpInfo
 
@@ -18,6 +20,8 @@ class LinkGauge:
 
     def __init__(self) -> None:
         self.packing = PackingChoice(num_processors=len(os.sched_getaffinity(0)))
+        self.bounds = RateBounds()
+        self.min_rtt_seconds = 0.0  # at the last sample
         self.sent_bytes = 0  # by the kernel, headers left out
         self.retransmitted_bytes = 0
         self._delivered_bytes = 0
@@ -26,12 +30,14 @@ class LinkGauge:
 
     @property
     def health(self) -> LinkHealth:
-        return self._meter.health
+        """In bytes of payload, of which the wire carries fewer where they are packed."""
+        its = self._meter.health
+        return replace(its, achievable_bytes_per_second=its.achievable_bytes_per_second / self.packing.packed_ratio)
 
     @property
     def saturated_rate(self) -> float:
-        """What the link carries at most, 0 while that is not known because nothing had to wait."""
-        return self.health.achievable_bytes_per_second if self._meter.is_saturated else 0.0
+        """What the wire carries at most, 0 while that is not known because nothing had to wait."""
+        return self._meter.health.achievable_bytes_per_second if self._meter.is_saturated else 0.0
 
     @property
     def lost_bytes_per_second(self) -> float:
@@ -48,7 +54,7 @@ class LinkGauge:
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             self._num_searches += 1  # which one searches goes round
             infos[self._num_searches % len(infos)][0].search_rate()
-        rate, is_full = self.health.achievable_bytes_per_second, outbox.queued_bytes > 0
+        rate, is_full = self._meter.health.achievable_bytes_per_second, outbox.queued_bytes > 0
         self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
 
     def _count(self, line: Line, info: TcpInfo) -> None:
@@ -59,7 +65,9 @@ class LinkGauge:
         self.retransmitted_bytes += retransmitted
 
     def _sample(self, now: float, infos: list[tuple[Line, TcpInfo]], outbox: Outbox) -> LinkSample:
-        ratio = self.packing.packed_ratio  # what waits will take less of the link
+        ratio = self.packing.packed_ratio  # payload takes less of the link
+        rtt = self.min_rtt_seconds = min((info.min_rtt_seconds for _, info in infos), default=0.0)
+        most = self.bounds.most(rtt_seconds=rtt, num_connections=max(1, len(infos)), now=now)
         return LinkSample(
             now,
             delivered_bytes=self._delivered_bytes,
@@ -68,5 +76,7 @@ class LinkGauge:
             queued_bytes=int(ratio * outbox.queued_bytes),
             unacknowledged_bytes=int(ratio * sum(line.in_flight_bytes for line, _ in infos)),
             rtt_seconds=max((info.rtt_seconds for _, info in infos), default=0.0),
-            min_rtt_seconds=min((info.min_rtt_seconds for _, info in infos), default=0.0),
+            min_rtt_seconds=rtt,
+            least_bytes_per_second=ratio * self.bounds.take_least(),
+            most_bytes_per_second=ratio * most,
         )

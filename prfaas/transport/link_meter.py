@@ -2,19 +2,24 @@
 
 TCP's own delivery rate swings by half from sample to sample; bytes delivered over a third of a second do not. While there was
 something to send throughout, the most of these in the last two thirds of a second is what the link carries: BBR holds back
-for 0.2 s every ten, to measure the round trip. Otherwise they only show that the link carries at least so much.
+for 0.2 s every ten, to measure the round trip. Otherwise the bounds say more (`rate_bounds.py`), and what they do not
+confirm is forgotten (`rate_belief.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from prfaas.transport.rate_belief import RateBelief
 
 WINDOW_SECONDS = 0.3
 PEAK_SECONDS = 0.6  # the rate is the highest of the windows that ended in it
 QUEUE_SECONDS = 0.5  # what waits would take longer than this
 RETRANSMIT_RATIO = 0.03  # of the bytes sent in the window
+CONFIRMED_RATIO = 0.8  # a lower bound of so much of a rate confirms it
 RTT_INFLATION = 2.5  # over the smallest round trip
 RTT_RISE_SECONDS = 0.005  # and by at least so much: within a datacenter a busy host alone multiplies a round trip
 CongestionReason = Literal["queue", "loss", "rtt"]
@@ -31,6 +36,8 @@ class LinkSample(NamedTuple):
     unacknowledged_bytes: int
     rtt_seconds: float
     min_rtt_seconds: float
+    least_bytes_per_second: float = 0.0  # between which its rate lies
+    most_bytes_per_second: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class LinkMeter:
     def __init__(self) -> None:
         self._samples: deque[LinkSample] = deque()
         self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
+        self._belief = RateBelief()
         self.health = LinkHealth()
         self.lost_bytes_per_second = 0.0  # sent again, over the window
 
@@ -72,18 +80,30 @@ class LinkMeter:
         self.health = LinkHealth(rate, queue_seconds, congestion)
 
     def _rate(self, sample: LinkSample) -> float:
-        before, oldest = self.health.achievable_bytes_per_second, self._samples[0]
+        saturated, most = self._saturated_rate(sample), sample.most_bytes_per_second
+        belief = self._belief.at(sample.at)
+        if saturated is not None:
+            rate = min(saturated, most)
+        else:
+            before = belief.bytes_per_second or (most if most < math.inf else 0.0)
+            rate = max(min(before, most), sample.least_bytes_per_second)
+        is_shown = sample.least_bytes_per_second >= CONFIRMED_RATIO * rate > 0
+        is_seen = saturated is not None or most < math.inf or is_shown
+        self._belief = belief.seen(rate, now=sample.at) if is_seen else belief
+        return self._belief.bytes_per_second
+
+    def _saturated_rate(self, sample: LinkSample) -> float | None:
+        """What the link carries, by bytes that waited throughout the window; None where none did."""
+        oldest = self._samples[0]
         seconds = sample.at - oldest.at
-        if seconds < WINDOW_SECONDS:
-            return before
-        carried = (sample.delivered_bytes - oldest.delivered_bytes) / seconds
         if not all(its.queued_bytes for its in self._samples):
             self._saturated_rates.clear()
-            return max(carried, before)
-        self._saturated_rates.append((sample.at, carried))
-        while sample.at - self._saturated_rates[0][0] > PEAK_SECONDS:
+            return None
+        if seconds >= WINDOW_SECONDS:
+            self._saturated_rates.append((sample.at, (sample.delivered_bytes - oldest.delivered_bytes) / seconds))
+        while self._saturated_rates and sample.at - self._saturated_rates[0][0] > PEAK_SECONDS:
             self._saturated_rates.popleft()
-        return max(rate for _, rate in self._saturated_rates)
+        return max((rate for _, rate in self._saturated_rates), default=None)
 
 
 def _congestion(sample: LinkSample, queue_seconds: float, retransmit_ratio: float) -> CongestionReason | None:

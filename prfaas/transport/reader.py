@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from prfaas.errors import RemoteProtocolError
@@ -17,6 +18,7 @@ from prfaas.transport.wire import FrameType, Header, chunk_checksum
 
 MAX_CHUNKS_PER_ACK = 16
 MAX_BYTES_PER_ACK = 2 << 20  # however busy the connection: the sender reckons with what is acknowledged
+MAX_ACK_SECONDS = 0.05  # and however slow: a chunk that has come does not wait for the end of the next
 SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
 MAX_ANSWERED = 64
 LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
@@ -54,6 +56,7 @@ class Reader:
         self._num_chunks = 0  # that came on this connection
         self._num_acknowledged = 0
         self._unacknowledged_bytes = 0
+        self._acknowledged_at = 0.0  # monotonic seconds
         self._answered: dict[bytes, None] = {}  # unwanted transfers whose sender was told so on this connection
 
     def run(self) -> None:
@@ -66,8 +69,10 @@ class Reader:
         while True:
             pending = self._num_chunks - self._num_acknowledged
             is_much = pending >= MAX_CHUNKS_PER_ACK or self._unacknowledged_bytes >= MAX_BYTES_PER_ACK
-            if pending and (is_much or not self._connection.has_input()):
+            is_late = time.monotonic() - self._acknowledged_at >= MAX_ACK_SECONDS
+            if pending and (is_much or is_late or not self._connection.has_input()):
                 self._num_acknowledged, self._unacknowledged_bytes = self._num_chunks, 0
+                self._acknowledged_at = time.monotonic()
                 self._connection.write(Header(FrameType.ACK, 0, offset=self._num_chunks).encode())
             self._heard(self._connection.read_header())
 

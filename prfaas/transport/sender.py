@@ -305,6 +305,7 @@ class Link:
         """A connection went: what it carried goes to the others."""
         with self._changed:
             self._lines.discard(line)
+            self._gauge.bounds.restart(sum(its.in_flight_bytes for its in self._lines), now=time.monotonic())
             self._share_rate()
             if not self._lines:
                 self._disconnected_since = time.monotonic()
@@ -341,6 +342,7 @@ class Link:
             line.reads = taken[0].transfer_id if taken is not None else None
             if taken is None:
                 return None
+            self._gauge.bounds.handed(taken[0].slab.num_bytes, now=time.monotonic())
             packing = self._gauge.packing
             return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
 
@@ -359,6 +361,8 @@ class Link:
         with self._changed:
             if line.generation != self._generation:
                 return
+            num_bytes = sum(chunk.slab.num_bytes for chunk in (*landed, *changed))
+            self._gauge.bounds.landed(num_bytes, rtt_seconds=self._gauge.min_rtt_seconds, now=now * 1e-9)
             self._outbox.landed(landed, time_ns=now)
             if changed:
                 self._outbox.put_back(changed)

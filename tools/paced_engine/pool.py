@@ -27,7 +27,6 @@ from prfaas.types import GroupBlocks, TransferId
 from tools.paced_engine.kv import NUM_LAYERS, content, groups_of
 
 POLL_SECONDS = 0.005
-REATTACH_SECONDS = 0.5
 RECEIVE_SECONDS = 30.0  # then the prompt is computed here
 Received = Literal["right", "wrong", "nothing"]
 
@@ -48,8 +47,9 @@ class Pool:
             for message in self._scheduler.poll():
                 self._take(message)
             self._worker.poll()
-            if not (self._scheduler.connected and self._worker.connected):
-                await self._reattach()
+            lost = [client for client in (self._scheduler, self._worker) if not client.connected]
+            if lost:
+                self._reattach(lost)
             await asyncio.sleep(POLL_SECONDS)
 
     def _take(self, message: Message) -> None:
@@ -58,12 +58,12 @@ class Pool:
             if waiting is not None and not waiting.done():
                 waiting.set_result(message)
 
-    async def _reattach(self) -> None:
+    def _reattach(self, lost: list[AgentClient]) -> None:
         for waiting in self._answers.values():
             waiting.cancel()
         self._answers.clear()
-        if not (self._scheduler.reattach() and self._worker.reattach()):
-            await asyncio.sleep(REATTACH_SECONDS)
+        for client in lost:
+            client.reattach()
 
     async def _ask(self, message: Send | Receive) -> Message | None:
         """The agent's answer; None where it is gone or too slow."""
@@ -94,8 +94,13 @@ class Pool:
 
     @property
     def epoch(self) -> int:
-        """Of the agent's start: slots and handles of another one are not to be touched."""
-        return self._worker.attached.epoch if self._worker.connected else -1
+        """Of the agent's start whose answers the scheduler has: slots and handles of another one are not to be touched."""
+        return self._scheduler.attached.epoch
+
+    @property
+    def has_arena(self) -> bool:
+        """Whether the worker's arena and ring are of that start too."""
+        return self._worker.attached.epoch == self.epoch
 
     def write(self, opened: SendOpened, groups: tuple[GroupBlocks, ...], *, group: int, layer: int) -> None:
         """One layer of all blocks of a group into its slots, and the word that it is there."""
@@ -123,9 +128,11 @@ class Pool:
                 self._scheduler.post(Cancel(transfer_id))
         if not isinstance(ready, ReceiveReady):
             return "nothing"
-        is_right = self._is_right(ready, groups)
+        found: Received = "nothing"
+        if self.has_arena:
+            found = "right" if self._is_right(ready, groups) else "wrong"
         self._scheduler.post(Release(transfer_id))
-        return "right" if is_right else "wrong"
+        return found
 
     def _is_right(self, ready: ReceiveReady, groups: tuple[GroupBlocks, ...]) -> bool:
         return all(
@@ -165,9 +172,13 @@ class Sending:
         self._push(RingEntry(EntryKind.REQUEST_ENDED, self._opened.handle))
 
     def _write(self, *, group: int, layer: int) -> None:
-        if self._pool.epoch == self._epoch:
+        if self._is_open:
             self._pool.write(self._opened, self._groups, group=group, layer=layer)
 
     def _push(self, entry: RingEntry) -> None:
-        if self._pool.epoch == self._epoch:
+        if self._is_open:
             self._pool.push(entry)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._pool.epoch == self._epoch and self._pool.has_arena

@@ -34,7 +34,7 @@ def _kills(site: Site) -> dict[str, Callable[[], None]]:
 
 
 async def _run(site: Site, kills: list[str], *, requests_between: int, seed: int) -> list[Outcome]:
-    """Keep `NUM_CLIENTS` requests under way; after so many answers each, the next process is killed."""
+    """Keep `NUM_CLIENTS` requests under way; after so many answers each, and once the last one is back, a process is killed."""
     source = random.Random(seed)
     outcomes: list[Outcome] = []
     is_over = asyncio.Event()
@@ -49,6 +49,7 @@ async def _run(site: Site, kills: list[str], *, requests_between: int, seed: int
     try:
         for its in kills:
             await _more(outcomes, requests_between)
+            await until(lambda: _is_well(site), seconds=HEAL_SECONDS, what="healthy engines")
             await asyncio.to_thread(_kills(site)[its])
         await _more(outcomes, requests_between)
     finally:
@@ -63,12 +64,16 @@ async def _more(outcomes: list[Outcome], num_requests: int) -> None:
 
 
 def _check(site: Site, outcomes: list[Outcome], kills: list[str]) -> None:
-    assert not [its for its in outcomes if not its.is_honest]
+    assert not [(its.token_ids, its.wanted, its.error, its.headers) for its in outcomes if not its.is_honest]
     failed = [its for its in outcomes if not its.is_whole]
     num_decode_kills = sum(name.startswith("west/") for name in kills)
     assert len(failed) <= num_decode_kills * NUM_CLIENTS, [its.error for its in failed]
     assert all(its.token_ids for its in failed), "what had no token out is retried"
-    wait_until(lambda: site.health() == dict.fromkeys(site.engines, True), seconds=HEAL_SECONDS, what="healthy engines")
+    wait_until(lambda: _is_well(site), seconds=HEAL_SECONDS, what="healthy engines")
+
+
+def _is_well(site: Site) -> bool:
+    return site.health() == dict.fromkeys(site.engines, True)
 
 
 async def _transfers_again(site: Site) -> None:

@@ -61,12 +61,13 @@ def test_t_follows_once_a_second_however_often_steps_come(site: Site) -> None:
     assert site.paths.views()[0].congestion.multiplier == raised > 1
 
 
-def test_what_was_lost_in_any_part_of_the_second_is_weighed(site: Site) -> None:
-    site.report(replace(LINK, retransmit_ratio=0.5))
-    site.paths.step()
-    site.report(LINK)
-    site.now = STEP_SECONDS
-    site.paths.step()
+def test_what_was_lost_in_any_part_of_each_second_is_weighed(site: Site) -> None:
+    for second in range(2):
+        site.report(replace(LINK, retransmit_ratio=0.5))
+        site.paths.step()
+        site.report(LINK)
+        site.now = (second + 1) * STEP_SECONDS
+        site.paths.step()
     assert site.paths.views()[0].congestion.multiplier > 1
 
 

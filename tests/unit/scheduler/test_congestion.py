@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -27,18 +28,28 @@ def _run(samples: list[PathSample], state: Congestion = START, *, start: float =
 
 
 @pytest.mark.parametrize(
-    ("sample", "cause"),
+    ("sample", "cause", "num_samples"),
     [
-        (FULL, "utilisation"),
-        (replace(CALM, queued_bytes=101_000_000), "queue"),
-        (replace(CALM, retransmit_ratio=0.04), "loss"),
-        (replace(CALM, rtt_seconds=0.16), "rtt"),
+        (FULL, "utilisation", 1),
+        (replace(CALM, queued_bytes=101_000_000), "queue", 1),
+        (replace(CALM, retransmit_ratio=0.04), "loss", 2),
+        (replace(CALM, rtt_seconds=0.16), "rtt", 2),
     ],
 )
-def test_each_signal_alone_raises_t_at_once_and_is_named(sample: PathSample, cause: str) -> None:
-    state = _run([sample])[0]
+def test_each_signal_alone_raises_t_at_once_and_is_named(sample: PathSample, cause: str, num_samples: int) -> None:
+    *before, state = _run([sample] * num_samples)
+    assert [its.multiplier for its in before] == [1.0] * (num_samples - 1)
     assert (state.multiplier, state.cause) == (1.5, cause)
     assert raised_threshold(16_000, state) == 24_000
+
+
+LOSSY, LATE = replace(CALM, retransmit_ratio=0.9), replace(CALM, rtt_seconds=0.9)
+
+
+def test_a_second_of_losses_or_late_packets_neither_raises_t_nor_keeps_it_up() -> None:
+    assert {state.multiplier for state in _run([LOSSY, CALM, LATE, CALM] * 10)} == {1.0}
+    raised = _run([FULL])[-1]
+    assert _run([LOSSY, CALM, LATE, CALM] * 10, raised, start=1.0)[-1].multiplier == 1.0
 
 
 def test_a_round_trip_that_grows_by_less_than_a_few_milliseconds_says_nothing() -> None:
@@ -73,6 +84,27 @@ def test_t_rises_no_further_while_a_queue_drains_and_does_when_it_grows_again() 
 
 def test_the_multiplier_is_bounded() -> None:
     assert _run([FULL] * 100)[-1].multiplier == LIMITS.max_multiplier
+
+
+CUT = replace(CALM, bytes_per_second=1e6, capacity_bytes_per_second=10e6)
+
+
+@pytest.mark.parametrize("seconds", [40, 120, 600])
+def test_while_a_link_stays_narrow_t_is_tested_at_most_twice_a_minute(seconds: int) -> None:
+    """Whatever t lets through fills it, and nothing does above t times two."""
+    state, changes = START, 0
+    for second in range(seconds):
+        sample = FULL if state.multiplier < 2 else CUT
+        after = step(state, sample, now=float(second), limits=LIMITS)
+        changes, state = changes + (after.multiplier != state.multiplier), after
+    assert changes <= 2 + 2 * (seconds // LIMITS.rest_seconds)
+
+
+def test_the_first_step_down_is_a_test_and_the_next_ones_follow_where_it_does_no_harm() -> None:
+    raised = _run([FULL] * 6)[-1]
+    multipliers = [state.multiplier for state in _run([CALM] * 40, raised, start=6.0)]
+    steps = [second for second, (a, b) in enumerate(itertools.pairwise([raised.multiplier, *multipliers])) if a != b]
+    assert steps == [30, 33, 36] and multipliers[-1] == 1.0
 
 
 def test_a_link_that_wavers_between_full_and_calm_does_not_flutter() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -43,11 +43,47 @@ def test_a_dip_of_a_quarter_second_is_not_taken_for_the_links_rate() -> None:
     assert min(its.achievable_bytes_per_second for its in health[10:]) == pytest.approx(100 * MB, rel=0.02)
 
 
+IDLE = LinkSample(0.0, 0, 0, 0, 0, 0, 0.03, 0.03)
+
+
+def _rates(meter: LinkMeter, samples: Iterable[LinkSample]) -> list[float]:
+    return [its.achievable_bytes_per_second for its in _fed(meter, iter(samples))]
+
+
 def test_a_link_with_little_to_send_keeps_the_rate_that_it_was_seen_to_carry() -> None:
+    shown = IDLE._replace(least_bytes_per_second=100.0 * MB)
+    later = (IDLE._replace(at=second, least_bytes_per_second=1.0 * MB) for second in range(1, 300))
+    assert set(_rates(LinkMeter(), [shown, *later])) == {100.0 * MB}
+
+
+def test_what_is_late_lowers_the_rate_at_once_and_what_lands_raises_it() -> None:
+    samples = [
+        IDLE._replace(least_bytes_per_second=100.0 * MB),
+        IDLE._replace(at=1, most_bytes_per_second=10.0 * MB),
+        IDLE._replace(at=2, most_bytes_per_second=12.0 * MB),
+        IDLE._replace(at=3),
+        IDLE._replace(at=4, least_bytes_per_second=50.0 * MB),
+    ]
+    assert _rates(LinkMeter(), samples) == [100.0 * MB, 10.0 * MB, 10.0 * MB, 10.0 * MB, 50.0 * MB]
+
+
+def test_the_first_that_is_known_of_a_link_may_be_what_is_late() -> None:
+    assert _rates(LinkMeter(), [IDLE._replace(most_bytes_per_second=10.0 * MB)]) == [10.0 * MB]
+
+
+def test_a_kernel_that_takes_much_at_once_does_not_hide_that_a_link_is_narrow() -> None:
     meter = LinkMeter()
-    *_, last = _fed(meter, _samples(lambda at: 100 * MB if at < 2 else 1 * MB, 4, queued=0))
-    assert last.achievable_bytes_per_second == pytest.approx(100 * MB, rel=0.02)
-    assert last.congestion is None
+    *_, last = _fed(meter, (its._replace(most_bytes_per_second=3.0 * MB) for its in _samples(lambda at: 100 * MB, 2)))
+    assert last.achievable_bytes_per_second == 3.0 * MB
+
+
+def test_a_low_rate_that_nothing_confirms_gives_way_to_the_best_that_was_seen() -> None:
+    low = [IDLE._replace(least_bytes_per_second=100.0 * MB), IDLE._replace(at=1, most_bytes_per_second=10.0 * MB)]
+    meter = LinkMeter()
+    _fed(meter, iter(low))
+    little = IDLE._replace(at=20, least_bytes_per_second=9.0 * MB)  # confirms it once more
+    rates = _rates(meter, [little, *(IDLE._replace(at=20 + second) for second in (29, 30, 31))])
+    assert rates == [10.0 * MB, 10.0 * MB, 100.0 * MB, 100.0 * MB]
 
 
 @pytest.mark.parametrize(
