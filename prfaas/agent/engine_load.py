@@ -21,6 +21,7 @@ PERIOD_SECONDS = 1.0
 TIMEOUT_SECONDS = 2.0
 STALE_SECONDS = 5.0  # an engine that has not answered for so long has no known load
 MAX_PAGE_BYTES = 4 << 20
+_MAX_REQUESTS = (1 << 32) - 1  # that a report to the manager can state
 _SAMPLE = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE
 )
@@ -37,8 +38,7 @@ def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
     """The load that a vLLM metrics page states; data-parallel ranks are added up, their KV usage is averaged.
 
     Raises:
-        ValueError: the page has no vLLM figures.
-        OverflowError: one of them is no number of requests.
+        ValueError: the page has no vLLM figures, or one that cannot be.
     """
     values: dict[bytes, list[float]] = {}
     for name, value in _SAMPLE.findall(page):
@@ -47,7 +47,10 @@ def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
     if running is None or waiting is None:
         raise ValueError("no vllm:num_requests_running and vllm:num_requests_waiting on its page")
     usage = values.get(b"kv_cache_usage_perc", [0.0])
-    return EngineLoad(instance, int(sum(running)), int(sum(waiting)), sum(usage) / len(usage))
+    num_running, num_waiting, kv_usage_ratio = sum(running), sum(waiting), sum(usage) / len(usage)
+    if not (0 <= num_running <= _MAX_REQUESTS and 0 <= num_waiting <= _MAX_REQUESTS and 0 <= kv_usage_ratio <= 1):
+        raise ValueError(f"{num_running:g} running, {num_waiting:g} waiting, KV usage {kv_usage_ratio:g} on its page")
+    return EngineLoad(instance, int(num_running), int(num_waiting), kv_usage_ratio)
 
 
 class EngineLoads:
@@ -75,7 +78,7 @@ class EngineLoads:
         try:
             tls = self._certificates.dialling() if self._certificates else None
             load = load_from_page(instance, await asyncio.to_thread(_fetch, f"{url}/metrics", tls))
-        except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if instance not in self._silent:
                 _log.info("engine.load_unknown", instance=instance, error=str(error))
             self._silent.add(instance)

@@ -176,6 +176,8 @@ class Reporter:
                 attempt += 1
                 target = self._managers[attempt % len(self._managers)]
                 log.warning("manager.lost", error=str(error))
+            except Exception:  # ours: such as a figure that no message carries; it is no reason to end an agent
+                log.exception("session.failed", manager=target)
             if asyncio.get_running_loop().time() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
@@ -189,7 +191,7 @@ class Reporter:
             log.info("manager.registered", manager=address)
             await _until_one_fails(
                 self._live(channel, response.heartbeat_seconds),
-                self._send_figures(channel),
+                *([self._send_figures(channel, self._figures)] if self._figures is not None else []),
                 self._send_outcomes(channel),
                 *([self._watch_commands(channel), self._send_copy_ends(channel)] if response.gives_commands else []),
                 self._follow_changes(channel),
@@ -221,10 +223,10 @@ class Reporter:
             await asyncio.sleep(period_seconds)
             await channel.call("Heartbeat", request, timeout_seconds=_CALL_SECONDS)
 
-    async def _send_figures(self, channel: Channel) -> None:
+    async def _send_figures(self, channel: Channel, figures: Callable[[], Figures]) -> None:
         told, due, loop = Figures(), 0.0, asyncio.get_running_loop()
-        while self._figures is not None:
-            its = self._figures()
+        while True:
+            its = figures()
             if its != told or loop.time() >= due:
                 await channel.call("ReportLinks", self._figures_message(its), timeout_seconds=_CALL_SECONDS)
                 told, due = its, loop.time() + _FIGURES_SECONDS
@@ -331,15 +333,17 @@ class Reporter:
 
 
 async def _until_one_fails(*coroutines: Coroutine[None, None, None]) -> None:
-    """Run them together; the first failure ends all of them and is raised, being sent elsewhere before anything else.
+    """Run them together; the first one's end is the end of all. A failure is raised, being sent elsewhere before anything
+    else; a stream whose messages fail on our side ends as cancelled, which raises ManagerUnreachable.
 
     Not a TaskGroup: until Python 3.13 that one hides its task's cancellation behind a failure at the same moment.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await end(tasks)
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception())]
-    if errors:
-        raise next((error for error in errors if isinstance(error, Fenced)), errors[0])
+    if not errors:
+        raise ManagerUnreachable("a stream to the manager broke off")
+    raise next((error for error in errors if isinstance(error, Fenced)), errors[0])

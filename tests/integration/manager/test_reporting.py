@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
+from prfaas.events import BlockRemoved, BlockStored
+from prfaas.index.membership import EngineLoad, Figures
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import BlockHash, InstanceId
 from tests.integration.manager.deployment import (
     MODEL,
     Deployment,
@@ -158,3 +162,31 @@ async def test_what_a_broken_promise_lacked_is_counted_by_cluster_and_kind_of_gr
 
 def _counted(metric: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(metric, {"cluster": "honest", **labels})
+
+
+async def test_a_figure_that_no_message_carries_ends_the_session_and_not_the_reports(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    loads = itertools.chain([-1], itertools.repeat(1))
+
+    def figures() -> Figures:
+        return Figures(engines=(EngineLoad(InstanceId("n1-engine"), next(loads), 0, 0.0),))
+
+    reporter = deployment.reporter("n1", manager, figures=figures)
+    running = deployment.run(reporter)
+    await until(lambda: running.done() or any(its.figures.engines for its in manager.world.membership))
+    assert not running.done()
+
+
+async def test_events_go_on_after_one_that_no_message_carries(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    chain = chain_of(320)
+    reporter.publish(stored(LAYOUT, chain, 320))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    too_long = BlockStored(LAYOUT.fingerprint, 1, BlockHash(bytes(16)), chain.root, 1 << 40)
+    reporter.publish([too_long])
+    await until(lambda: reporter.status.sequence > 1, what="an attempt to send it")
+    reporter.publish([BlockRemoved(LAYOUT.fingerprint, 1, too_long.block_hash)])
+    reporter.publish(stored(LAYOUT, chain_of(640, seed=1), 640))
+    await until_usable(deployment.client(manager), chain_of(656, seed=1), {"n1": 640})

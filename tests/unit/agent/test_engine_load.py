@@ -51,6 +51,8 @@ async def test_an_engine_that_answers_no_http_has_no_load_and_is_asked_again() -
     server.close()
 
 
-async def test_a_load_that_is_no_number_is_unknown() -> None:
-    with pytest.raises(OverflowError):
-        load_from_page(InstanceId("a"), PAGE.replace(b" 3.0", b" 1e999"))
+@pytest.mark.parametrize("figure", [b"-1.0", b"1e12", b"1e999"])
+@pytest.mark.parametrize("sample", [b" 3.0", b" 7.0", b" 0.25"])
+def test_a_load_that_cannot_be_is_unknown(sample: bytes, figure: bytes) -> None:
+    with pytest.raises(ValueError, match="on its page"):
+        load_from_page(InstanceId("a"), PAGE.replace(sample, b" " + figure).replace(b" 2.0", b" 0.0"))
