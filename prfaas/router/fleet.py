@@ -131,15 +131,15 @@ class Fleet:
         return iter(list(self._instances.values()))
 
     def update(self, addresses: Iterable[InstanceAddress]) -> None:
-        """These are the instances; known ones keep what is known of them, new ones are probed at once."""
+        """These are the instances; those at the same URL keep what is known of them, new ones are probed at once."""
         known = self._instances
-        self._instances = {}
-        for its in addresses:
-            before = known.get(its.name)
-            self._instances[its.name] = before if before and before.address == its else self._new(its)
+        self._instances = {its.name: self._at(its, known.get(its.name)) for its in addresses}
         self._changed.set()
 
-    def _new(self, address: InstanceAddress) -> Instance:
+    def _at(self, address: InstanceAddress, before: Instance | None) -> Instance:
+        if before is not None and before.url == address.url:  # another role is no other engine
+            before.address = address
+            return before
         its = self._config
         return Instance(address, breaker=Breaker(its.breaker_failures, its.breaker_seconds))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -107,6 +108,9 @@ async def test_known_instances_keep_what_is_known_of_them(session: aiohttp.Clien
     address = before.address
     fleet.update([address])
     assert next(iter(fleet)) is before
+    turned = replace(address, role="prefill", wire="127.0.0.1:3")
+    fleet.update([turned])
+    assert next(iter(fleet)) is before and before.healthy and before.address == turned
     moved = InstanceAddress(
         address.name, "http://127.0.0.1:9", "decode", AgentName("x"), "127.0.0.1:2", ClusterName("x"), "pd"
     )
