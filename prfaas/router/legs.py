@@ -30,6 +30,7 @@ UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode":
 _BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
 COMPLETIONS_PATH = "/v1/completions"
 SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
+AGENT_LOST = "agent_lost"  # so where the prefill instance's own agent is away
 AT_ONCE_BYTES = 1 << 20
 _MESSAGE_BYTES = 500  # of an engine's error text that go into ours
 
@@ -85,7 +86,7 @@ class OpenAnswer:
         self.under_way.close()
         if self.prefilling is None:
             return
-        if is_whole:  # then its own answer is about to come; cancelling it would cost its connection
+        if is_whole and self.response.status < 400:  # its own answer is about to come: to cancel costs a connection
             self.left.add(self.prefilling)
             self.prefilling.add_done_callback(self._forget)
         else:
@@ -148,17 +149,16 @@ class Legs:
                     ) as response:
                         if response.status != 200:
                             raise await _engine_error("prefill", response)
-                        params = _params(instance, await response.json())
-                        instance.breaker.succeeded()
-                        return params
+                        answer = await response.json()
             except NOT_CONNECTED as error:
                 raise _translated("prefill", instance, error) from error
             except TimeoutError as error:
                 message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                 instance.failed_leg("prefill_late")
                 raise LegFailed("prefill", "prefill_late", message) from error
-            except (aiohttp.ClientError, OSError, LegFailed) as error:
+            except (aiohttp.ClientError, OSError, ValueError, LegFailed) as error:
                 raise _translated("prefill", instance, error) from error
+            return _params(instance, answer)
 
     async def prefill_and_keep(
         self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
@@ -199,14 +199,19 @@ def in_pieces(body: bytes) -> bytes | io.BytesIO:
 
 
 def _params(instance: Instance, answer: Any) -> dict[str, Any]:
-    """The connector's part of a prefill answer; LegFailed when it says that no KV is on its way."""
+    """The connector's part of a prefill answer, which closes or opens the instance's breaker; LegFailed when it says that
+    no KV is on its way.
+    """
     params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
-    if not isinstance(params, dict):
-        return {}
-    if params.get(SENT_KEY) not in (None, "completed"):
-        message = f"{instance.address.name} sends nothing: {params[SENT_KEY]}"
+    sent = params.get(SENT_KEY) if isinstance(params, dict) else None
+    if sent == AGENT_LOST:
+        instance.failed_leg("prefill_without_transfer")
+    else:  # it has computed; whatever else ended the transfer may lie with the receiver
+        instance.breaker.succeeded()
+    if sent not in (None, "completed"):
+        message = f"{instance.address.name} sends nothing: {sent}"
         raise LegFailed("prefill", "prefill_without_transfer", message)
-    return params
+    return params if isinstance(params, dict) else {}
 
 
 async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
@@ -225,7 +230,7 @@ def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseExcep
         instance.failed(repr(error))
         return LegFailed(leg, UNREACHABLE[leg], repr(error))
     failure = error
-    if isinstance(error, aiohttp.ClientError | OSError) and not isinstance(error, TimeoutError):
+    if isinstance(error, aiohttp.ClientError | OSError | ValueError) and not isinstance(error, TimeoutError):
         failure = LegFailed(leg, _BROKE_OFF[leg], repr(error))
     if isinstance(failure, LegFailed) and not _is_the_requests_own(failure):
         instance.failed_leg(failure.reason)

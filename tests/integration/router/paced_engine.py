@@ -31,6 +31,7 @@ class PacedEngine:
     holds_transfers: bool = False  # accepts what asks for a transfer, and never answers
     num_failures: int | None = None  # so often `status` is answered, then 200; None: always
     keeps: dict[str, Any] | None = None  # `kv_transfer_params` of a prefill leg's answer
+    garbles: bool = False  # half of each whole answer is missing
     renders: bool = False
     models: Any = None  # what /v1/models answers in place of its models
     adds: bool = False  # its chat template makes of each message what it makes of it alone
@@ -145,7 +146,7 @@ class PacedEngine:
     async def _whole(self, body: dict[str, Any], *, chat: bool) -> web.Response:
         await asyncio.sleep(3 * self.token_seconds)
         text = _chat_choice(body) if chat else {"text": "abc"}
-        return web.json_response(
+        answer = json.dumps(
             {
                 "id": "1",
                 "object": "chat.completion" if chat else "text_completion",
@@ -156,6 +157,9 @@ class PacedEngine:
                 "kv_transfer_params": self.keeps,
             }
         )
+        if self.garbles:
+            answer = answer[: len(answer) // 2]
+        return web.Response(text=answer, content_type="application/json")
 
     async def _stream(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers=STREAM_HEADERS)

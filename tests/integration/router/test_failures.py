@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from prfaas.router.legs import SENT_KEY
 from prfaas.router.openai import error_body
 from tests.integration.router.door import LONG, SHORT, STREAMED, Door, make_door
 from tests.integration.router.paced_engine import PacedEngine
@@ -26,6 +27,7 @@ async def door() -> AsyncIterator[Door]:
         ("error", "prefill_error"),
         ("gone", "prefill_unreachable"),
         ("reset", "prefill_broke_off"),
+        ("garbled", "prefill_broke_off"),
         ("hang", "prefill_late"),
     ],
 )
@@ -37,6 +39,8 @@ async def test_a_prefill_that_fails_ends_in_a_local_answer(failure: str, reason:
             door.east.status = 500
         elif failure == "gone":
             await door.east.stop()
+        elif failure == "garbled":
+            door.east.garbles = True
         else:
             door.east.hangs = True
         answering = asyncio.create_task(door.post({"prompt": LONG, "stream": True}))
@@ -74,6 +78,18 @@ async def test_an_engine_that_fails_on_end_is_left_alone_and_then_tried_again(ro
                 pass
 
 
+@pytest.mark.parametrize(("sent", "is_left_alone"), [("agent_lost", True), ("unreachable", False)])
+async def test_a_prefill_engine_answers_for_its_own_agent_but_not_for_the_receivers(
+    sent: str, is_left_alone: bool
+) -> None:
+    async with make_door(breaker_failures=1, breaker_seconds=3600.0) as door:
+        door.west.holds_transfers, door.east.keeps = True, {SENT_KEY: sent}
+        _, _, headers = await door.post({"prompt": LONG})
+        assert headers["x-prfaas-fallback"] == "prefill_without_transfer"
+        _, _, headers = await door.post({"prompt": LONG})
+        assert headers["x-prfaas-reason"] == ("no_prefill_instance" if is_left_alone else "long")
+
+
 async def _asked(door: Door, prompt: str, engine: PacedEngine) -> bool:
     """Whether one more request, which is answered whole, reaches this engine."""
     before = len(engine.bodies)
@@ -108,6 +124,13 @@ async def test_a_decode_leg_that_fails_ends_the_prefill_leg(door: Door) -> None:
     door.west.refuses_transfers = True
     door.east.hangs = True
     await door.post({"prompt": LONG, "stream": True})
+    await until(lambda: door.east.num_broken_off == 1)
+
+
+async def test_a_request_that_the_decode_engine_refuses_is_not_prefilled_to_its_end(door: Door) -> None:
+    door.west.status, door.east.hangs = 400, True
+    status, _, headers = await door.post({"prompt": list(LONG.encode())})
+    assert (status, headers["x-prfaas-route"]) == (400, "remote")
     await until(lambda: door.east.num_broken_off == 1)
 
 
