@@ -14,9 +14,8 @@ from prfaas.router.legs import LegFailed
 from prfaas.scheduler.route import EXPLANATIONS
 
 MAX_RECORDS = 1024
-_USAGE_BYTES = 4096  # at the end of a stream, in which its usage is
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*(\d+)')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # in an answer's usage; in its texts quotes are escaped
+_COUNT_BYTES = 64  # of an answer's end, in which a count may have begun
 _EVENT = b"data: {"  # begins each event of a stream but its last
 _log = logs.get("router")
 
@@ -37,6 +36,7 @@ class Record:
     _first_at: float = 0.0
     _last_at: float = 0.0
     _end: bytes = b""  # the last bytes of an answer
+    _counts: dict[bytes, int] = field(default_factory=dict)  # of tokens, as the answer said last
     _num_events: int = 0
 
     @property
@@ -54,7 +54,9 @@ class Record:
         self._num_events += chunk.count(_EVENT)
         self._last_at = time.monotonic()
         self._first_at = self._first_at or self._last_at
-        self._end = (self._end + chunk)[-_USAGE_BYTES:]
+        text = self._end + chunk
+        self._counts |= {name: int(number) for name, number in _COUNT.findall(text)}
+        self._end = text[-_COUNT_BYTES:]
 
     @property
     def is_streamed(self) -> bool:
@@ -63,12 +65,12 @@ class Record:
 
     @property
     def tpot_seconds(self) -> float:
-        """Between the tokens of a streamed answer on average; 0 where its end does not say how many there were."""
-        num_tokens = self._said(_COMPLETION_TOKENS) or 0
+        """Between the tokens of a streamed answer on average; 0 where it does not say how many there were."""
+        num_tokens = self._counts.get(b"completion", 0)
         return (self._last_at - self._first_at) / (num_tokens - 1) if num_tokens > 1 else 0.0
 
     def num_tokens(self, estimated_prompt_tokens: int) -> int:
-        """Of prompt and answer: as the answer's end says, else as counted for the route or estimated, and one an event.
+        """Of prompt and answer: as the answer's usage says, else as counted for the route or estimated, and one an event.
 
         0 where nothing was answered.
         """
@@ -77,13 +79,7 @@ class Record:
         counted = (
             self.plan.facts.num_prompt_tokens if self.plan and self.plan.facts.counted else estimated_prompt_tokens
         )
-        prompt, answer = self._said(_PROMPT_TOKENS), self._said(_COMPLETION_TOKENS)
-        return (counted if prompt is None else prompt) + (self._num_events if answer is None else answer)
-
-    def _said(self, count: re.Pattern[bytes]) -> int | None:
-        """A count in the usage at the answer's end."""
-        found = count.findall(self._end)
-        return int(found[-1]) if found else None
+        return self._counts.get(b"prompt", counted) + self._counts.get(b"completion", self._num_events)
 
     def decided(self, plan: Plan) -> None:
         """The route is known, for the first time or after a failure."""

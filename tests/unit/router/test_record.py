@@ -36,6 +36,10 @@ def test_without_usage_or_in_one_piece_there_is_none() -> None:
     ("pieces", "num_tokens"),
     [
         ([b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}'], 14),
+        ([b'{"usage": {"prompt_tokens": 9, "completion_tokens": 5}, "x": [' + b"1," * 9999, b"1]}"], 14),
+        ([b'{"usage": {"prompt_tokens": 9, "completion_tokens": 5', b'0, "total_tokens": 59}}'], 59),
+        ([rb'{"content": "\"completion_tokens\": 1", "usage": {"prompt_tokens": 9, "completion_tokens": 5}}'], 14),
+        ([USAGE, rb'data: {"content": "\"prompt_tokens\": 1, \"completion_tokens\": 1"}'], 14),
         ([b'data: {"a": 1}\n\ndata: {"a": 2}\n\n', USAGE, b"data: [DONE]\n\n"], 14),
         ([b'data: {"a": 1}\n\ndata: {"a": 2}\n\n', b'data: {"a": 3}\n\ndata: [DONE]\n\n'], 100 + 3),
         ([], 0),
