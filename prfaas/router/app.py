@@ -58,7 +58,6 @@ class Router:
 
     async def _complete(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         record = Record(request_id_of(request.headers.get("x-request-id")))
-        self._records.add(record)
         parent = request.headers.get(tracing.HEADER, "")
         with tracing.within(tracing.root("router.request", parent=parent, request_id=record.request_id)) as span:
             try:
@@ -89,6 +88,7 @@ class Router:
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
+            self._records.add(record)  # not before: a stranger's id may be another's
             with self._admission.place():
                 parsed = parse(endpoint, await request.read(), tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))

@@ -252,6 +252,18 @@ async def test_where_clients_need_keys_the_routers_pages_are_for_operators(tmp_p
         assert (await door.post({"prompt": SHORT}, **door.operator))[0] == 401
 
 
+async def test_a_stranger_leaves_no_record_and_takes_nobodys_place(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a acme\n")
+    async with make_door(api_keys_file=tmp_path / "clients") as door:
+        client = {"Authorization": "Bearer key-a", "x-request-id": "r1"}
+        assert (await door.post({"prompt": SHORT}, **client))[0] == 200
+        for request_id in ("r1", "r2"):
+            assert (await door.post({"prompt": SHORT}, **{"x-request-id": request_id}))[0] == 401
+        status, record = await door.get("/debug/decision/r1")
+        assert (status, record["route"]) == (200, "local")
+        assert (await door.get("/debug/decision/r2"))[0] == 404
+
+
 def _page_refusals() -> float:
     pages = ({"page": "metrics"}, {"page": "decision"})
     return sum(REGISTRY.get_sample_value("prfaas_router_page_refusals_total", page) or 0.0 for page in pages)
