@@ -92,21 +92,20 @@ class Choosing:
         session = session_of(asked.headers.get(SESSION_HEADER))
         parsed = parse(endpoint, asked.body, tenant=client.tenant)
         ask = await self.answering.ask(parsed, session)
-        self.admission.charge(
-            client, ask.facts.num_prompt_tokens if ask.facts.counted else parsed.estimated_prompt_tokens
-        )
         outside = self._outside(asked.subset)
         plan = await self.answering.deciding.plan(replace(ask, facts=replace(ask.facts, excluded=outside)))
         record.plan = plan
-        return _salted(self._planned(plan, record), asked, parsed.raw)
+        chosen = _salted(self._planned(plan, record), asked, parsed.raw)
+        facts = ask.facts
+        self.admission.charge(client, facts.num_prompt_tokens if facts.counted else parsed.estimated_prompt_tokens)
+        return chosen
 
     def _outside(self, subset: frozenset[str] | None) -> frozenset[InstanceId]:
-        """The decode instances that the gateway's hint leaves out."""
+        """The decode instances that the gateway's hint leaves out, whether they are well or not."""
         if subset is None:
             return frozenset()
-        return frozenset(
-            its.address.name for its in self.fleet if its.state().decodes and host_port(its.url) not in subset
-        )
+        decode = (its for its in self.fleet if replace(its.state(), healthy=True).decodes)
+        return frozenset(its.address.name for its in decode if host_port(its.url) not in subset)
 
     def _any(self, asked: Asked, record: Record, model: str | None) -> Chosen:
         """A decode instance for a request that needs no decision; one that serves `model`, where some do."""

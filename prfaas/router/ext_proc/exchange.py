@@ -84,9 +84,9 @@ class Exchange:
             too_large = web.HTTPRequestEntityTooLarge(self._max_body_bytes, len(self._body) + len(its.body))
             return [self._refusal(too_large)]
         self._body += its.body
-        if not its.end_of_stream:
-            return []
-        return await self._whole(ends=True) if self._is_duplex else await self._choose("request_body")
+        if not self._is_duplex:  # it is whole, also where trailers end the stream
+            return await self._choose("request_body")
+        return await self._whole(ends=True) if its.end_of_stream else []
 
     async def _whole(self, *, ends: bool) -> list[Any]:
         """The destination, then the body, which it leaves salted."""

@@ -113,6 +113,7 @@ def _envoy(front: str, picker: str, body_mode: str) -> dict[str, Any]:
     connections = {
         "@type": f"{EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "front",
+        "http_protocol_options": {"enable_trailers": True},
         "route_config": {
             "virtual_hosts": [
                 {

@@ -101,8 +101,11 @@ async def test_trailers_end_a_body_that_did_not_end_itself(gateway: Gateway) -> 
     assert last.HasField("request_trailers")
 
 
-async def test_a_buffered_body_gets_its_destination_at_its_end(gateway: Gateway) -> None:
-    first, last = await gateway.exchange([_headers(modes=BUFFERED), *_body(SHORT)])
+@pytest.mark.parametrize("has_trailers", [False, True])
+async def test_a_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, has_trailers: bool) -> None:
+    (body,) = _body(SHORT)
+    body.request_body.end_of_stream = not has_trailers
+    first, last = await gateway.exchange([_headers(modes=BUFFERED), body])
     assert first.HasField("request_headers") and not _set(first)
     assert DESTINATION in _set(last, "request_body")
     assert PREFILL_HEADER in last.request_body.response.header_mutation.remove_headers
@@ -143,6 +146,19 @@ async def test_what_needs_no_decision_uses_up_a_clients_tokens_too(tmp_path: Pat
         assert answer.immediate_response.status.code == 429
 
 
+async def test_what_nobody_can_answer_costs_a_client_no_tokens(tmp_path: Path) -> None:
+    picker = free_address()
+    making = make_door(ext_proc_listen=picker, picker=open_picker, tokens_per_minute=1)
+    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+        door.west.healthy = False
+        await door.until_health(west_0=False)
+        statuses = []
+        for _ in range(2):
+            (answer,) = await Gateway(door, channel).exchange([_headers(), *_body(SHORT)])
+            statuses.append(answer.immediate_response.status.code)
+        assert statuses == [503, 503]
+
+
 @pytest.mark.parametrize("path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter"])
 async def test_a_path_that_is_not_for_clients_is_answered_in_an_engines_place(gateway: Gateway, path: str) -> None:
     (answer,) = await gateway.exchange([_headers(path=path, ends=True)])
@@ -177,6 +193,18 @@ async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway
         assert _set(first)[DESTINATION] == one
         (refused,) = await gateway.exchange([_headers(path=path, subset="10.9.9.9:1"), *_body(SHORT)])
         assert refused.immediate_response.status.code == 503
+
+
+async def test_an_engine_outside_the_subset_is_not_chosen_though_all_are_left_alone_for_their_failures() -> None:
+    picker = free_address()
+    making = make_door(ext_proc_listen=picker, picker=open_picker, breaker_failures=1, breaker_seconds=3600.0)
+    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+        door.west.status = 500
+        assert (await door.post({"prompt": SHORT}))[0] == 500
+        (refused,) = await Gateway(door, channel).exchange([_headers(subset="10.9.9.9:1"), *_body(SHORT)])
+        assert refused.immediate_response.status.code == 503
+        first, *_ = await Gateway(door, channel).exchange([_headers(subset=host_port(door.west.url)), *_body(SHORT)])
+        assert DESTINATION in _set(first)
 
 
 async def test_its_health_is_grpcs_own(gateway: Gateway) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -50,6 +51,20 @@ async def test_a_body_of_many_pieces_comes_through_whole(gateway: Gateway) -> No
     text = "z" * 900_000
     assert (await gateway.post({"prompt": text}))[0] == 200
     assert gateway.east.bodies[0]["prompt"] == list(text.encode())[:-1]
+
+
+@pytest.mark.parametrize("body_mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
+async def test_a_body_that_ends_with_trailers_finds_its_way(tmp_path: Path, body_mode: str) -> None:
+    body = json.dumps({"model": MODEL, "prompt": SHORT})
+    head = "POST /v1/completions HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    async with make_gateway(tmp_path, body_mode=body_mode) as gateway:
+        reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+        with contextlib.closing(writer):
+            writer.write(f"{head}{len(body):x}\r\n{body}\r\n0\r\nx-checksum: 1\r\n\r\n".encode())
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert [its["prompt"] for its in gateway.west.bodies] == [SHORT]
 
 
 async def test_a_client_cannot_name_the_engines_itself(gateway: Gateway) -> None:
