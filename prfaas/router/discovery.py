@@ -80,6 +80,7 @@ class Discovery:
         self._found = found
         self._clock = clock
         self._heard: dict[str, tuple[float, _Node]] = {}  # by agent
+        self._pages: dict[str, list[str]] = {}  # by name or selector, as it last answered
         self._told: list[InstanceAddress] = []
         self._kubernetes = KubernetesPods(config, session) if config.kubernetes_selector else None
 
@@ -90,10 +91,13 @@ class Discovery:
 
     async def look(self) -> None:
         """Ask once, and tell what has changed."""
-        sources: list[Awaitable[list[str]]] = [_resolved(name) for name in self._config.names]
+        sources: dict[str, Awaitable[list[str] | None]] = {name: _resolved(name) for name in self._config.names}
         if self._kubernetes is not None:
-            sources.append(self._kubernetes.pages())
-        pages = {page for source in await asyncio.gather(*sources) for page in source}
+            sources[self._config.kubernetes_selector] = self._kubernetes.pages()
+        for source, found in zip(sources, await asyncio.gather(*sources.values()), strict=True):
+            if found is not None:
+                self._pages[source] = found
+        pages = {page for found in self._pages.values() for page in found}
         for node in await asyncio.gather(*map(self._ask, sorted(pages))):
             if node is not None:
                 self._heard[node.name] = self._clock(), node
@@ -141,14 +145,14 @@ async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(body)
 
 
-async def _resolved(name: str) -> list[str]:
-    """host:port of every address that a name has; none while it does not resolve."""
+async def _resolved(name: str) -> list[str] | None:
+    """host:port of every address that a name has; None while it does not resolve."""
     host, port = split_address(name)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         _log.warning("name.not_resolved", name=name, error=str(error))
-        return []
+        return None
     return [_page(str(address[0]), port) for _, _, _, _, address in found]
 
 
@@ -172,8 +176,8 @@ class KubernetesPods:
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"discovery.kubernetes_account: {self._account} cannot be used: {error}") from error
 
-    async def pages(self) -> list[str]:
-        """host:port of each pod's agent page; none while the API server does not answer, which is logged."""
+    async def pages(self) -> list[str] | None:
+        """host:port of each pod's agent page; None while the API server does not answer, which is logged."""
         query = urlencode({"labelSelector": self._config.kubernetes_selector})
         url = f"{self._api}/api/v1/namespaces/{self._namespace}/pods?{query}"
         try:
@@ -185,7 +189,7 @@ class KubernetesPods:
                     pods = _PODS.decode(await _whole(response, MAX_PODS_BYTES)).items
         except _FAILURES as error:
             _log.warning("kubernetes.not_asked", error=repr(error))
-            return []
+            return None
         running = (pod.status.podIP for pod in pods if pod.status.phase == "Running" and pod.status.podIP)
         return [_page(host, self._config.kubernetes_port) for host in running]
 

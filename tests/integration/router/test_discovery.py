@@ -135,7 +135,8 @@ def _pod(address: str, phase: str = "Running") -> dict[str, Any]:
 
 
 async def test_running_pods_of_the_namespace_with_the_labels_are_asked(tmp_path: Path) -> None:
-    async with serving({"/node": NODE}) as agent:
+    agents = {"/node": NODE}
+    async with serving(agents) as agent:
         host, _, port = agent.rpartition(":")
         gone = [_pod("127.9.9.9", "Failed")] * 20_000  # a list that comes in many pieces
         pods = {"kind": "PodList", "items": [*gone, _pod(host), _pod("", "Pending")]}
@@ -147,13 +148,18 @@ async def test_running_pods_of_the_namespace_with_the_labels_are_asked(tmp_path:
                 kubernetes_api=f"http://{api}",
                 kubernetes_account=_account(tmp_path),
             )
-            found = Found()
-            async with discovering(config, found, Clock()) as discovery:
+            found, clock = Found(), Clock()
+            async with discovering(config, found, clock) as discovery:
                 await discovery.look()
                 assert found.names == ["west-1/0"]
                 (tmp_path / "token").write_text("another")
-                await discovery.look()  # refused: what is known stays until its expiry
+                clock.now = 31.0
+                await discovery.look()  # refused: the agents that were named last are asked
                 assert len(found.told) == 1
+                del agents["/node"]
+                clock.now = 62.0
+                await discovery.look()
+                assert found.names == []
 
 
 async def test_outside_of_kubernetes_the_settings_must_say_where_its_api_is(
