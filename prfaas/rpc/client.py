@@ -98,7 +98,10 @@ class ManagerClient:
             writer = next((its for its in self._channels if its.address == error.writer), None)
             if writer is None:
                 raise ManagerUnreachable(f"the cluster's writer, {error.writer}, is none of ours") from error
+        try:
             return await writer.call(method, request, timeout_seconds=timeout_seconds)
+        except Fenced as error:  # the writer changes just now
+            raise ManagerUnreachable(f"{writer.address} is not the cluster's writer any more") from error
 
     async def _ask(self, kind: Asked, request: Any) -> Any:
         return await self._of_any(

@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from prfaas.errors import IndexRefusal
+from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME
+from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
@@ -48,6 +49,26 @@ async def test_a_manager_that_takes_the_question_and_says_nothing_is_left(deploy
     await snapshots.aclose()
     await client.close()
     await silent.stop(None)
+
+
+async def test_while_every_manager_names_another_writer_none_is_there() -> None:
+    addresses: list[str] = []
+
+    async def send_on(request: bytes, context: Any) -> bytes:
+        trailing = ((REASON_KEY, "not_writer"), (WRITER_KEY, addresses[1]))
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another manager writes", trailing)
+        raise AssertionError("abort raises")
+
+    server = grpc.aio.server()
+    calls = {"Copy": grpc.unary_unary_rpc_method_handler(send_on)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, calls),))
+    addresses += [f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}" for _ in range(2)]
+    await server.start()
+    client = ManagerClient(addresses, name="router", secret=SECRET)
+    with pytest.raises(ManagerUnreachable, match="not the cluster's writer any more"):
+        await client.copy(pb.CopyRequest(), timeout_seconds=PATIENCE_SECONDS)
+    await client.close()
+    await server.stop(None)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
