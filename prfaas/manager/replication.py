@@ -10,7 +10,7 @@ from prfaas.errors import IndexRefusal, RecordUnreachable
 from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.turns import Turns
-from prfaas.manager.world import World
+from prfaas.manager.world import World, tells_blocks
 from prfaas.rpc.tasks import end, lasting
 from prfaas.types import ClusterName
 
@@ -28,6 +28,7 @@ class Replication:
     def __init__(self, store: RedisStore, world: World, *, lease_seconds: float, forget_seconds: float) -> None:
         self._store, self._world, self._owner = store, world, ""
         self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
+        self._clusters: list[ClusterName] = []  # of the record
         self._positions: dict[ClusterName, str] = {}  # last entry applied, of every cluster that is followed
         self._writers: dict[ClusterName, ClusterWriter] = {}
         self._locks: dict[ClusterName, asyncio.Lock] = {}
@@ -138,17 +139,18 @@ class Replication:
                     log.warning("record.unreachable", error=str(error))
                 self.is_stale = True
                 await asyncio.sleep(_RETRY_SECONDS)
+                self._world.keep_alive(but=self._writers)  # it hears of the others' from the record alone
             self._world.refresh()
 
     async def _discover(self) -> None:
         """Load clusters that are new; take the newest plan."""
-        clusters = await self._store.clusters()
-        for cluster in clusters:
+        self._clusters = await self._store.clusters()
+        for cluster in self._clusters:
             if cluster not in self._positions and cluster not in self._writers:
                 await self._load(cluster)
         self._figures, self._figures_due = {}, 0.0
         await self._read_figures()
-        for data in (await self._store.plans(clusters)).values():
+        for data in (await self._store.plans(self._clusters)).values():
             self._world.apply_plan(data)
         self._world.refresh()
 
@@ -156,7 +158,7 @@ class Replication:
         """Take the figures of the clusters that others write, when it is time."""
         if _now() < self._figures_due:
             return
-        found = await self._store.figures(list(self._positions))
+        found = await self._store.figures([its for its in self._clusters if its not in self._writers])
         for cluster, data in found.items():
             if data != self._figures.get(cluster):
                 self._world.apply_figures(data)
@@ -186,18 +188,6 @@ class Replication:
             await turns.give_when_over()
         return True
 
-    async def _apply(self, position: str, entries: Iterable[Entry]) -> tuple[str, bool]:
-        """Apply entries that follow on `position`; returns where that ended, and whether the chain held. For who holds the
-        cluster's lock."""
-        turns = Turns()
-        for entry in entries:
-            if entry.before != position:
-                return position, False
-            self._apply_data(entry.data)
-            position = entry.id
-            await turns.give_when_over()
-        return position, True
-
     def _apply_data(self, data: bytes) -> None:
         try:
             self._world.apply_record(data)
@@ -211,29 +201,39 @@ class Replication:
                 self._positions[cluster] = await self._reload(cluster)
 
     async def _reload(self, cluster: ClusterName) -> str:
-        """Snapshot, then the stream after it; returns the last entry applied. Waits for a snapshot that is being
-        written."""
+        """Snapshot, then the stream after it; returns the last entry applied. While a snapshot is being written, memory
+        stays as it is."""
         metrics.MANAGER_RELOADS.inc()
         while True:
-            self._world.clear(cluster)
-            position, chunks = await self._store.read_snapshot(cluster)
-            await self._apply_chunks(chunks)
-            position, unbroken = await self._read_on(cluster, position)
+            position, records = await self._store.read_snapshot(cluster)
+            position, unbroken = await self._read_on(cluster, position, records)
             if unbroken or await self._store.writer(cluster) is None:
+                await self._replace(cluster, records)
                 return position
             await asyncio.sleep(_RETRY_SECONDS)
+            await self._read_figures()
 
-    async def _read_on(self, cluster: ClusterName, position: str) -> tuple[str, bool]:
+    async def _read_on(self, cluster: ClusterName, position: str, records: list[bytes]) -> tuple[str, bool]:
+        """Add what the stream has after `position`, up to a break; returns the last entry, and whether the chain held."""
         while entries := await self._store.tail(cluster, position):
-            position, unbroken = await self._apply(position, entries)
-            if not unbroken:
-                return position, False
+            for entry in entries:
+                if entry.before != position:
+                    return position, False
+                records.append(entry.data)
+                position = entry.id
         return position, True
 
-    async def _apply_chunks(self, chunks: Iterable[bytes]) -> None:
+    async def _replace(self, cluster: ClusterName, records: Iterable[bytes]) -> None:
+        """All that is known of a cluster is what its record says; at no time are its nodes away."""
         turns = Turns()
-        for chunk in chunks:
-            self._apply_data(chunk)
+        nodes: list[bytes] = []
+        blocks: list[bytes] = []
+        for data in records:
+            (blocks if tells_blocks(data) else nodes).append(data)
+            await turns.give_when_over()
+        self._world.replace_nodes(cluster, nodes)
+        for data in blocks:
+            self._apply_data(data)
             await turns.give_when_over()
 
     async def _read_to_the_end(self, cluster: ClusterName) -> tuple[str, bool]:
@@ -245,9 +245,8 @@ class Replication:
         position = self._positions.pop(cluster, None)  # so that nothing that was read before is applied once more
         unbroken = True
         if position is None:
-            position, chunks = await self._store.read_snapshot(cluster)
-            self._world.clear(cluster)  # what memory may have from a lease that was lost is void
-            await self._apply_chunks(chunks)
+            position, records = await self._store.read_snapshot(cluster)
+            await self._replace(cluster, records)  # what memory may have from a lease that was lost is void
         turns = Turns()
         while entries := await self._store.tail(cluster, position):
             for entry in entries:

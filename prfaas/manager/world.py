@@ -4,7 +4,7 @@ record."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -317,11 +317,27 @@ class World:
     def _state_record(self, name: AgentName, epoch: int, announcements: list[Announcement]) -> bytes:
         return batch_record(name, epoch, batch_message(self._sequences.get(name, 0), announcements))
 
-    def clear(self, cluster: ClusterName) -> None:
-        """Forget a cluster, because its record is about to be read anew."""
-        for member in self.membership:
-            if member.node.cluster == cluster:
-                self.forget(member.node.name)
+    def replace_nodes(self, cluster: ClusterName, records: Iterable[bytes]) -> None:
+        """A cluster's nodes, and what operators ordered of them, are those of its record and hold nothing; a node in the
+        same life as before stays as alive as it was."""
+        before = [member for member in self.membership if member.node.cluster == cluster]
+        for member in before:
+            self.forget(member.node.name)
+        for data in records:
+            with contextlib.suppress(IndexRefusal):
+                self.apply_record(data)
+        for member in before:
+            with contextlib.suppress(IndexRefusal):
+                its = member.node
+                self.membership.hear(its.name, epoch=its.epoch, now=member.heard_at, figures=member.figures)
+        self.refresh()
+
+    def keep_alive(self, *, but: Container[ClusterName]) -> None:
+        """Nobody can be heard in these clusters' place: the nodes of all others that are alive stay so."""
+        for name in self._live:
+            its = self.live_node(name)
+            if its.cluster not in but:
+                self.membership.hear(name, epoch=its.epoch, now=self._clock())
 
     def figures(self, cluster: ClusterName) -> bytes:
         """Signs of life and figures of a cluster's nodes, for the other managers."""
@@ -373,9 +389,14 @@ def node_state(member: Member, now: float) -> pb.NodeState:
     )
 
 
+def tells_blocks(record: bytes) -> bool:
+    """Whether it is one of those that agents tell again."""
+    return bool(pb.Record.FromString(record).WhichOneof("record") == "batch")
+
+
 def without_blocks(records: Iterable[bytes]) -> list[bytes]:
     """All records but those that agents tell again."""
-    return [its for its in records if pb.Record.FromString(its).WhichOneof("record") != "batch"]
+    return [its for its in records if not tells_blocks(its)]
 
 
 def node_record(node: Node) -> bytes:

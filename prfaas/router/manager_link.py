@@ -78,7 +78,7 @@ class ManagerLink:
         self._tells_in_flight = state.local_policy == "endpoint_picker"
         self._fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
         addresses = list(_addresses(state))
-        if state.settling:
+        if state.settling or state.index_stale:  # it may not have heard of all
             named = {its.name for its in addresses}
             addresses += [instance.address for instance in self._fleet if instance.address.name not in named]
         if addresses != [instance.address for instance in self._fleet]:

@@ -1,17 +1,19 @@
-"""A cluster's writer against a real Redis: what it owes those who wait when it is fenced, or began without the record."""
+"""A cluster's writer and those who follow it, against a real Redis that is fenced off, stopped, or lacks a snapshot."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.errors import Fenced
 from prfaas.index.membership import Engine, Node
-from prfaas.index.redis_store import RedisStore
+from prfaas.index.redis_store import Entry, RedisStore
+from prfaas.manager.cluster_writer import RELOAD
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.replication import Replication
 from prfaas.manager.world import World, leaving_record, node_record, role_record
@@ -30,14 +32,28 @@ def node(name: str, *, epoch: int = 1) -> Node:
 class Writing:
     """What one manager has between its memory and Redis."""
 
-    def __init__(self, redis: EmbeddedRedis, name: str) -> None:
+    def __init__(self, redis: EmbeddedRedis, name: str, *, clock: Callable[[], float] | None = None) -> None:
         self.store = RedisStore(redis.url)
-        self.world = World(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
+        clock = clock or asyncio.get_running_loop().time
+        self.world = World(expiry_seconds=PATIENCE_SECONDS, clock=clock)
         self.replication = Replication(self.store, self.world, lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0)
         self.replication.start(owner=f"{name}:7410 x")
 
     def roles(self) -> dict[str, InstanceRole]:
         return {its.instance: its.role for member in self.world.live() for its in member.node.engines}
+
+    def live(self) -> list[str]:
+        return [member.node.name for member in self.world.live()]
+
+    def known(self) -> list[str]:
+        return sorted(member.node.name for member in self.world.membership)
+
+    async def write(self, *nodes: Node) -> None:
+        """Register nodes, in the record too."""
+        for its in nodes:
+            writer = await self.replication.writer_for(its.cluster)
+            self.world.register(its)
+            await writer.append(node_record(its))
 
     async def close(self) -> None:
         await self.replication.close()
@@ -104,3 +120,57 @@ async def test_orders_of_a_record_that_could_not_be_read_outlive_it(redis: Embed
     third.world.register(replace(node("n3"), epoch=2))
     assert third.world.leaving == frozenset()
     await third.close()
+
+
+async def test_without_redis_the_nodes_that_a_manager_hears_of_from_others_stay_alive(redis: EmbeddedRedis) -> None:
+    now = 0.0
+    writing, following = Writing(redis, "writing"), Writing(redis, "following", clock=lambda: now)
+    await writing.write(node("n1"))
+    await following.write(replace(node("w1"), cluster=ClusterName("west")))
+    await until(lambda: following.live() == ["n1", "w1"], what="the others' node")
+    await redis.close()
+    await until(lambda: following.replication.is_stale, what="no Redis")
+
+    def has_tried_since() -> bool:
+        member = following.world.membership.get(AgentName("n1"))
+        return member is not None and member.heard_at == now
+
+    for _ in range(3):
+        now += PATIENCE_SECONDS
+        await until(has_tried_since, what="the next attempt")
+        assert following.live() == ["n1"], "its own nodes speak to it, and w1 is silent"
+    await writing.close()
+    await following.close()
+
+
+async def test_a_cluster_is_known_until_the_snapshot_that_replaces_it_is_there(redis: EmbeddedRedis) -> None:
+    writing, following = Writing(redis, "writing"), Writing(redis, "following", clock=lambda: 0.0)
+    await writing.write(node("n1"), node("n3"))
+    await until(lambda: following.live() == ["n1", "n3"], what="the others' nodes")
+    await writing.close()
+    next_one = RedisStore(redis.url)
+    lease = await next_one.acquire(EAST, owner="next:7410 x", seconds=PATIENCE_SECONDS)
+    marker = Entry(f"{lease.epoch}-1", RELOAD, b"")
+    reloads = _num_reloads()
+    await next_one.append(lease, [marker])
+    await until(lambda: _num_reloads() > reloads, what="the break")
+    assert following.live() == ["n1", "n3"]
+    await next_one.write_snapshot(lease, covers=marker.id, chunks=_records(node("n1"), node("n2")))
+
+    def has_replaced() -> bool:
+        assert "n1" in following.live()
+        return following.known() == ["n1", "n2"]
+
+    await until(has_replaced, what="the snapshot")
+    assert following.live() == ["n1"], "of n2 nothing has been heard"
+    await next_one.close()
+    await following.close()
+
+
+def _num_reloads() -> float:
+    return REGISTRY.get_sample_value("prfaas_manager_reloads_total") or 0.0
+
+
+async def _records(*nodes: Node) -> AsyncIterator[bytes]:
+    for its in nodes:
+        yield node_record(its)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Node
-from prfaas.manager.world import World, node_record
+from prfaas.manager.world import World, node_record, role_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message
 from prfaas.types import AgentName, ClusterName
@@ -89,14 +91,38 @@ def test_a_node_is_in_one_cluster() -> None:
         world.register(node_with(HYBRID, cluster=ClusterName("west")))
 
 
-def test_clearing_a_cluster_leaves_the_others() -> None:
-    world = World(expiry_seconds=30.0, clock=Clock())
+def test_nodes_taken_from_a_record_stay_as_alive_as_they_were_and_hold_nothing() -> None:
+    clock = Clock()
+    world = World(expiry_seconds=30.0, clock=clock)
     told(world)
-    world.clear(ClusterName("west"))
+    world.register(replace(node_with(HYBRID), name=AgentName("n2")))
+    world.register(replace(node_with(HYBRID), name=AgentName("n3")))
+    world.drain(AgentName("n3"))
+    world.replace_nodes(ClusterName("west"), [])
     assert usable(world) == [800]
-    world.clear(EAST)
+    records = [node_record(node_with(HYBRID)), node_record(replace(node_with(HYBRID), name=AgentName("n2"), epoch=2))]
+    world.replace_nodes(EAST, [*records, role_record(NODE, "prefill")])
     assert usable(world) == []
+    assert [member.node.name for member in world.live()] == [NODE], "n2 began a life that nobody has heard of"
+    assert [record for record in world.records(EAST) if pb.Record.FromString(record).HasField("ordered_role")]
+    assert [member.node.name for member in world.membership] == [NODE, "n2"]
+    clock.now += 30.0
     assert world.live() == []
+
+
+def test_nodes_that_cannot_be_heard_of_stay_alive() -> None:
+    clock = Clock()
+    world = World(expiry_seconds=30.0, clock=clock)
+    told(world)
+    world.register(replace(node_with(HYBRID), name=AgentName("w1"), cluster=ClusterName("west")))
+    clock.now += 31.0
+    world.keep_alive(but={ClusterName("west")})
+    assert [member.node.name for member in world.live()] == [NODE]
+    world.refresh()
+    clock.now += 31.0
+    world.refresh()
+    world.keep_alive(but=())
+    assert world.live() == [], "what was silent before is not brought back"
 
 
 def test_a_record_of_an_older_epoch_is_refused() -> None:
@@ -121,7 +147,7 @@ def test_what_is_forgotten_drains_no_more_and_is_not_alive() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     world.drain(NODE)
-    world.clear(EAST)
+    world.forget(NODE)
     with pytest.raises(IndexRefusal, match="unknown or silent"):
         world.live_node(NODE)
     told(world)
