@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
@@ -44,6 +44,7 @@ from prfaas.types import FailureReason
 MAX_TRANSFERS = 1024  # asked and arriving, over all peers
 MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
 MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
+MAX_UNSAID = 4096  # answers that no connection took at once
 MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 200 bytes each
 FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
@@ -52,11 +53,20 @@ ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
 
 
+class _Answer(NamedTuple):
+    """A frame for a transfer's sender, on any of these connections."""
+
+    transfer_id: bytes
+    connections: list[Connection]
+    frame: bytes
+
+
 @dataclass(eq=False)
 class _Arrival:
     request: OpenRequest
     sizes: ObjectSizes
     deadline: float
+    answers: OrderedEvents[_Answer]
     connections: set[Connection] = field(default_factory=set)
     alone_since: float | None = None  # when its last connection went
     accepted: Accepted | None = None
@@ -65,7 +75,6 @@ class _Arrival:
     wire_bytes: int = 0
     num_pieces: int = 0  # of what has arrived, disjoint
     ended_at: float | None = None
-    answers: OrderedEvents[tuple[list[Connection], bytes]] = field(default_factory=lambda: OrderedEvents(say_on_any))
 
     @property
     def has_ended(self) -> bool:
@@ -95,6 +104,7 @@ class Arrivals:
         self._arrivals: dict[bytes, _Arrival] = {}
         self._num_pieces = 0  # of all of them
         self._remembered: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  # what a late OPEN or chunk is answered
+        self._unsaid: OrderedDict[bytes, _Answer | None] = OrderedDict()  # by transfer; None: a HAVE
 
     # Opening
 
@@ -105,7 +115,8 @@ class Arrivals:
             refusal = self._refusal(arrival, request)
             is_new = refusal is None and arrival is None
             if is_new:
-                arrival = _Arrival(request, sizes, time.monotonic() + request.deadline_seconds, {connection})
+                deadline = time.monotonic() + request.deadline_seconds
+                arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._say), {connection})
                 self._arrivals[request.transfer_id] = arrival
             elif refusal is None and arrival is not None:
                 self._again(connection, arrival)
@@ -140,7 +151,7 @@ class Arrivals:
         arrival.connections.add(connection)
         arrival.alone_since = None
         if arrival.assembler:
-            arrival.answers.put(([connection], _have(arrival)))
+            arrival.answers.put(_Answer(arrival.request.transfer_id, [connection], _have(arrival)))
 
     def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
@@ -153,7 +164,7 @@ class Arrivals:
                 arrival.assembler = Assembler(arrival.sizes, ranges_of(decision.held))
                 frame = _have(arrival)
             if not arrival.has_ended:
-                arrival.answers.put((list(arrival.connections), frame))
+                arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), frame))
             if arrival.assembler is not None:
                 self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
         self._tell(arrival)
@@ -283,7 +294,7 @@ class Arrivals:
 
     def _end(self, arrival: _Arrival, answer: bytes) -> None:
         arrival.ended_at = time.monotonic()
-        arrival.answers.put((list(arrival.connections), answer))
+        arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), answer))
         self._remember(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
     def _remember(self, peer: str, transfer_id: bytes, answer: bytes) -> None:
@@ -329,7 +340,7 @@ class Arrivals:
                         arrival.alone_since = now
 
     def expire(self, now: float) -> None:
-        """Fail what is late, take memory from who is stuck in it; `now` is monotonic seconds."""
+        """Fail what is late, take memory from who is stuck in it, say what nobody took; `now` is monotonic seconds."""
         with self._changed:
             failed = []
             for arrival in list(self._arrivals.values()):
@@ -341,6 +352,7 @@ class Arrivals:
                     self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")
                     failed.append(arrival)
         self._tell(*failed)
+        self._say_again()
 
     def _tell(self, *arrivals: _Arrival | None) -> None:
         """What was decided under the lock is said outside of it; a peer that reads slowly holds up its own answers."""
@@ -348,6 +360,35 @@ class Arrivals:
         for arrival in arrivals:
             if arrival is not None:
                 arrival.answers.tell()
+
+    def _say(self, answer: _Answer) -> None:
+        """Write a frame on the first connection that takes it at once, or at a later tick."""
+        is_lost = True  # with the last of its connections
+        for connection in answer.connections:
+            if not connection.wait_writable(0):
+                is_lost = False
+            elif say(connection, answer.frame):
+                return
+        if is_lost:
+            return  # whose sender asks again
+        with self._changed:
+            arrival = self._arrivals.get(answer.transfer_id)
+            is_over = arrival is None or arrival.has_ended
+            self._unsaid[answer.transfer_id] = answer if is_over else None  # HAVE may be long, and is made anew
+            if len(self._unsaid) > MAX_UNSAID:
+                self._unsaid.popitem(last=False)
+
+    def _say_again(self) -> None:
+        with self._changed:
+            unsaid = list(self._unsaid)
+        for transfer_id in unsaid:
+            with self._changed:
+                answer = self._unsaid.pop(transfer_id, None)
+                arrival = self._arrivals.get(transfer_id)
+                if answer is None and arrival is not None and not arrival.has_ended:
+                    answer = _Answer(transfer_id, list(arrival.connections), _have(arrival))
+            if answer is not None:
+                self._say(answer)
 
     def _lateness(self, arrival: _Arrival, now: float) -> FailureReason | None:
         if arrival.has_ended:
@@ -366,14 +407,6 @@ def say(connection: Connection, frame: bytes) -> bool:
     except OSError:
         connection.abort()
         return False
-
-
-def say_on_any(message: tuple[list[Connection], bytes]) -> None:
-    """Write a frame on the first connection that takes it at once; who waits for it in vain asks again."""
-    connections, frame = message
-    for connection in connections:
-        if connection.wait_writable(0) and say(connection, frame):
-            return
 
 
 def ranges_of(indices: Collection[int]) -> Ranges:

@@ -52,8 +52,8 @@ class Dialler:
             thread = threading.Thread(
                 target=self._connect_forever, args=(number,), name=f"send-{self._peer_name}", daemon=True
             )
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def count_by(self, connection: Connection) -> None:
         """Decide from the link's first connection how many there should be."""
@@ -99,6 +99,9 @@ class Dialler:
             try:
                 self._connect(number)
             except (OSError, PrfaasError) as error:
+                self.lost_by(error)
+            except Exception as error:  # the next connection may do better than no thread at all
+                _log.exception("link.failed", peer=self._peer_name)
                 self.lost_by(error)
             if time.monotonic() - began_at >= STEADY_SECONDS:
                 pause = FIRST_RETRY_SECONDS

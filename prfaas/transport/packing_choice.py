@@ -150,8 +150,8 @@ class PackingChoice:
         self._retry_at = self._pace.at + self._patience
 
     def _gain(self, cost: _Cost) -> float:
-        """The time of a chunk's way with packing, over that without; 2 where processors do not suffice."""
-        rate = self._pace.bytes_per_second
+        """The time of a chunk's way with packing, over that without; 2 where none is known, or processors are too few."""
+        rate = self._pace.bytes_per_second if self._pace.num_connections else 0.0
         if not rate or rate / cost.packed_bytes * cost.cpu_seconds > MAX_CPU_RATIO * self._num_processors:
             return 2.0
         wire_seconds = self._pace.num_connections / rate  # a byte, on one of the connections

@@ -112,7 +112,7 @@ class Receiver:
             config.num_connections, config.congestion_control, config.certificates, config.insecure_plaintext
         )
         self._inlets = [
-            Inlet(peer, address, config=inlet, identity=self._identity, serve=self._read)
+            Inlet(peer, address, config=inlet, identity=self._identity, serve=self._read_dialled)
             for peer, address in config.fetch_from.items()
         ]
 
@@ -183,8 +183,8 @@ class Receiver:
             try:
                 client, _ = self._socket.accept()
                 self._let_in(client)
-            except OSError:
-                if self._is_closed.wait(TICK_SECONDS):  # of descriptors there may be more in a moment
+            except (OSError, RuntimeError):
+                if self._is_closed.wait(TICK_SECONDS):  # of descriptors and threads there may be more in a moment
                     return
 
     def _let_in(self, client: socket.socket) -> None:
@@ -202,7 +202,11 @@ class Receiver:
                 oldest.abort()
             self._connections[connection] = thread
             self._strangers[connection] = None
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._forget(connection)
+            raise
 
     def _watch_forever(self) -> None:
         while not self._is_closed.wait(TICK_SECONDS):
@@ -228,10 +232,13 @@ class Receiver:
         except OSError as error:
             self._count_slowness(error)
         finally:
-            with self._lock:
-                self._strangers.pop(connection, None)
-                self._connections.pop(connection, None)
-            connection.close()
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        with self._lock:
+            self._strangers.pop(connection, None)
+            self._connections.pop(connection, None)
+        connection.close()
 
     def _send(self, connection: Connection, hello: Hello) -> None:
         with self._lock:
@@ -252,6 +259,14 @@ class Receiver:
             raise
         finally:
             self._arrivals.forget(connection)
+
+    def _read_dialled(self, connection: Connection, peer: str) -> None:
+        """Read a connection that this end has dialled; a peer that breaks the protocol hears why, as on any other."""
+        try:
+            self._read(connection, peer)
+        except RemoteProtocolError as error:
+            self._refuse(connection, error)
+            raise
 
     def _count_slowness(self, error: OSError) -> None:
         """A peer that was silent, or dragged a frame out, is ended by this side; other connections are just lost."""

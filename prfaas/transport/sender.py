@@ -350,9 +350,9 @@ class Link:
         """The line has read the chunk's memory for the last time; `samples`: what packing it took."""
         with self._changed:
             line.reads = None
-            self._gauge.packing.learn(samples)
             if self._outbox.sent(chunk):
                 self._changed.notify()
+            self._gauge.packing.learn(samples)
         self._events.tell()
 
     def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None:

@@ -163,6 +163,13 @@ def test_a_public_peer_is_not_dialled_without_a_word_for_it(near_to: Callable[..
     assert isinstance(end, SendFailed) and end.reason == "unreachable" and "8.8.8.8 is public" in end.message
 
 
+def test_an_address_that_is_no_name_makes_the_peer_unreachable_and_says_so(near_to: Callable[..., Near]) -> None:
+    near = near_to(f"{'x' * 64}.example:7400", reconnect_seconds=0.3)
+    end = near.end(send(near, objects_of(10)))
+    assert isinstance(end, SendFailed) and end.reason == "unreachable" and "label" in end.message
+    assert near.link.snapshot().is_down
+
+
 def test_a_transfer_that_opens_while_the_peer_was_long_gone_has_its_whole_reconnect_time(
     near_to: Callable[..., Near],
 ) -> None:

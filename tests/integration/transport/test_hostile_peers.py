@@ -18,7 +18,16 @@ from prfaas.transport.connection import Connection
 from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.reader import MAX_LARGE_FRAMES
-from prfaas.transport.receiver import MAX_STRANGERS, ReceiveCompleted, ReceiveFailed
+from prfaas.transport.receiver import (
+    MAX_STRANGERS,
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveFailed,
+    Receiver,
+    ReceiverConfig,
+    Rejected,
+)
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.wire import (
     HEADER_BYTES,
@@ -29,7 +38,7 @@ from prfaas.transport.wire import (
     chunk_header,
     control,
 )
-from tests.integration.transport.ends import Far, Near, make_far, objects_of, send
+from tests.integration.transport.ends import KEY, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
@@ -124,6 +133,28 @@ def test_a_handshake_that_trickles_ends(far: Far) -> None:
         _read_to_end(stranger)  # returns when the receiver has closed it
     wait_until(lambda: far.receiver.num_connections == 0)
     assert far.receiver.refused == {"slow": 1}
+
+
+def test_every_open_of_a_peer_that_reads_late_is_answered() -> None:
+    memory = memoryview(bytearray(1))
+    taken: list[bytes] = []
+
+    def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+        reply(Accepted(held={16383}, destination=lambda _: memory))  # said as a bit for each: two kilobytes
+        taken.append(request.transfer_id)
+
+    receiver = Receiver(
+        ReceiverConfig("127.0.0.1:0"), local_name="far", key=KEY, accept=accept, on_event=lambda event: None
+    )
+    opened = Open(ObjectSizes.of([1] * 16384), 0, PATIENCE_SECONDS, b"body")
+    transfers = [number.to_bytes(16, "big") for number in range(400)]
+    with RawSender(receiver.start()) as raw:
+        for transfer_id in transfers:
+            raw.connection.write(encode_open(transfer_id, opened))
+        wait_until(lambda: taken == transfers)
+        heard = [raw.heard()[0] for _ in transfers]
+    assert sorted((its.transfer_id, its.type) for its in heard) == [(its, FrameType.HAVE) for its in transfers]
+    receiver.close()
 
 
 def test_a_sender_that_dawdles_within_a_chunk_holds_up_nobody_else(far: Far, near_to: Callable[..., Near]) -> None:

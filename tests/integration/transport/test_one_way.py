@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import Authority
+from prfaas.transport.connection import Connection
+from prfaas.transport.messages import Hello, decode_ending
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.wire import HEADER_BYTES
 from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send
 from tests.waiting import wait_until
 from tools.link import Relay
@@ -136,6 +139,32 @@ def test_who_is_not_expected_to_fetch_is_refused_and_counted(
     assert closed.receiver.refused.keys() == {"direction"}
     assert closed.near.link.snapshot().num_connections == 0
     closed.close()
+
+
+def test_a_sender_that_was_dialled_and_breaks_the_protocol_hears_why_and_is_counted(
+    nothing_is_left: None, far_behind: Callable[..., Far]
+) -> None:
+    heard: list[str] = []
+
+    def break_the_protocol(connection: Connection, hello: Hello) -> None:
+        connection.write(bytes(HEADER_BYTES))
+        header = connection.read_header()
+        heard.append(decode_ending(connection.read_payload(header)).message)
+
+    sender = Receiver(
+        ReceiverConfig("127.0.0.1:0"),
+        local_name="near",
+        key=KEY,
+        accept=lambda request, reply: reply(Rejected("protocol", "nothing comes here")),
+        on_event=lambda event: None,
+        send_over={"far": break_the_protocol},
+    )
+    far = far_behind(sender.start(), num_connections=1)
+    wait_until(lambda: bool(heard))
+    wait_until(lambda: sum(far.receiver.refused.values()) > 0)
+    assert heard[0].split(":")[0] in far.receiver.refused
+    far.receiver.close()
+    sender.close()
 
 
 def test_a_link_that_awaits_its_peer_is_down_and_says_why_when_nobody_dials(opened: Open) -> None:

@@ -46,6 +46,13 @@ def test_a_host_with_few_processors_does_not_pack_what_a_larger_one_does() -> No
     assert packing(rate=0.6e9, num_processors=1).way is None
 
 
+def test_a_chunk_packed_before_the_lost_connections_are_counted_again_ends_packing() -> None:
+    choice = packing()
+    choice.observe(LinkPace(2.0, SLOW_LINK, 0, is_full=True, acknowledged_bytes=0))
+    choice.learn([sample()])
+    assert choice.way is None
+
+
 def test_nothing_is_tried_before_the_link_has_been_full_for_a_second() -> None:
     choice = PackingChoice(num_processors=16)
     for tick in range(19):
