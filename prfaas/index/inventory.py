@@ -32,6 +32,8 @@ from prfaas.types import BlockHash
 
 Change = PoolChange | PoolEvent
 _Fresh = dict[Holding, set[BlockHash]]  # what changed and is not told yet
+_Orphan = tuple[Holding, BlockHash]
+_Missing = tuple[int, BlockHash]  # block size and parent
 _NONE = SpreadSet()
 
 
@@ -44,7 +46,8 @@ class Inventory:
         self._ancestry: dict[int, Ancestry] = {}  # by block size
         self._held: dict[Holding, SpreadSet] = {}
         self._exact: dict[Holding, dict[BlockHash, Checkpoint]] = {}
-        self._orphans: dict[tuple[int, BlockHash], list[BlockStored]] = {}  # by block size and missing parent
+        self._orphans: dict[_Missing, dict[_Orphan, BlockStored]] = {}
+        self._missing: dict[_Orphan, _Missing] = {}  # what each orphan waits for
         self._digests: dict[Holding, Digest] = {}
         self.num_refused = 0  # events that contradict the chain they claim to belong to
 
@@ -58,7 +61,7 @@ class Inventory:
 
     @property
     def num_orphans(self) -> int:
-        return sum(len(waiting) for waiting in self._orphans.values())
+        return len(self._missing)
 
     def digests(self) -> dict[Holding, Digest]:
         """Per holding with anything in it; what the index must arrive at. Any thread may ask."""
@@ -176,7 +179,7 @@ class Inventory:
             block = waiting.pop()
             if self._link(block, block_tokens):
                 self._hold(self._place(block)[0], block.block_hash, block_tokens, fresh)
-                waiting += self._orphans.pop((block_tokens, block.block_hash), [])
+                waiting += self._taken_orphans((block_tokens, block.block_hash))
         return []
 
     def _store_exact(self, holding: Holding, event: BlockStored) -> list[Announcement]:
@@ -210,7 +213,7 @@ class Inventory:
                 self.num_refused += 1
                 return False
         elif index:
-            self._orphans.setdefault((block_tokens, event.parent), []).append(event)
+            self._keep_orphan(event, (block_tokens, event.parent))
             return False
         ancestry.add(event.block_hash, parent=event.parent, index=index)
         return True
@@ -224,7 +227,7 @@ class Inventory:
         fresh.setdefault(holding, set()).add(block_hash)
 
     def _remove(self, event: BlockRemoved, fresh: _Fresh) -> list[Announcement]:
-        holding, block_tokens = self._place(event)
+        holding, _ = self._place(event)
         its = self._exact.get(holding, {}).pop(event.block_hash, None)
         if its is not None:
             self._digests[holding] = self._digests[holding].minus(digest_of_hash(event.block_hash))
@@ -232,20 +235,28 @@ class Inventory:
         if event.block_hash in self._held.get(holding, ()):
             fresh.setdefault(holding, set()).add(event.block_hash)
         else:
-            self._forget_orphan(holding, event.block_hash, block_tokens)
+            self._forget_orphan((holding, event.block_hash))
         return []
 
-    def _forget_orphan(self, holding: Holding, block_hash: BlockHash, block_tokens: int) -> None:
-        for key, waiting in list(self._orphans.items()):
-            if key[0] == block_tokens:
-                kept = [
-                    its
-                    for its in waiting
-                    if (its.block_hash, Holding(its.layout, its.group, its.tier)) != (block_hash, holding)
-                ]
-                self._orphans[key] = kept
-                if not kept:
-                    del self._orphans[key]
+    def _keep_orphan(self, block: BlockStored, missing: _Missing) -> None:
+        orphan = (self._place(block)[0], block.block_hash)
+        self._forget_orphan(orphan)
+        self._missing[orphan] = missing
+        self._orphans.setdefault(missing, {})[orphan] = block
+
+    def _taken_orphans(self, missing: _Missing) -> Iterable[BlockStored]:
+        """Those that wait for this parent, which wait no longer."""
+        found = self._orphans.pop(missing, {})
+        for orphan in found:
+            del self._missing[orphan]
+        return found.values()
+
+    def _forget_orphan(self, orphan: _Orphan) -> None:
+        missing = self._missing.pop(orphan, None)
+        if missing is not None:
+            del self._orphans[missing][orphan]
+            if not self._orphans[missing]:
+                del self._orphans[missing]
 
     def _drop(self, holding: Holding, hashes: set[BlockHash]) -> None:
         ancestry = self._ancestry[self._block_tokens(holding)]

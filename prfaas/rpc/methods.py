@@ -17,7 +17,6 @@ from prfaas.rpc.generated import manager_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Manager"]
 SERVICE_NAME: str = SERVICE.full_name
-FILE_DESCRIPTOR_NAME: str = pb.DESCRIPTOR.name
 
 
 def _path(name: str) -> str:

@@ -54,7 +54,8 @@ class ReporterStatus:
     sequence: int
     acknowledged: int
     num_full_announcements: int
-    num_orphans: int
+    num_orphans: int  # blocks that wait untold for their parents
+    num_refused: int  # blocks untold, being not where they should be in their chains
     digest: str  # of all blocks announced; a manager's /digests shows the same when it knows of them all
 
 
@@ -103,6 +104,7 @@ class Reporter:
             its.acknowledged,
             its.num_full_announcements,
             inventory.num_orphans,
+            inventory.num_refused,
             str(digest_of_node(inventory.digests())),
         )
 

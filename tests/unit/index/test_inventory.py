@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -51,6 +52,35 @@ def test_an_orphan_that_is_removed_is_forgotten() -> None:
     its = inventory()
     its.apply(blocks(DENSE, range(160, 176)))
     its.apply([BlockRemoved(DENSE.fingerprint, 0, LONG.at(176))])
+    assert its.num_orphans == 0
+
+
+class Watched(BlockStored):
+    """A block that notes what is read of it."""
+
+    num_reads: ClassVar[int] = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Watched.num_reads += 1
+        return super().__getattribute__(name)
+
+
+def test_to_remove_an_orphan_looks_at_no_other_one() -> None:
+    its, orphans = inventory(), blocks(DENSE, range(160, 1600))
+    its.apply([Watched(*astuple(one)) for one in orphans])
+    Watched.num_reads = 0
+    its.apply([BlockRemoved(DENSE.fingerprint, 0, LONG.at(end)) for end in range(800, 1601, 16)])
+    assert (its.num_orphans, Watched.num_reads) == (39, 0)
+
+
+def test_an_orphan_that_is_told_twice_is_one_and_waits_for_the_parent_told_last() -> None:
+    its = inventory()
+    (orphan,) = blocks(DENSE, range(160, 176))
+    its.apply([replace(orphan, parent=BlockHash(b"\1" * 16)), orphan])
+    assert its.num_orphans == 1
+    (segment,) = its.apply(blocks(DENSE, range(160)))
+    assert isinstance(segment, Segment)
+    assert segment.bitmap == (1 << 11) - 1
     assert its.num_orphans == 0
 
 
