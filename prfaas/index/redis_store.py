@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -30,8 +31,10 @@ from prfaas.types import ClusterName
 MIN_VERSION = (6, 2)  # XTRIM MINID
 START_ID = "0-0"
 MAX_WAIT_SECONDS = 5.0  # of `read`
-_ENTRIES_PER_READ = 512
-_CHUNK_EXPIRY_SECONDS = 3600  # a snapshot that was never completed goes away
+_RECORDS_PER_REPLY = 16  # of up to 150 KB: a time-out is for all of a reply, which 20 Mbit/s then bring within it
+_TAIL_BYTES = 1 << 20
+_TAIL_ENTRIES = 512
+_CHUNK_EXPIRY_SECONDS = 60  # after the last chunk: a snapshot whose writer died goes away
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Entry:
 class RedisStore:
     """One Redis, the master that a Sentinel names, or a Redis Cluster.
 
-    redis://host:6379/0, redis+sentinel://host:26379,…/name, redis+cluster://host:6379,…; over TLS rediss://, rediss+cluster://.
+    redis://host:6379/0, redis+sentinel://host:26379,…/name, redis+cluster://host:6379,…; over TLS rediss://,
+    rediss+sentinel:// (Sentinels and master) and rediss+cluster://. Certificates stand in the URL's query.
     """
 
     def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
@@ -142,14 +146,17 @@ class RedisStore:
         by_key = {self.keys.events(cluster): cluster for cluster in after}
         block = max(1, round(min(wait_seconds, MAX_WAIT_SECONDS) * 1000))
         async with _translated():
-            found = await (self._spread or self._tail).xread(streams, count=_ENTRIES_PER_READ, block=block)
-        return {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
+            found = await (self._spread or self._tail).xread(streams, count=_RECORDS_PER_REPLY, block=block)
+        entries = {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
+        for cluster, its in entries.items():
+            if len(its) == _RECORDS_PER_REPLY:
+                its += await self.tail(cluster, its[-1].id)
+        return entries
 
     async def tail(self, cluster: ClusterName, after: str) -> list[Entry]:
-        """Entries after an id, at once; [] when there are none."""
-        async with _translated():
-            found = await self._client.xrange(self.keys.events(cluster), min=f"({after}", count=_ENTRIES_PER_READ)
-        return [_entry(*item) for item in found]
+        """Some entries after an id, at once; [] when there are none."""
+        found = await self._run("tail", [self.keys.events(cluster)], [after, _TAIL_BYTES, _TAIL_ENTRIES])
+        return [Entry(_text(its), _text(before), data) for its, (_, before, _, data) in found]
 
     async def last_id(self, cluster: ClusterName) -> str:
         """The highest id that the stream has ever had, as far as this Redis remembers."""
@@ -168,26 +175,43 @@ class RedisStore:
         """
         generation = f"{lease.epoch}:{covers}"
         new = self.keys.snapshot_chunks(lease.cluster, generation)
+        await self._write_chunks(new, chunks)
         async with _translated():
-            await self._client.delete(new)
-            async for chunk in chunks:
-                async with self._client.pipeline(transaction=False) as pipeline:
-                    await pipeline.rpush(new, chunk).expire(new, _CHUNK_EXPIRY_SECONDS).execute()
             before = await self._client.hget(self.keys.snapshot(lease.cluster), "generation")
         old = self.keys.snapshot_chunks(lease.cluster, _text(before)) if before else new
         cluster = lease.cluster
         keys = [self.keys.lease(cluster), self.keys.snapshot(cluster), self.keys.events(cluster), new, old]
         await self._run("commit_snapshot", keys, [lease.owner, lease.epoch, covers, generation])
 
+    async def _write_chunks(self, new: str, chunks: AsyncIterator[bytes]) -> None:
+        """Write all, or leave nothing: what fails is tried again under another name."""
+        try:
+            async with _translated():
+                await self._client.delete(new)
+                async for chunk in chunks:
+                    async with self._client.pipeline(transaction=False) as pipeline:
+                        await pipeline.rpush(new, chunk).expire(new, _CHUNK_EXPIRY_SECONDS).execute()
+        except (RecordUnreachable, Fenced):
+            with suppress(RecordUnreachable):
+                async with _translated():
+                    await self._client.delete(new)
+            raise
+
     async def read_snapshot(self, cluster: ClusterName) -> tuple[str, list[bytes]]:
         """The stream id that the current snapshot covers, and its chunks; ("0-0", []) when there is none."""
         async with _translated():
-            fields = await self._client.hgetall(self.keys.snapshot(cluster))
-            if not fields:
-                return START_ID, []
-            chunks = self.keys.snapshot_chunks(cluster, _text(fields[b"generation"]))
-            found = await self._client.lrange(chunks, 0, -1)
-        return _text(fields[b"covers"]), found
+            while fields := await self._client.hgetall(self.keys.snapshot(cluster)):
+                found = await self._chunks(self.keys.snapshot_chunks(cluster, _text(fields[b"generation"])))
+                generation = await self._client.hget(self.keys.snapshot(cluster), "generation")
+                if generation == fields[b"generation"]:  # else another one took its place meanwhile
+                    return _text(fields[b"covers"]), found
+        return START_ID, []
+
+    async def _chunks(self, name: str) -> list[bytes]:
+        found: list[bytes] = []
+        while some := await self._client.lrange(name, len(found), len(found) + _RECORDS_PER_REPLY - 1):
+            found += some
+        return found
 
     # -- values that expire
 
@@ -234,7 +258,7 @@ class RedisStore:
             return await self._scripts[script](keys=keys, args=list(arguments))
 
 
-_SCRIPTS = ("acquire", "release", "append", "commit_snapshot", "put")
+_SCRIPTS = ("acquire", "release", "append", "tail", "commit_snapshot", "put")
 
 
 def writer_address(owner: str) -> str:
@@ -264,13 +288,19 @@ def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its ans
     scheme, _, kind = parts.scheme.partition("+")
     if not kind:
         return redis.Redis.from_url(url, **options)
+    if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
+        raise ValueError(f"{parts.scheme}:// is none of redis, redis+sentinel and redis+cluster, or rediss with TLS")
     user, at, listed = parts.netloc.rpartition("@")
     places = [(host, int(port)) for host, _, port in (place.rpartition(":") for place in listed.split(","))]
+    first = f"{scheme}://{user}{at}{listed.split(',')[0]}?{parts.query}"
     if kind == "cluster":
-        first = f"{scheme}://{user}{at}{listed.split(',')[0]}"
         return RedisCluster.from_url(first, startup_nodes=[ClusterNode(*place) for place in places], **options)
+    stated = {
+        name: value for name, value in parse_url(first).items() if name not in ("host", "port", "connection_class")
+    }
+    options |= {name: value for name, value in stated.items() if name.startswith("ssl_")} | {"ssl": scheme == "rediss"}
     sentinel: Any = cast(Any, Sentinel)(places, sentinel_kwargs=options)
-    return sentinel.master_for(parts.path.strip("/"), password=parts.password, **options)
+    return sentinel.master_for(parts.path.strip("/"), **stated | options)
 
 
 async def _close(client: Any) -> None:

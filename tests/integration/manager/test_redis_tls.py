@@ -25,32 +25,58 @@ from tools.free_ports import free_address
 LAYOUT = hybrid_layout()
 
 
-@pytest.fixture  # PyPI's redis-server is built without TLS
-def plain_redis(tmp_path: Path) -> Iterator[str]:
+def _start(directory: Path, *arguments: str) -> tuple[str, subprocess.Popen[bytes]]:
+    """A redis-server at a free port; PyPI's is built without TLS."""
     address = free_address()
-    options = ("--port", address.rpartition(":")[2], "--bind", "127.0.0.1", "--save", "")
-    process = subprocess.Popen([find_server(), *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    options = (*arguments, "--port", address.rpartition(":")[2], "--bind", "127.0.0.1", "--save", "")
+    process = subprocess.Popen([find_server(), *options], cwd=directory, stdout=subprocess.DEVNULL)
     wait_until(lambda: is_taken(address), what="Redis")
+    return address, process
+
+
+@pytest.fixture
+def plain_redis(tmp_path: Path) -> Iterator[str]:
+    address, process = _start(tmp_path)
     yield address
     process.kill()
     process.wait()
 
 
-@pytest_asyncio.fixture
-async def door(plain_redis: str, tmp_path: Path) -> AsyncIterator[TlsDoor]:
-    its = Authority(tmp_path).issue("redis")
+def _door(directory: Path, before: str) -> TlsDoor:
+    its = Authority(directory).issue("redis")
     certificates = Certificates(CertificateFiles(its.authority, its.certificate, its.key))
     door = TlsDoor("127.0.0.1:0", certificates, setting="redis", refused=lambda reason: None)
     door.bind()
-    door.start(plain_redis)
+    door.start(before)
+    return door
+
+
+@pytest_asyncio.fixture
+async def door(plain_redis: str, tmp_path: Path) -> AsyncIterator[TlsDoor]:
+    door = _door(tmp_path, plain_redis)
     yield door
     await door.close()
 
 
-def _url(door: TlsDoor, its: Issued) -> str:
+@pytest_asyncio.fixture
+async def sentinel_door(door: TlsDoor, tmp_path: Path) -> AsyncIterator[TlsDoor]:
+    """A Sentinel behind a port with TLS that names the master's; it cannot watch it, and need not within an hour."""
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor main {door.address.replace(':', ' ')} 1\nsentinel down-after-milliseconds main 3600000\n"
+    )
+    address, process = _start(tmp_path, str(config), "--sentinel")
+    before = _door(tmp_path, address)
+    yield before
+    await before.close()
+    process.kill()
+    process.wait()
+
+
+def _url(door: TlsDoor, its: Issued, *, kind: str = "rediss", path: str = "0") -> str:
     """As docs/redis.md writes it."""
     files = {"ssl_ca_certs": its.authority, "ssl_certfile": its.certificate, "ssl_keyfile": its.key}
-    return f"rediss://{door.address}/0?{urlencode(files, safe='/')}"
+    return f"{kind}://{door.address}/{path}?{urlencode(files, safe='/')}"
 
 
 async def test_managers_share_a_record_over_mutual_tls(door: TlsDoor, deployment: Deployment, tmp_path: Path) -> None:
@@ -72,3 +98,11 @@ async def test_a_certificate_of_another_authority_on_either_side_opens_no_record
         with pytest.raises(RecordUnreachable):
             await store.check()
         await store.close()
+
+
+async def test_a_sentinel_and_the_master_that_it_names_are_reached_over_mutual_tls(
+    sentinel_door: TlsDoor, tmp_path: Path
+) -> None:
+    store = RedisStore(_url(sentinel_door, Authority(tmp_path).issue("manager"), kind="rediss+sentinel", path="main"))
+    await store.check()
+    await store.close()

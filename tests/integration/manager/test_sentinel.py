@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from prfaas.errors import RecordUnreachable
+from prfaas.index.redis_store import RedisStore
 from prfaas.manager.embedded_redis import find_server
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.waiting import until, wait_until
@@ -99,3 +102,13 @@ async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
     await until(lambda: manager.replication.is_recording, what="the failover")
     late = await deployment.start_manager(redis_url=replicated.url)
     await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
+
+
+async def test_the_user_of_the_url_is_the_master_s(replicated: Replicated) -> None:
+    with redis.Redis(port=replicated.ports[0]) as master:
+        master.execute_command("ACL", "SETUSER", "manager", "on", ">p@ss", "~*", "+@all")
+    for password, is_right in (("p%40ss", True), ("wrong", False)):
+        store = RedisStore(replicated.url.replace("://", f"://manager:{password}@"))
+        with contextlib.nullcontext() if is_right else pytest.raises(RecordUnreachable, match="invalid"):
+            await store.check()
+        await store.close()

@@ -75,7 +75,7 @@ def test_to_remove_an_orphan_looks_at_no_other_one() -> None:
 
 def test_an_orphan_that_is_told_twice_is_one_and_waits_for_the_parent_told_last() -> None:
     its = inventory()
-    (orphan,) = blocks(DENSE, range(160, 176))
+    orphan = BlockStored(DENSE.fingerprint, 0, LONG.at(176), LONG.at(160), 176)
     its.apply([replace(orphan, parent=BlockHash(b"\1" * 16)), orphan])
     assert its.num_orphans == 1
     (segment,) = its.apply(blocks(DENSE, range(160)))

@@ -45,7 +45,12 @@ def test_a_setting_that_would_do_nothing_beside_the_others_is_refused(name: str,
         )
 
 
-@pytest.mark.parametrize("url", ["foo", "redis+sentinel://h1,h2/x"])
+def test_certificates_in_the_url_are_for_a_redis_cluster_too() -> None:
+    store = RedisStore("rediss+cluster://h1:1,h2:2?ssl_ca_certs=/ca.pem")
+    assert store._client.connection_kwargs["ssl_ca_certs"] == "/ca.pem"
+
+
+@pytest.mark.parametrize("url", ["foo", "redis+sentinel://h1,h2/x", "redis+tls://h1:1/x", "https+cluster://h1:1"])
 def test_a_url_at_which_no_redis_can_be_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="redis_url"):
         RedisStore(url)
