@@ -190,11 +190,12 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
 
     def _leaves(self, request: Any) -> HashChain | None:
-        """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those."""
+        """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the
+        last, or all where vLLM schedules asynchronously and the step after an answer's end was under way."""
         if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             return None
-        if request.num_computed_tokens != request.num_tokens - 1:
-            return None  # a surplus token of asynchronous scheduling is in the state already
+        if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
+            return None  # rejected draft tokens are among them
         parameters = request.kv_transfer_params or {}
         tenant = tenant_of(parameters, request.cache_salt, default=self._settings.tenant)
         return token_chain(request, request.num_computed_tokens, model=self._model, tenant=tenant)

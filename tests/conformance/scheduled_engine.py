@@ -19,6 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -37,6 +38,7 @@ from tests.integration.connector.fake_engine import content
 BLOCK_TOKENS = 32
 NUM_HEADS = 2  # of the model whose configuration vLLM reads
 ANSWER_TOKEN = 7
+END_TOKEN = 8  # of an answer that ends by itself
 
 
 class SilentLayer(torch.nn.Identity):  # type: ignore[misc]
@@ -76,8 +78,10 @@ class ScheduledEngine:
         chunk_tokens: int = 64,
         caches_prefixes: bool = False,
         policy: Literal["fcfs", "priority"] = "fcfs",
+        asynchronous: bool = False,
         **settings: Any,
     ) -> None:
+        """`asynchronous`: each step is scheduled before the scheduler hears of the one before, as on GPUs."""
         patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
         transfer = KVTransferConfig(
             kv_connector="PrfaasConnector",
@@ -109,7 +113,12 @@ class ScheduledEngine:
         config.cache_config.num_gpu_blocks = kv.num_blocks
         modules = {name: SilentLayer() for name in caches}
         config.compilation_config.static_forward_context.update(modules)
+        config.scheduler_config.async_scheduling = asynchronous
         self.told = Told()
+        self._asynchronous = asynchronous
+        self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
+        self._lengths: dict[str, int] = {}  # of answers that end by themselves, their last token included
+        self._num_sampled: Counter[str] = Counter()
         self._modules = modules
         self._kv = kv
         self._groups: tuple[EngineGroup, ...] = block_map(kv).groups
@@ -119,7 +128,7 @@ class ScheduledEngine:
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
         self._block_hasher = get_request_block_hasher(hashed, hash_function)
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             config, kv, StructuredOutputManager(config), block_size=align, hash_block_size=hashed, log_stats=True
         )
         self.worker = PrfaasConnector(config, KVConnectorRole.WORKER, kv)
@@ -145,10 +154,18 @@ class ScheduledEngine:
         *,
         answer_tokens: int,
         priority: int = 0,
+        ends_by_itself: bool = False,
     ) -> None:
+        """An answer of so many tokens; it has reached its limit then unless it `ends_by_itself`."""
         sampling = SamplingParams(
-            temperature=0, max_tokens=answer_tokens, ignore_eos=True, extra_args={"kv_transfer_params": parameters}
+            temperature=0,
+            max_tokens=answer_tokens + ends_by_itself * BLOCK_TOKENS,
+            ignore_eos=True,
+            stop_token_ids=[END_TOKEN],
+            extra_args={"kv_transfer_params": parameters},
         )
+        if ends_by_itself:
+            self._lengths[request_id] = answer_tokens
         request = Request(request_id, list(prompt), sampling, None, block_hasher=self._block_hasher, priority=priority)
         self._requests[request_id] = request
         self.scheduler.add_request(request)
@@ -184,8 +201,12 @@ class ScheduledEngine:
         transferred = self._results(output)
         self.worker.clear_connector_metadata()
         assert not self.worker.has_connector_metadata()
-        for core in self.scheduler.update_from_output(output, self._sampled(output, transferred)).values():
-            self._take(core)
+        done: tuple[SchedulerOutput, ModelRunnerOutput] | None = (output, self._sampled(output, transferred))
+        if self._asynchronous:
+            done, self._in_flight = self._in_flight, done
+        if done is not None:
+            for core in self.scheduler.update_from_output(*done).values():
+                self._take(core)
         return int(output.total_num_scheduled_tokens)
 
     def _take(self, core: EngineCoreOutputs) -> None:
@@ -240,13 +261,18 @@ class ScheduledEngine:
         """A token for each request whose prompt is computed."""
         ids = list(output.num_scheduled_tokens)
         requests = (self._requests[its] for its in ids)
-        sampled = [[ANSWER_TOKEN] if its.num_computed_tokens >= its.num_tokens else [] for its in requests]
+        sampled = [[self._next_token(its)] if its.num_computed_tokens >= its.num_tokens else [] for its in requests]
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={its: index for index, its in enumerate(ids)},
             sampled_token_ids=sampled,
             kv_connector_output=transferred,
         )
+
+    def _next_token(self, request: Request) -> int:
+        its = request.request_id
+        self._num_sampled[its] += 1
+        return END_TOKEN if self._num_sampled[its] == self._lengths.get(its) else ANSWER_TOKEN
 
 
 def _content(request: Request, layer: LayerBlocks, position: int, tokens: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import pytest
 from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
 
 from prfaas.hashing import HashChain, root_hash
-from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
+from tests.conformance.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
 from tests.integration.connector.nodes import Nodes, prompt_of, running_nodes
 from tests.integration.connector.vllm_caches import KDA, attention, caches_of, config_of
 from tests.waiting import wait_until
@@ -289,4 +289,27 @@ def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_pref
     assert decoder.told.wrong_blocks == []
     block_bytes = sum(its[0].nbytes for its in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
     assert decoder.loaded_bytes == 4 * block_bytes, "six of ten blocks are its own"
+    site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("shape", "asynchronous", "num_reused"),
+    [("dense", False, 288), ("dense", True, 320), ("recurrent", False, 319), ("recurrent", True, 320)],
+)
+def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
+    site: Site, shape: str, asynchronous: bool, num_reused: int
+) -> None:
+    """Scheduled asynchronously, the answer's last token, the 320th, is computed before the scheduler hears of it."""
+    engine = site.decoder(shape, asynchronous=asynchronous, reuse=True)
+    prompt = prompt_of(20, 313)
+    engine.submit("first", prompt, {}, answer_tokens=7, ends_by_itself=True)
+    site.run_until_finished(["first"])
+    site.assert_nothing_is_left()
+    assert engine.told.finished == {"first": "stop"}
+    assert engine.told.outcomes["store completed"] == 1
+    turn = [*prompt, *[ANSWER_TOKEN] * 6, END_TOKEN, *prompt_of(21, 40)]
+    engine.submit("second", turn, {}, answer_tokens=2)
+    site.run_until_finished(["second"])
+    assert engine.told.resumed_at["second"] == num_reused
+    assert engine.told.wrong_blocks == []
     site.assert_nothing_is_left()
