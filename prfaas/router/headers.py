@@ -7,6 +7,7 @@ import re
 import secrets
 
 SESSION_HEADER = "x-session-id"  # names a conversation, so that its later turns go where its KV is
+PREFILL_HEADER = "x-prefiller-host-port"  # llm-d's: which engine the sidecar has prefill
 GRANT_HEADER = "x-prfaas-grant"
 MAX_SESSION_CHARS = 128
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

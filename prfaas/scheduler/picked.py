@@ -53,7 +53,6 @@ def _endpoint(its: InstanceState, request: RequestFacts) -> Endpoint:
     labels = {ROLE_LABEL: _ROLES[its.role], SHORT_ROLE_LABEL: its.role, CLUSTER_LABEL: its.cluster}
     return Endpoint(
         name=its.instance,
-        address="",
         labels=labels,
         num_waiting=its.num_waiting,
         num_running=its.num_running,

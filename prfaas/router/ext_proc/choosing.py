@@ -11,11 +11,10 @@ from prfaas.router.admission import Admission
 from prfaas.router.answering import Answering, NobodyReady
 from prfaas.router.deciding import Plan
 from prfaas.router.fleet import Fleet, Instance
-from prfaas.router.headers import GRANT_HEADER, SESSION_HEADER, request_id_of, session_of
+from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai import BYTES_PER_TOKEN, PATHS, parse, passed_on
 from prfaas.router.paths import check_path
 from prfaas.router.record import Record, Records
-from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from prfaas.scheduler.placement import choose
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.scheduler.snapshot import RequestFacts

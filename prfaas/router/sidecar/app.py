@@ -9,7 +9,7 @@ from aiohttp import web
 from prfaas import metrics
 from prfaas.router.answering import pass_answer_on
 from prfaas.router.fleet import Instance, InstanceAddress
-from prfaas.router.headers import GRANT_HEADER, request_id_of
+from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER, request_id_of
 from prfaas.router.openai import PARAMS_FIELD, PATHS, parse_object
 from prfaas.router.passing import Passing
 from prfaas.router.record import Record
@@ -18,7 +18,6 @@ from prfaas.router.sidecar.config import PrefillScheme, SidecarConfig
 from prfaas.router.sidecar.handover import Asked, Handover
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.router.two_steps import RESPONSES_PATH
-from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 HANDED_OVER = (*PATHS.values(), RESPONSES_PATH)

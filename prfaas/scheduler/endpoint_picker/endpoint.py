@@ -13,7 +13,6 @@ class Endpoint:
     """One model server. None stands for figures that nobody has measured."""
 
     name: str  # namespace/name, as session tokens carry it
-    address: str  # host:port, IPv6 in brackets
     labels: Mapping[str, str] = field(default_factory=dict)
     num_waiting: int = 0
     num_running: int = 0
@@ -21,8 +20,9 @@ class Endpoint:
     num_matched_blocks: int | None = None  # of this request's prompt
     num_in_flight: int | None = None  # requests that the picker sent there and that have not ended
     num_in_flight_tokens: int | None = None
-    predicted_ttft_seconds: float | None = None
     last_cold_use: float | None = None  # when it last took a request that nobody had cached; only the order counts
+    # What nobody measures here, as `config.py` warns; llm-d's own cases state it:
+    predicted_ttft_seconds: float | None = None
     active_adapters: frozenset[str] = frozenset()
     waiting_adapters: frozenset[str] = frozenset()
     max_adapters: int = 0

@@ -23,7 +23,6 @@ PickReason = Literal[
     "no_prefill_endpoint",
     "no_decode_endpoint",
 ]
-PREFILL_HEADER = "x-prefiller-host-port"
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,6 @@ class Decider:
 
 
 @dataclass(frozen=True)
-class Picked:
-    """What a cycle ends in: the decode endpoints, best first, and the prefill endpoint of a request that is split."""
-
-    decode: tuple[Endpoint, ...]
-    prefill: Endpoint | None
-    reason: PickReason
-
-    def headers(self) -> dict[str, str]:
-        """What goes to the decode side; an empty value takes away what a client sent under that name."""
-        return {PREFILL_HEADER: self.prefill.address if self.prefill else ""}
-
-
-@dataclass(frozen=True)
 class EndpointPicker:
     """A configuration that has been read (`config.py`)."""
 
@@ -108,16 +94,6 @@ class EndpointPicker:
     prefill_profile: str | None  # None: nothing is ever split
     decider: Decider | None
     warnings: tuple[str, ...] = ()
-
-    def pick(self, endpoints: Sequence[Endpoint], request: PickRequest) -> Picked:
-        """One cycle. Without a decode endpoint the request is refused (429 in llm-d); without a prefill endpoint it
-        runs on the decode endpoint alone.
-        """
-        decode = tuple(self.pick_decode(endpoints, request))
-        if not decode:
-            return Picked((), None, "no_decode_endpoint")
-        prefill, reason = self.pick_prefill(endpoints, request, decode[0])
-        return Picked(decode, prefill, reason)
 
     def pick_decode(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
         """The first stage: who may decode, best first."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -14,14 +17,26 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prfaas.errors import ConfigError
-from prfaas.router.config import QuotaConfig
-from prfaas.router.ext_proc.choosing import DESTINATION, SUBSET, host_port
+from prfaas.router.admission import Admission
+from prfaas.router.answering import Answering
+from prfaas.router.config import ClusterConfig, InstanceConfig, QuotaConfig
+from prfaas.router.deciding import Deciding
+from prfaas.router.ext_proc.choosing import DESTINATION, SUBSET, Choosing, host_port
+from prfaas.router.ext_proc.exchange import Exchange
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
 from prfaas.router.ext_proc.server import SERVICE, open_picker
-from prfaas.router.headers import GRANT_HEADER
+from prfaas.router.fleet import Fleet
+from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER
+from prfaas.router.legs import Legs
+from prfaas.router.quotas import Quota, Quotas
+from prfaas.router.record import Records
 from prfaas.router.server import open_door
-from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
-from tests.integration.router.door import LONG, SECRET, SHORT, Door, make_door, router_config
+from prfaas.router.tenants import Tenants
+from prfaas.router.tokens import Tokenizer
+from prfaas.types import ClusterKind, InstanceRole
+from tests.integration.router.door import LONG, SECRET, SHORT, Door, T, make_door, router_config
+from tests.unit.scheduler.endpoint_picker.conformance import cases
+from tests.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 
 DUPLEX = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)
@@ -205,6 +220,53 @@ async def test_an_engine_outside_the_subset_is_not_chosen_though_all_are_left_al
         assert refused.immediate_response.status.code == 503
         first, *_ = await Gateway(door, channel).exchange([_headers(subset=host_port(door.west.url)), *_body(SHORT)])
         assert DESTINATION in _set(first)
+
+
+@cases("routing-headers")
+async def test_the_prefill_engine_is_named_as_llm_d_names_it(case: dict[str, Any]) -> None:
+    target, expected = case["given"].get("prefill"), case["expect"]["headers"]
+    address = f"[{target[0]}]:{target[1]}" if isinstance(target, list) and target else target
+    async with _choosing_from(address) as choosing:
+        answer = await _placed(choosing, _headers(**case["given"].get("incoming", {})))
+    assert DESTINATION in _set(answer)
+    assert _set(answer).get(PREFILL_HEADER, "") == expected.get(PREFILL_HEADER, "")
+    # Without a target the header goes away in every case, so that a client's own never passes.
+    assert (PREFILL_HEADER in answer.request_headers.response.header_mutation.remove_headers) == (not address)
+
+
+@contextlib.asynccontextmanager
+async def _choosing_from(prefill: str | None) -> AsyncIterator[Choosing]:
+    """One engine that decodes and, where `prefill` is the host:port of one, another that prefills for it."""
+    roles: tuple[tuple[str, ClusterKind, InstanceRole], ...] = (("10.0.0.9:8000", "pd", "decode"),)
+    if prefill:
+        roles += ((prefill, "prfaas", "prefill"),)
+    config = router_config(clusters=tuple(_cluster(address, kind, role) for address, kind, role in roles))
+    async with aiohttp.ClientSession() as session:
+        fleet = Fleet(config, session)
+        for instance in fleet:
+            instance.healthy = True
+        deciding, legs = Deciding(config, SECRET, fleet, None), Legs(session, prefill_seconds=PATIENCE_SECONDS)
+        quotas = Quotas({}, Quota(), time.monotonic)
+        admission = Admission({}, max_requests=1, quotas=quotas, tenants=Tenants({}))
+        yield Choosing(fleet, Answering(fleet, deciding, legs, Tokenizer(session)), admission, Records())
+
+
+def _cluster(address: str, kind: ClusterKind, role: InstanceRole) -> ClusterConfig:
+    engine = InstanceConfig(name=role, url=f"http://{address}", role=role, agent=role, wire="127.0.0.1:7400")
+    return ClusterConfig(name=kind, kind=kind, instances=(engine,))
+
+
+async def _placed(choosing: Choosing, headers: Any) -> Any:
+    """The first answer to a prompt of token ids that is to be prefilled elsewhere where that can be."""
+
+    async def asked() -> AsyncIterator[Any]:
+        yield headers
+        body = json.dumps({"prompt": list(range(T + 1))}).encode()
+        yield pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True))
+
+    exchange = Exchange(choosing, max_body_bytes=1 << 20)
+    first, *_ = [answer async for answer in exchange.run(asked())]
+    return first
 
 
 async def test_its_health_is_grpcs_own(gateway: Gateway) -> None:

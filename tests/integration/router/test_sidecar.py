@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 
 from prfaas.errors import ConfigError
+from prfaas.router.headers import PREFILL_HEADER
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.router.sidecar.server import open_sidecar
-from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER
 from tests.integration.router.door import STREAMED
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.unit.scheduler.endpoint_picker.conformance import cases

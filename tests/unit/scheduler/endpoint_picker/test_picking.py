@@ -12,7 +12,7 @@ from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.filters import FILTERS
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider, read
-from prfaas.scheduler.endpoint_picker.picking import PREFILL_HEADER, Decider, EndpointPicker, Picked, Rules
+from prfaas.scheduler.endpoint_picker.picking import Decider, EndpointPicker, Rules
 from prfaas.scheduler.endpoint_picker.scorers import SCORERS
 from tests.unit.scheduler.endpoint_picker.conformance import CASES, DATA, NOT_OFFERED, cases
 
@@ -27,9 +27,10 @@ def _config(plugins: list[Any], profiles: list[Any] | None = None, **fields: Any
 
 def test_every_case_is_run_or_its_absence_explained() -> None:
     run = set()
-    folder = "unit/scheduler/endpoint_picker/"
-    for module in (f"{folder}test_plugins.py", f"{folder}test_picking.py", "integration/router/test_sidecar.py"):
-        text = (DATA.parent / module).read_text()
+    here, routers = DATA.parent / "unit/scheduler/endpoint_picker", DATA.parent / "integration/router"
+    modules = (here / "test_plugins.py", here / "test_picking.py", routers / "test_sidecar.py")
+    for module in (*modules, routers / "test_ext_proc.py"):
+        text = module.read_text()
         run |= {case["group"] for case in CASES if f'"{case["group"]}"' in text}
     assert run | set(NOT_OFFERED) == {case["group"] for case in CASES}
     assert not run & set(NOT_OFFERED)
@@ -48,7 +49,7 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
         return
     cached = given.get("cached_blocks_on_decode")
     is_there = "cached_blocks_on_decode" not in given or cached is not None
-    decode = Endpoint("decode", "", num_matched_blocks=cached) if is_there else None
+    decode = Endpoint("decode", num_matched_blocks=cached) if is_there else None
     its = PrefixDecider(given["nonCachedTokens"], given.get("promptTokens", 0))
     request = PickRequest(given["input_tokens"], given.get("block_size_tokens", 1))
     rules: tuple[tuple[Rules, str], ...] = (("current", "expect"), ("seed", "expect_seed_document"))
@@ -60,7 +61,7 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
 @cases("always-disagg-pd-decider")
 def test_always_disagg_decider(case: dict[str, Any]) -> None:
     decider = Decider("current")
-    assert decider.disaggregates(Endpoint("d", ""), PickRequest(1)) == (case["expect"]["disaggregate"], "always")
+    assert decider.disaggregates(Endpoint("d"), PickRequest(1)) == (case["expect"]["disaggregate"], "always")
 
 
 def _pd(non_cached: int, *, block: int = 1) -> EndpointPicker:
@@ -75,8 +76,8 @@ def _pd(non_cached: int, *, block: int = 1) -> EndpointPicker:
 
 def _pair(cached: int) -> list[Endpoint]:
     return [
-        Endpoint("d", "10.0.0.1:1", {ROLE_LABEL: "decode"}, num_matched_blocks=cached),
-        Endpoint("p", "10.0.0.2:1", {ROLE_LABEL: "prefill"}),
+        Endpoint("d", {ROLE_LABEL: "decode"}, num_matched_blocks=cached),
+        Endpoint("p", {ROLE_LABEL: "prefill"}),
     ]
 
 
@@ -86,15 +87,16 @@ def test_the_stages_of_a_cycle(case: dict[str, Any]) -> None:
     ran = given.get("ran", given.get("results"))
     fails = isinstance(ran, dict)
     endpoints = [] if fails else _pair(given.get("cached_tokens", 0))
-    picked = _pd(given.get("nonCachedTokens", 1)).pick(endpoints, PickRequest(given.get("input_tokens", 8)))
+    request = PickRequest(given.get("input_tokens", 8))
+    decode, prefill = _cycle(_pd(given.get("nonCachedTokens", 1)), endpoints, request)
     if fails:
-        assert picked == Picked((), None, "no_decode_endpoint")
+        assert decode is None
     elif "run_next" in case["expect"]:
         runs_prefill = case["expect"]["run_next"] == ["prefill"]
-        assert [one.name for one in picked.decode] == ["d"]
-        assert (picked.prefill is not None) == runs_prefill or ran == []
+        assert decode == "d"
+        assert (prefill is not None) == runs_prefill or ran == []
     else:
-        assert (picked.decode[0].name, picked.prefill and picked.prefill.name) == ("d", "p")
+        assert (decode, prefill) == ("d", "p")
 
 
 @cases("schedule.pd")
@@ -103,35 +105,31 @@ def test_whole_cycles(case: dict[str, Any]) -> None:
     num_tokens = given["prompt_characters"] // given["characters_per_token"]
     endpoints = [_described(text) for text in given["endpoints"]]
     picker = _pd(given["nonCachedTokens"])
-    _assert_picked(picker.pick(endpoints, PickRequest(num_tokens)), expected["first"])
+    assert _cycle(picker, endpoints, PickRequest(num_tokens)) == _expected(expected["first"])
     if "again_with_whole_prompt_cached" in expected:
         warm = [_described(text, cached=num_tokens) for text in given["endpoints"]]
-        _assert_picked(picker.pick(warm, PickRequest(num_tokens)), expected["again_with_whole_prompt_cached"])
+        again = expected["again_with_whole_prompt_cached"]
+        assert _cycle(picker, warm, PickRequest(num_tokens)) == _expected(again)
 
 
 def _described(text: str, *, cached: int = 0) -> Endpoint:
     name, _, rest = text.partition(": ")
     role, _, queue = rest.partition(", queue ")
     labels = {ROLE_LABEL: role.removeprefix("role ")} if role.startswith("role ") else {}
-    return Endpoint(name, name, labels, num_waiting=int(queue), num_matched_blocks=cached)
+    return Endpoint(name, labels, num_waiting=int(queue), num_matched_blocks=cached)
 
 
-def _assert_picked(picked: Picked, expected: Any) -> None:
-    if expected == "error":
-        assert picked.reason == "no_decode_endpoint"
-        return
-    assert picked.decode[0].name == expected["decode"]
-    assert (picked.prefill.name if picked.prefill else None) == expected.get("prefill")
+def _expected(expected: Any) -> tuple[str | None, str | None]:
+    return (None, None) if expected == "error" else (expected["decode"], expected.get("prefill"))
 
 
-@cases("routing-headers")
-def test_routing_headers(case: dict[str, Any]) -> None:
-    given, expected = case["given"], case["expect"]["headers"]
-    target = given.get("prefill")
-    address = f"[{target[0]}]:{target[1]}" if isinstance(target, list) and target else target
-    picked = Picked((Endpoint("d", ""),), Endpoint("p", address) if address else None, "always")
-    # Without a target the header is emptied in every case, so that a client's own never passes.
-    assert picked.headers() == {PREFILL_HEADER: expected.get(PREFILL_HEADER, "")}
+def _cycle(picker: EndpointPicker, endpoints: list[Endpoint], request: PickRequest) -> tuple[str | None, str | None]:
+    """Who decodes and who prefills in its place, by name, where anybody does."""
+    decode = picker.pick_decode(endpoints, request)
+    if not decode:
+        return None, None
+    prefill, _ = picker.pick_prefill(endpoints, request, decode[0])
+    return decode[0].name, prefill.name if prefill else None
 
 
 @cases("by-label.config", "prefix-cache-affinity-filter.config", "scorer.prefix-cache-scorer.config")
@@ -192,8 +190,9 @@ def test_config_loader(case: dict[str, Any]) -> None:
         profile = _config([QUEUE, {"type": "decode-filter"}, PICKER]).profiles["default"]
         assert (len(profile.filters), len(profile.scorers)) == (1, 1)
     elif name == "one profile, no handler":
-        picked = _config([QUEUE], ONE).pick([Endpoint("a", "", num_waiting=2), Endpoint("b", "")], PickRequest(9))
-        assert ([one.name for one in picked.decode], picked.reason) == (["b"], "no_decider")
+        picker, (a, b) = _config([QUEUE], ONE), (Endpoint("a", num_waiting=2), Endpoint("b"))
+        assert picker.pick_decode([a, b], PickRequest(9)) == [b]
+        assert picker.pick_prefill([a, b], PickRequest(9), b) == (None, "no_decider")
     else:
         order = [{"name": "one", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "queue-scorer"}]}]
         assert len(_config([QUEUE, PICKER], order).profiles["one"].scorers) == 1
@@ -202,23 +201,21 @@ def test_config_loader(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("num_tokens", "splits"), [(7, False), (8, False), (9, True)])
 def test_the_seed_pages_own_file_loads_unchanged_and_decides_by_its_rule(num_tokens: int, splits: bool) -> None:
     picker = load(MINIMAL, name="minimal.yaml")
-    endpoints = [Endpoint("d", "", {"role": "decode"}), Endpoint("p", "10.0.0.2:8000", {"role": "prefill"})]
-    picked = picker.pick(endpoints, PickRequest(num_tokens))
-    assert (picked.decode[0].name, picked.prefill is not None) == ("d", splits)
-    assert picked.headers() == {PREFILL_HEADER: "10.0.0.2:8000" if splits else ""}
+    endpoints = [Endpoint("d", {"role": "decode"}), Endpoint("p", {"role": "prefill"})]
+    assert _cycle(picker, endpoints, PickRequest(num_tokens)) == ("d", "p" if splits else None)
 
 
 def test_the_seed_rule_and_the_current_one_part_at_zero_and_at_equality() -> None:
     endpoints = [
-        Endpoint("d", "", {"role": "decode"}, num_matched_blocks=0),
-        Endpoint("p", "", {"role": "prefill"}),
+        Endpoint("d", {"role": "decode"}, num_matched_blocks=0),
+        Endpoint("p", {"role": "prefill"}),
     ]
     now = MINIMAL.replace("inference.networking.x-k8s.io/v1alpha1", CURRENT)
     for num_tokens, limit, seed, current in ((8, 8, False, True), (1, 0, True, False)):
         for text, splits in ((MINIMAL, seed), (now, current)):
             changed = text.replace("nonCachedTokens: 8", f"nonCachedTokens: {limit}")
-            picked = load(changed, name="x").pick(endpoints, PickRequest(num_tokens))
-            assert (picked.prefill is not None) == splits, (num_tokens, limit)
+            picked = _cycle(load(changed, name="x"), endpoints, PickRequest(num_tokens))
+            assert picked == ("d", "p" if splits else None), (num_tokens, limit)
 
 
 def test_without_its_feature_gate_the_seed_pages_file_refuses_to_start() -> None:
@@ -263,10 +260,10 @@ def test_todays_default_pair_prefers_the_warm_endpoint_until_it_is_far_behind() 
     picker = _config([{"type": kind} for kind in kinds])
     for in_flight, name in ((100_000, "warm"), (300_000, "idle")):
         endpoints = [
-            Endpoint("idle", "", num_matched_blocks=0, num_in_flight_tokens=0),
-            Endpoint("warm", "", num_matched_blocks=90, num_in_flight_tokens=in_flight),
+            Endpoint("idle", num_matched_blocks=0, num_in_flight_tokens=0),
+            Endpoint("warm", num_matched_blocks=90, num_in_flight_tokens=in_flight),
         ]
-        assert picker.pick(endpoints, PickRequest(100)).decode[0].name == name
+        assert picker.pick_decode(endpoints, PickRequest(100))[0].name == name
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_label_filters(case: dict[str, Any]) -> None:
     pods = given["endpoints"] if isinstance(given["endpoints"], dict) else dict(PODS)
     if str(given["endpoints"]).endswith("without no-tier-pod"):
         pods = {name: labels for name, labels in pods.items() if name != "no-tier-pod"}
-    endpoints = [Endpoint(name, "", labels) for name, labels in pods.items()]
+    endpoints = [Endpoint(name, labels) for name, labels in pods.items()]
     kind = "by-label" if case["group"].startswith("by-label") else "label-selector-filter"
     assert _keep(kind, given["parameters"], endpoints) == set(case["expect"]["keep"])
 
@@ -44,12 +44,12 @@ def test_label_filters(case: dict[str, Any]) -> None:
 @cases("role-filters")
 def test_role_filters(case: dict[str, Any]) -> None:
     roles = case["given"]["endpoints"].items()
-    endpoints = [Endpoint(name, "", {ROLE_LABEL: role} if role else {}) for name, role in roles]
+    endpoints = [Endpoint(name, {ROLE_LABEL: role} if role else {}) for name, role in roles]
     assert _keep(case["id"], {}, endpoints) == set(case["expect"]["keep"])
 
 
 def test_an_unlabelled_pod_decodes() -> None:
-    endpoints = [Endpoint("none", ""), Endpoint("p", "", {ROLE_LABEL: "prefill"})]
+    endpoints = [Endpoint("none"), Endpoint("p", {ROLE_LABEL: "prefill"})]
     assert _keep("decode-filter", {}, endpoints) == {"none"}
 
 
@@ -58,7 +58,6 @@ def test_prefix_cache_affinity_filter(case: dict[str, Any]) -> None:
     endpoints = [
         Endpoint(
             one["name"],
-            "",
             num_matched_blocks=one["match_of_100"],
             predicted_ttft_seconds=one["predicted_ttft_ms"] / 1000,
             num_in_flight_tokens=one["in_flight_tokens"],
@@ -71,15 +70,15 @@ def test_prefix_cache_affinity_filter(case: dict[str, Any]) -> None:
 
 def test_a_warm_endpoint_that_would_answer_too_late_loses_its_privilege() -> None:
     endpoints = [
-        Endpoint("warm", "", num_matched_blocks=90, num_in_flight_tokens=300_000),
-        Endpoint("idle", "", num_matched_blocks=0, num_in_flight_tokens=0),
+        Endpoint("warm", num_matched_blocks=90, num_in_flight_tokens=300_000),
+        Endpoint("idle", num_matched_blocks=0, num_in_flight_tokens=0),
     ]
     assert _keep("prefix-cache-affinity-filter", {}, endpoints, PickRequest(100)) == {"warm", "idle"}
 
 
 @cases("filter.session-affinity")
 def test_session_filter(case: dict[str, Any]) -> None:
-    endpoints = [Endpoint(name, "") for name in case["given"]["endpoints"]]
+    endpoints = [Endpoint(name) for name in case["given"]["endpoints"]]
     request = PickRequest(session_token="ZGVmYXVsdC9nb25l")
     assert _keep("session-affinity-filter", {}, endpoints, request) == set(case["expect"]["keep"])
     assert _keep("session-affinity-filter", {}, endpoints, PickRequest(session_token="cG9kMQ==")) == {"pod1"}
@@ -88,9 +87,7 @@ def test_session_filter(case: dict[str, Any]) -> None:
 @cases("max-score-picker")
 def test_max_score_picker(case: dict[str, Any]) -> None:
     scores, expected = case["given"]["scores"], case["expect"]
-    picked = max_score(
-        [Endpoint(name, "") for name in scores], list(scores.values()), case["given"]["maxNumOfEndpoints"]
-    )
+    picked = max_score([Endpoint(name) for name in scores], list(scores.values()), case["given"]["maxNumOfEndpoints"])
     names = [one.name for one in picked]
     free = expected["first_in_any_order"]
     assert set(names[:free]) == set(expected["picked"][:free]) and names[free:] == expected["picked"][free:]
@@ -118,13 +115,13 @@ def test_scorers_of_one_figure(case: dict[str, Any]) -> None:
     given = dict(case["given"])
     request = PickRequest(given.pop("total", 0))
     name = next(name for name in given if name in fields)
-    endpoints = [Endpoint("", "", **{fields[name]: value}) for value in given.pop(name)]
+    endpoints = [Endpoint("", **{fields[name]: value}) for value in given.pop(name)]
     kind = case["group"].removeprefix("scorer.")
     assert _score(kind, endpoints, request, given) == pytest.approx(case["expect"]["scores"])
 
 
 def test_the_matched_length_may_count_beside_the_matched_share() -> None:
-    endpoint = Endpoint("", "", num_matched_blocks=5)
+    endpoint = Endpoint("", num_matched_blocks=5)
     parameters = {"matchLengthWeight": 0.5, "matchLengthScaleTokens": 100}
     assert _score("prefix-cache-scorer", [endpoint], PickRequest(10), parameters) == [pytest.approx(0.25125)]
 
@@ -134,7 +131,7 @@ def test_no_hit_lru_scorer(case: dict[str, Any]) -> None:
     times = {"never": None, "older": 1.0, "newest": 2.0}
     uses = case["given"].get("last_cold_use", ["never"] * 3)
     endpoints = [
-        Endpoint("", "", num_matched_blocks=cached, last_cold_use=times[use])
+        Endpoint("", num_matched_blocks=cached, last_cold_use=times[use])
         for cached, use in zip(case["given"]["cached"], uses, strict=True)
     ]
     assert _score("no-hit-lru-scorer", endpoints, PickRequest(10)) == case["expect"]["scores"]
@@ -142,7 +139,7 @@ def test_no_hit_lru_scorer(case: dict[str, Any]) -> None:
 
 @cases("scorer.session-affinity-scorer")
 def test_session_scorer(case: dict[str, Any]) -> None:
-    endpoints = [Endpoint("pod1", ""), Endpoint("pod2", "")]
+    endpoints = [Endpoint("pod1"), Endpoint("pod2")]
     request = PickRequest(session_token=case["given"]["token"])
     assert _score("session-affinity-scorer", endpoints, request) == case["expect"]["scores"]
     assert _score("session-affinity-scorer", endpoints, PickRequest(session_token="cG9kMg==")) == [0.0, 1.0]
@@ -152,7 +149,6 @@ def test_session_scorer(case: dict[str, Any]) -> None:
 def test_lora_scorer(case: dict[str, Any]) -> None:
     endpoints = [
         Endpoint(
-            "",
             "",
             active_adapters=frozenset(pod["active"]),
             waiting_adapters=frozenset(pod["waiting"]),
@@ -169,16 +165,15 @@ def test_profile(case: dict[str, Any]) -> None:
     if "raw_scores" in case["given"]:
         raw = case["given"]["raw_scores"]
         profile = Profile("", scorers=((lambda endpoints, request, its: raw, None, case["given"]["weight"]),))
-        assert profile.scores([Endpoint(str(n), "") for n in raw], ANY) == case["expect"]["weighted"]
+        assert profile.scores([Endpoint(str(n)) for n in raw], ANY) == case["expect"]["weighted"]
     else:
         nobody = Profile("", filters=((lambda endpoints, request, its: [], None),))
-        assert nobody.run([Endpoint("a", "")], ANY) == []
+        assert nobody.run([Endpoint("a")], ANY) == []
 
 
 endpoints = st.builds(
     Endpoint,
     st.text(max_size=3),
-    st.just(""),
     st.just({}),
     st.integers(0, 500),
     st.integers(0, 500),
