@@ -178,7 +178,9 @@ CLIENT_TOKENS = _counter(
     ("client",),
 )
 ROUTER_TASKS_ENDED = _counter(
-    "prfaas_router_tasks_ended", "Background work that an error of ours has ended; it rests until a restart.", ("task",)
+    "prfaas_router_tasks_ended",
+    "Background work that an error of ours has ended; it begins anew after a second.",
+    ("task",),
 )
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that ended in a local recompute before the first token.", ("reason",)
@@ -302,7 +304,7 @@ MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Snapshots of a cluster
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read anew from the record.")
 MANAGER_TASKS_ENDED = _counter(
     "prfaas_manager_tasks_ended",
-    "Background work that an error of ours has ended; it rests until a restart.",
+    "Background work that an error of ours has ended; it begins anew after a second.",
     ("task",),
 )
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))

@@ -31,6 +31,7 @@ from prfaas.hashing import HashChain
 FIRST_PAUSE_SECONDS = (
     0.001  # of an idle engine; each look that finds nothing is followed by a pause of twice the length
 )
+REATTACH_WAIT_SECONDS = 0.02  # a new agent answers its engine's scheduler within a millisecond
 _log = logs.get("connector.scheduler")
 Tables = Callable[[], Sequence[Sequence[int]]]
 
@@ -96,6 +97,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Begin the transfer that the request's parameters ask for, and look for what is here already."""
+        self.poll()  # an idle engine has not noticed yet that its agent is another one
         direction = direction_of(request.parameters)
         refusal = self._begin(request, direction) if direction else None
         if direction and refusal:
@@ -180,7 +182,7 @@ class SchedulerSide:
                 requests.fail_all("agent_lost")
             self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
             self._outgoing.take_ends()  # handles of the agent that is gone; the next one gives the same to others
-            self._client.reattach()
+            self._client.reattach(wait_seconds=REATTACH_WAIT_SECONDS)
         return len(messages)
 
     def _on_message(self, message: Message) -> None:

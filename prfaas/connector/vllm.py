@@ -20,6 +20,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | after the forward | get_transfer_results | which requests are loaded |
 | scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
 | scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
+| scheduler | a client resets caches | reset_cache | refuse: pools hold KV that other engines use |
 | both | engine stop | shutdown | leave the agent |
 """
 
@@ -189,13 +190,18 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         )
         return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
 
+    def reset_cache(self) -> bool:
+        """False: what all agents' pools hold under this identity of the weights stays, so weights may not change under it."""
+        _log.warning("cache.not_reset", why="pools keep their KV; other weights need another name", model=self._model)
+        return False
+
     def _leaves(self, request: Any) -> HashChain | None:
         """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the
         last, or all where vLLM schedules asynchronously and the step after an answer's end was under way."""
         if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             return None
         if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
-            return None  # rejected draft tokens are among them
+            return None
         parameters = request.kv_transfer_params or {}
         tenant = tenant_of(parameters, request.cache_salt, default=self._settings.tenant)
         return token_chain(request, request.num_computed_tokens, model=self._model, tenant=tenant)

@@ -8,13 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
-from prfaas.connector.blocks import Copier, LayerBlocks
+from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.steps import Copy, Save, Step
+from prfaas.errors import LayoutError
 
 # An agent without `peers` answers within a millisecond. One that asks them first is waited for in vain, once; until it has
 # answered, steps run without copies, and the agent keeps what the scheduler's side claims meanwhile.
@@ -71,8 +74,10 @@ class WorkerSide:
 
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
-        if step.epoch != self._epoch and self._client.reattach(self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS):
-            self._take_arena()  # of the agent that the scheduler has met since
+        if step.epoch != self._client.attached.epoch and self._client.reattach(
+            self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS
+        ):
+            self._take_new_arena()  # of the agent that the scheduler has met since
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
             self._fail(request_id)
@@ -83,6 +88,13 @@ class WorkerSide:
         for save, its in copies:
             for name in self._by_group[its.span.group]:
                 self._pending.setdefault(name, []).append((save, its))
+
+    def _take_new_arena(self) -> None:
+        try:
+            self._take_arena()
+        except LayoutError as error:  # the engine goes on without copies until there is yet another agent
+            self._copier = HostCopier(torch.empty(0, 0, dtype=torch.uint8))
+            _log.error("arena.unusable", error=str(error))
 
     def _leave_arena(self) -> None:
         """End the copies of the agent that is gone; what they had to say is of no use to the next one."""

@@ -60,7 +60,11 @@ class Manager:
         self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
         self._session_record = SessionRecord(self.store, expiry_seconds=config.session_seconds)
         self.replication = Replication(
-            self.store, self.world, lease_seconds=config.lease_seconds, forget_seconds=config.forget_seconds
+            self.store,
+            self.world,
+            lease_seconds=config.lease_seconds,
+            forget_seconds=config.forget_seconds,
+            takes_plans=config.deployment is not None,
         )
         self.copies = Copies(
             secret=secret,
@@ -224,13 +228,15 @@ class Manager:
         await self._grpc.start()
         await self._grpc.set_serving(True)
         self._background = [
-            lasting(self._tick(), name="tick", ended=metrics.MANAGER_TASKS_ENDED),
-            lasting(self._session_record.run(), name="sessions", ended=metrics.MANAGER_TASKS_ENDED),
-            lasting(self._rebalancing.run(), name="rebalancing", ended=metrics.MANAGER_TASKS_ENDED),
-            lasting(self._feed.run(), name="dashboard", ended=metrics.MANAGER_TASKS_ENDED),
+            lasting(self._tick, name="tick", ended=metrics.MANAGER_TASKS_ENDED),
+            lasting(self._session_record.run, name="sessions", ended=metrics.MANAGER_TASKS_ENDED),
+            lasting(self._feed.run, name="dashboard", ended=metrics.MANAGER_TASKS_ENDED),
         ]
+        if self._config.rebalance_bytes_per_second:
+            rebalancing = lasting(self._rebalancing.run, name="rebalancing", ended=metrics.MANAGER_TASKS_ENDED)
+            self._background.append(rebalancing)
         if self._planning is not None:
-            self._background.append(lasting(self._planning.run(), name="planning", ended=metrics.MANAGER_TASKS_ENDED))
+            self._background.append(lasting(self._planning.run, name="planning", ended=metrics.MANAGER_TASKS_ENDED))
         self.is_ready = True
         log.info(
             "manager.started", address=self.address, http=self.http_address, embedded_redis=self._redis is not None

@@ -68,7 +68,7 @@ class Rebalancing:
 
     async def run(self) -> None:
         """Rebalance until cancelled."""
-        while self._config.rebalance_bytes_per_second:
+        while True:
             await self.rebalance()
             await asyncio.sleep(STEP_SECONDS)
 

@@ -25,11 +25,16 @@ log = logs.get("manager.replication")
 class Replication:
     """Brings the record and the world together."""
 
-    def __init__(self, store: RedisStore, world: World, *, lease_seconds: float, forget_seconds: float) -> None:
+    def __init__(
+        self, store: RedisStore, world: World, *, lease_seconds: float, forget_seconds: float, takes_plans: bool
+    ) -> None:
+        """`takes_plans`: a plan in the record is in force here; it outlives the setting that it was made for."""
         self._store, self._world, self._owner = store, world, ""
+        self._takes_plans = takes_plans
         self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
         self._clusters: list[ClusterName] = []  # of the record
         self._positions: dict[ClusterName, str] = {}  # last entry applied, of every cluster that is followed
+        self._retired: set[ClusterName] = set()  # not followed until somebody writes them again
         self._writers: dict[ClusterName, ClusterWriter] = {}
         self._locks: dict[ClusterName, asyncio.Lock] = {}
         self._follower: asyncio.Task[None] | None = None
@@ -42,7 +47,7 @@ class Replication:
     def start(self, *, owner: str) -> None:
         """Begin to follow; `owner` is "<address> <random>", the address being where agents are sent to."""
         self._owner = owner
-        self._follower = lasting(self._follow(), name="follower", ended=metrics.MANAGER_TASKS_ENDED)
+        self._follower = lasting(self._follow, name="follower", ended=metrics.MANAGER_TASKS_ENDED)
 
     async def close(self) -> None:
         """Write what is queued and give every lease back."""
@@ -97,6 +102,7 @@ class Replication:
             lease, position, unbroken = None, START_ID, False
         self._positions.pop(cluster, None)
         self._writers[cluster] = writer
+        self._world.turn(cluster, frozenset())  # what another manager was about to do is not going on
         writer.start(lease, position, behind=not unbroken)
         self._watch(writer)
         log.info("writer.started", cluster=cluster, epoch=lease.epoch if lease else None)
@@ -143,25 +149,46 @@ class Replication:
             self._world.refresh()
 
     async def _discover(self) -> None:
-        """Load clusters that are new; take the newest plan."""
+        """Load clusters that are new, leave those that nobody writes any more; take the newest plan."""
         self._clusters = await self._store.clusters()
-        for cluster in self._clusters:
-            if cluster not in self._positions and cluster not in self._writers:
+        for cluster in self._followed:
+            if cluster in self._positions:
+                await self._retire_if_over(cluster)
+            elif cluster not in self._retired or await self._store.writer(cluster) is not None:
                 await self._load(cluster)
         self._figures, self._figures_due = {}, 0.0
         await self._read_figures()
-        for data in (await self._store.plans(self._clusters)).values():
-            self._world.apply_plan(data)
+        if self._takes_plans:
+            for data in (await self._store.plans(self._clusters)).values():
+                self._world.apply_plan(data)
         self._world.refresh()
+
+    @property
+    def _followed(self) -> list[ClusterName]:
+        return [its for its in self._clusters if its not in self._writers]
+
+    async def _retire_if_over(self, cluster: ClusterName) -> None:
+        """Forget the nodes of a cluster when all have been silent for long and no writer is there to forget them."""
+        if not self._world.is_silent(cluster, self._forget_seconds):
+            return
+        async with self._lock(cluster):
+            if cluster in self._positions and await self._store.writer(cluster) is None:
+                del self._positions[cluster]
+                self._retired.add(cluster)
+                self._world.replace_nodes(cluster, ())
+                log.info("cluster.retired", cluster=cluster)
 
     async def _read_figures(self) -> None:
         """Take the figures of the clusters that others write, when it is time."""
         if _now() < self._figures_due:
             return
-        found = await self._store.figures([its for its in self._clusters if its not in self._writers])
+        found = await self._store.figures(self._followed)
         for cluster, data in found.items():
             if data != self._figures.get(cluster):
-                self._world.apply_figures(data)
+                self._world.apply_figures(cluster, data)
+        for cluster in self._followed:
+            if cluster not in found:
+                self._world.turn(cluster, frozenset())  # whose writer has ended
         self._figures, self._figures_due = found, _now() + _FIGURES_SECONDS
 
     async def _read_new(self) -> None:
@@ -199,6 +226,7 @@ class Replication:
             if cluster not in self._writers:
                 self._positions.pop(cluster, None)
                 self._positions[cluster] = await self._reload(cluster)
+                self._retired.discard(cluster)
 
     async def _reload(self, cluster: ClusterName) -> str:
         """Snapshot, then the stream after it; returns the last entry applied. While a snapshot is being written, memory

@@ -39,6 +39,7 @@ class RoleChanges:
         self._clock = clock
         self._rules = RoleRules(config.role_change_seconds, config.role_change_gain)
         self._wishes = RoleWishes()
+        self._draining: Mapping[InstanceId, Role] = {}  # as of the step before, which may have been another manager's
         self._drained_since = 0.0
         self._stepped_at = clock()
         self._utilization: dict[tuple[ClusterName, Role], float] = {}
@@ -47,6 +48,8 @@ class RoleChanges:
         """The roles that a new plan should have, or None when they stay. `max_batches`: of a decode instance, by cluster."""
         now = self._clock()
         clusters = self._clusters(plan, max_batches, now)
+        if plan.draining != self._draining:
+            self._draining, self._drained_since = plan.draining, now
         if plan.draining:
             return self._drained(plan, now)
         gain = plan.best_requests_per_second / plan.requests_per_second - 1 if plan.requests_per_second else math.inf
@@ -59,7 +62,6 @@ class RoleChanges:
         metrics.ROLE_CHANGES.labels(role=change.role, outcome="begun" if applies else "recommended").inc()
         if not applies:
             return None
-        self._drained_since = now
         return Roles(plan.roles, {change.instance: change.role})
 
     def _drained(self, plan: ThresholdPlan, now: float) -> Roles | None:

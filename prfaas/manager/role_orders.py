@@ -46,13 +46,11 @@ class RoleOrders:
         async with self._turn:
             before = live_member(self._world, name)
             after = self._check(before, role)
-            self._world.turning = frozenset(its.instance for its in before.node.engines)
-            self._world.version += 1
+            self._world.turn(before.node.cluster, frozenset(its.instance for its in before.node.engines))
             try:
                 left = requests_of(await until_idle(self._world, name, seconds=seconds, clock=self._clock))
             finally:
-                self._world.turning = frozenset()
-                self._world.version += 1
+                self._world.turn(before.node.cluster, frozenset())
             writer = await self._replication.writer_for(before.node.cluster)  # the lease may have been lost meanwhile
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))

@@ -44,7 +44,7 @@ class World:
         self._live: frozenset[AgentName] = frozenset()
         self._draining: dict[AgentName, int] = {}  # with the epoch that was told to
         self._ordered_roles: dict[AgentName, InstanceRole] = {}  # by operators
-        self.turning: frozenset[InstanceId] = frozenset()  # about to take the role that an operator ordered
+        self._turning: dict[ClusterName, frozenset[InstanceId]] = {}
         self._settled_at = clock() + expiry_seconds
         self._members: Sequence[Member] = ()  # as `live` found them at these versions, until this time
         self._members_of: tuple[int, int, ThresholdPlan | None] | None = None
@@ -197,6 +197,16 @@ class World:
             self._ordered_roles[name] = role
         self.version += 1
 
+    def turn(self, cluster: ClusterName, instances: frozenset[InstanceId]) -> None:
+        """These instances of a cluster, and no others, are about to take the role that an operator ordered."""
+        if instances != self._turning.get(cluster, frozenset()):
+            self._turning[cluster] = instances
+            self.version += 1
+
+    @property
+    def turning(self) -> frozenset[InstanceId]:
+        return frozenset().union(*self._turning.values())
+
     @property
     def draining(self) -> frozenset[InstanceId]:
         """Instances that are to take another role and get nothing new."""
@@ -246,6 +256,11 @@ class World:
         """Nodes of a cluster that have not been heard of for so long."""
         names = self.membership.silent_for(seconds, self._clock())
         return [name for name in names if self.cluster_of(name) == cluster]
+
+    def is_silent(self, cluster: ClusterName, seconds: float) -> bool:
+        """Whether a cluster has nodes, and none has been heard of for so long."""
+        num_nodes = sum(member.node.cluster == cluster for member in self.membership)
+        return bool(num_nodes) and len(self.silent_for(seconds, cluster)) == num_nodes
 
     def forget(self, name: AgentName) -> None:
         self.membership.forget(name)
@@ -343,12 +358,14 @@ class World:
         """Signs of life and figures of a cluster's nodes, for the other managers."""
         now = self._clock()
         states = [node_state(member, now) for member in self.live() if member.node.cluster == cluster]
-        return pb.ClusterFigures(nodes=states).SerializeToString()
+        turning = sorted(self._turning.get(cluster, ()))
+        return pb.ClusterFigures(nodes=states, turning_instances=turning).SerializeToString()
 
-    def apply_figures(self, data: bytes) -> None:
+    def apply_figures(self, cluster: ClusterName, data: bytes) -> None:
         """Take what a cluster's writer publishes; nodes that are not known yet come with the record."""
-        now = self._clock()
-        for state in pb.ClusterFigures.FromString(data).nodes:
+        now, figures = self._clock(), pb.ClusterFigures.FromString(data)
+        self.turn(cluster, frozenset(map(InstanceId, figures.turning_instances)))
+        for state in figures.nodes:
             try:
                 self.membership.hear(
                     AgentName(state.node.name),

@@ -7,6 +7,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -147,15 +148,15 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     async with engine_session(engine_key, certificates) as session, following(certificates):
         fleet = Fleet(config, session)
         manager = ManagerLink(config, secret, fleet) if config.managers else None
-        watches = [lasting(fleet.probe_forever(), name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
+        watches = [lasting(fleet.probe_forever, name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
         if config.discovery.looks:
             discovery = Discovery(
                 config.discovery, session=session, tls=_dialling(config), found=fleet.update, clock=time.monotonic
             )
-            watches.append(lasting(discovery.watch_forever(), name="discovery watch", ended=metrics.ROUTER_TASKS_ENDED))
+            watches.append(lasting(discovery.watch_forever, name="discovery watch", ended=metrics.ROUTER_TASKS_ENDED))
         if manager is not None:
-            watches.append(lasting(manager.watch_forever(), name="manager watch", ended=metrics.ROUTER_TASKS_ENDED))
-            watches.append(lasting(manager.report_forever(), name="manager report", ended=metrics.ROUTER_TASKS_ENDED))
+            watches.append(lasting(manager.watch_forever, name="manager watch", ended=metrics.ROUTER_TASKS_ENDED))
+            watches.append(lasting(manager.report_forever, name="manager report", ended=metrics.ROUTER_TASKS_ENDED))
         answering = Answering(
             fleet=fleet,
             deciding=Deciding(config, secret, fleet, manager),
@@ -194,7 +195,7 @@ async def following(certificates: Certificates | None) -> AsyncIterator[None]:
     """Have the engines' connections take new files as long as the block runs."""
     watches = []
     if certificates is not None:
-        watches.append(lasting(_follow(certificates), name="certificates", ended=metrics.ROUTER_TASKS_ENDED))
+        watches.append(lasting(partial(_follow, certificates), name="certificates", ended=metrics.ROUTER_TASKS_ENDED))
     try:
         yield
     finally:

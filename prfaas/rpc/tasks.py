@@ -1,4 +1,4 @@
-"""Background tasks: none ends unseen, and all end for certain when they are to.
+"""Background tasks: none ends unseen or for good, and all end for certain when they are to.
 
 Libraries now and then swallow a cancellation that meets the end of a call.
 """
@@ -6,8 +6,7 @@ Libraries now and then swallow a cancellation that meets the end of a call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from prometheus_client import Counter
@@ -15,26 +14,25 @@ from prometheus_client import Counter
 from prfaas import logs
 
 _RETRY_SECONDS = 0.25
+_PAUSE_SECONDS = 1.0  # so that work which fails at once takes no whole core
 _log = logs.get("tasks")
 
 
-def lasting(work: Coroutine[Any, Any, None], *, name: str, ended: Counter) -> asyncio.Task[None]:
-    """A task that is to run until it is cancelled; that it ends otherwise is logged, and counted under `name`."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(partial(_note_end, ended=ended))
-    return task
+def lasting(work: Callable[[], Coroutine[Any, Any, None]], *, name: str, ended: Counter) -> asyncio.Task[None]:
+    """A task that does its work until it is cancelled; each end of it is logged and counted under `name`, and after a pause
+    it begins anew."""
+    return asyncio.create_task(_again(work, name, ended), name=name)
 
 
-def _note_end(task: asyncio.Task[None], ended: Counter) -> None:
-    if task.cancelled():
-        return
-    ended.labels(task=task.get_name()).inc()
-    try:
-        task.result()
-    except Exception:
-        _log.exception("task.ended", task=task.get_name())
-    else:
-        _log.error("task.ended", task=task.get_name())
+async def _again(work: Callable[[], Coroutine[Any, Any, None]], name: str, ended: Counter) -> None:
+    while True:
+        try:
+            await work()
+            _log.error("task.ended", task=name)
+        except Exception:  # ours, whatever it is
+            _log.exception("task.ended", task=name)
+        ended.labels(task=name).inc()
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

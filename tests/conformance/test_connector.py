@@ -313,3 +313,9 @@ def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
     assert engine.told.resumed_at["second"] == num_reused
     assert engine.told.wrong_blocks == []
     site.assert_nothing_is_left()
+
+
+def test_a_reset_that_would_leave_kv_of_former_weights_in_pools_is_refused(site: Site) -> None:
+    engine = site.decoder("dense")
+    assert engine.scheduler.reset_prefix_cache()
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)

@@ -752,7 +752,9 @@ class Record(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., batch: _Optional[_Union[Record.NodeBatch, _Mapping]] = ..., forgotten: _Optional[str] = ..., ordered_role: _Optional[_Union[Record.OrderedRole, _Mapping]] = ..., leaving: _Optional[_Union[Record.Leaving, _Mapping]] = ...) -> None: ...
 
 class ClusterFigures(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "turning_instances")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    TURNING_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ...) -> None: ...
+    turning_instances: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., turning_instances: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from functools import partial
@@ -13,8 +14,9 @@ from prfaas.agent.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.blocks import Copier
 from prfaas.connector.cuda_blocks import copier_for
-from prfaas.connector.steps import Load, SlotSpan, Step
+from prfaas.connector.steps import Load, Save, SlotSpan, Step
 from prfaas.connector.worker_side import WorkerSide
+from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
 from tests.waiting import wait_until
@@ -105,3 +107,55 @@ def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) ->
 
     wait_until(has_met_the_new_one, what="the new agent")
     assert ends == []
+
+
+def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: Nodes) -> None:
+    """An idle engine has not looked at its agent since."""
+    prefiller, _ = mortal_nodes.pair(SHAPES["dense"])
+    seeds = itertools.count(3)
+
+    def is_begun() -> bool:
+        """Tried anew, since a busy machine's agent may be slower than an engine waits."""
+        mortal_nodes.kill_agent("east")
+        wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
+        prompt, before = prompt_of(next(seeds)), prefiller.outcomes().get("send agent_lost", 0)
+        sending(prefiller, prompt, mortal_nodes.grant(prompt))
+        return prefiller.outcomes().get("send agent_lost", 0) == before
+
+    wait_until(is_begun, what="a transfer")
+
+
+def test_an_arena_that_cannot_be_used_leaves_the_engine_without_copies(
+    mortal_nodes: Nodes,
+) -> None:
+    """On a GPU it may not be pinned any more."""
+    made: list[int] = []
+
+    def make(client: AgentClient) -> Copier:
+        made.append(client.attached.epoch)
+        if len(made) == 2:
+            raise LayoutError("it cannot be pinned")
+        return copier_for(client, device=CPU)
+
+    memory = memory_of(SHAPES["dense"])
+    client = AgentClient(str(mortal_nodes.west.socket), instance="unpinned", role="worker", layout=memory.layout)
+    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
+
+    def has_met_a_new_one() -> bool:
+        worker.begin_step(Step(epoch=0))
+        return len(made) > num_before
+
+    for goes_on in (False, True):
+        num_before = len(made)
+        mortal_nodes.kill_agent("west")
+        wait_until(has_met_a_new_one, what="a new agent")
+        load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),), generations=((0,),)),))
+        left = Save(1, True, (), release="left")
+        worker.begin_step(Step(epoch=made[-1], loads=(load,), saves=(left,)))
+        worker.start_loads()
+        worker.on_forward_end()
+        loaded = worker.take_loaded()
+        assert loaded.stored == {"left"}
+        assert (loaded.failed == {"r"}) is not goes_on
+    assert len(made) == 3, "each agent's arena is tried once"
+    worker.close()

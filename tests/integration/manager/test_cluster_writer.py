@@ -22,6 +22,7 @@ from tests.integration.manager.deployment import hybrid_layout
 from tests.waiting import PATIENCE_SECONDS, until
 
 EAST = ClusterName("east")
+FORGET_SECONDS = 1800.0
 
 
 def node(name: str, *, epoch: int = 1) -> Node:
@@ -36,7 +37,9 @@ class Writing:
         self.store = RedisStore(redis.url)
         clock = clock or asyncio.get_running_loop().time
         self.world = World(expiry_seconds=PATIENCE_SECONDS, clock=clock)
-        self.replication = Replication(self.store, self.world, lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0)
+        self.replication = Replication(
+            self.store, self.world, lease_seconds=PATIENCE_SECONDS, forget_seconds=FORGET_SECONDS, takes_plans=True
+        )
         self.replication.start(owner=f"{name}:7410 x")
 
     def roles(self) -> dict[str, InstanceRole]:
@@ -164,6 +167,21 @@ async def test_a_cluster_is_known_until_the_snapshot_that_replaces_it_is_there(r
     await until(has_replaced, what="the snapshot")
     assert following.live() == ["n1"], "of n2 nothing has been heard"
     await next_one.close()
+    await following.close()
+
+
+async def test_a_cluster_that_nobody_writes_is_forgotten_until_somebody_does(redis: EmbeddedRedis) -> None:
+    now = 0.0
+    writing, following = Writing(redis, "writing"), Writing(redis, "following", clock=lambda: now)
+    await writing.write(node("n1"))
+    await until(lambda: following.live() == ["n1"], what="the other's node")
+    await writing.close()
+    now += FORGET_SECONDS
+    await until(lambda: following.known() == [], what="the end of a cluster without a writer")
+    again = Writing(redis, "again")
+    await again.write(node("n2"))
+    await until(lambda: following.known() == ["n1", "n2"], what="the cluster that is written again")
+    await again.close()
     await following.close()
 
 

@@ -140,6 +140,20 @@ async def test_another_manager_takes_the_plan_from_the_record(deployment: Deploy
     await until(lambda: second.routing.threshold_tokens == plan.threshold_tokens, what="the plan")
 
 
+async def test_a_plan_in_the_record_is_not_in_force_where_there_is_no_deployment(
+    deployment: Deployment, file: Path
+) -> None:
+    await deployment.start_redis()
+    first = await deployment.start_manager(deployment=file, name="m1")
+    for name in ("p1", "i1", "d1"):
+        await _node(deployment, name, first)
+    await _settled(first, {"pd": (1.0, 1.0)}, 1)
+    second = await deployment.start_manager(deployment=file, name="m2")
+    await until(lambda: second.world.plan is not None, what="the plan in the record")
+    without = await deployment.start_manager(threshold_tokens=77)  # has read the record when it has started
+    assert without.world.plan is None and without.routing.threshold_tokens == 77
+
+
 async def test_a_file_that_cannot_be_used_is_refused_at_the_start(deployment: Deployment, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absent"):
         Manager(deployment.config(deployment=tmp_path / "absent.yaml", redis_url="redis://127.0.0.1:1"), bytes(32))

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from prfaas.errors import IndexRefusal
+from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.membership import EngineLoad, Figures
+from prfaas.index.redis_store import RedisStore
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.types import ClusterKind, InstanceId, InstanceRole
+from prfaas.types import ClusterKind, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import Deployment
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -73,6 +74,24 @@ async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Dep
     loads["running"] = 0
     assert await ordered == [("n1-engine", "decode", "prefill", 0)]
     assert not manager.world.draining
+
+
+async def test_another_managers_routers_send_nothing_new_to_it_either(deployment: Deployment) -> None:
+    redis = await deployment.start_redis()
+    busy = Figures(engines=(EngineLoad(InstanceId("n1-engine"), 1, 0, 0.0),))
+    first, second = await deployment.start_manager(), await deployment.start_manager()
+    deployment.run(deployment.reporter("n1", first, cluster="west", role="decode", figures=busy))
+    await node(deployment, first, "n2", "both")
+    await until(lambda: any(its.figures.engines for its in first.world.live()), what="a reported load")
+    ordered = asyncio.create_task(order(deployment, first, "n1", "prefill", seconds=PATIENCE_SECONDS))
+    await until(lambda: second.service.state(index_stale=False).resting_instances == ["n1-engine"], what="the news")
+    await deployment.stop_manager(first)
+    with pytest.raises((IndexRefusal, ManagerUnreachable)):
+        await ordered
+    store = RedisStore(redis.url)
+    await store._client.delete(store.keys.figures(ClusterName("west")))  # as Redis does when their time is over
+    await store.close()
+    await until(lambda: not second.world.draining, what="the end of an order whose manager has ended")
 
 
 @pytest.mark.parametrize(

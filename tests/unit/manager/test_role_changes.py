@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import REGISTRY
@@ -33,3 +34,21 @@ def test_a_cluster_that_has_left_has_no_stages_any_more() -> None:
     changes.step(PLAN, {})
     assert _utilization("of-leaving") is None
     assert _utilization("of-staying") == 0.0
+
+
+def test_a_manager_that_takes_over_in_mid_drain_lets_what_runs_end() -> None:
+    now, world = 1000.0, World(expiry_seconds=1e9, clock=lambda: 0.0)
+    engine = Engine(InstanceId("n/0"), "http://e", "decode", "m")
+    world.register(Node(AgentName("n"), ClusterName("c"), "pd", "n:1", 1, engines=(engine,)))
+    config = ManagerConfig(secret_file=Path("-"), role_drain_seconds=60.0)
+    changes = RoleChanges(config, world=world, clock=lambda: now)
+    draining = replace(PLAN, draining={InstanceId("n/0"): "prefill"})
+    assert changes.step(draining, {}) is None
+    now += 59.0
+    assert changes.step(draining, {}) is None
+    now += 1.0
+    roles = changes.step(draining, {})
+    assert roles is not None and roles.assigned == {"n/0": "prefill"}
+    now += 1000.0
+    assert changes.step(PLAN, {}) is None
+    assert changes.step(draining, {}) is None, "the same instance again, by another manager's word"

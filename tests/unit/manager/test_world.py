@@ -60,7 +60,7 @@ def test_records_restore_the_blocks_but_give_no_life() -> None:
         copy.apply_record(record)
     assert copy.live() == []
     assert usable(copy) == []
-    copy.apply_figures(world.figures(EAST))
+    copy.apply_figures(EAST, world.figures(EAST))
     assert usable(copy) == [800]
     assert copy.sequence(NODE, 1) == world.sequence(NODE, 1)
     assert copy.index.digests(NODE) == world.index.digests(NODE)
