@@ -146,3 +146,20 @@ class Membership:
     def forget(self, name: AgentName) -> None:
         self._members.pop(name, None)
         self.version += 1
+
+
+def check_beside(node: Node, other: Node) -> None:
+    """Raises IndexRefusal where two nodes cannot be in one cluster."""
+    cannot = f"they cannot both be in cluster {node.cluster}"
+    if node.cluster_kind != other.cluster_kind:
+        raise IndexRefusal(
+            "mixed_kinds",
+            f"{node.name} says that its cluster is {node.cluster_kind} and {other.name} that it is {other.cluster_kind}: "
+            f"{cannot}; give one of them another cluster or cluster_kind",
+        )
+    if node.hardware and other.hardware and other.hardware != node.hardware:
+        raise IndexRefusal(
+            "mixed_hardware",
+            f"{node.name} has {node.hardware} and {other.name} has {other.hardware}: {cannot}; "
+            "give one of them a cluster of its own",
+        )

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prfaas.scheduler.route import EXPLANATIONS, Decision
+from prfaas.scheduler.route import Decision, explained
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 
 MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
-NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Decided:
     def document(self) -> dict[str, Any]:
         """All of it, for people and for a replay."""
         return {
-            "explanation": self._words(),
+            "explanation": explained(self.decision, self.facts),
             "decision": asdict(self.decision),
             "facts": self.facts.to_dict(),
             "snapshot": self.snapshot.to_dict(),
@@ -49,10 +48,6 @@ class Decided:
             "num_uncached_tokens": self._num_uncached_tokens(),
             "threshold_tokens": self.snapshot.threshold_tokens,
         }
-
-    def _words(self) -> str:
-        words = EXPLANATIONS[self.decision.reason]
-        return words if self.facts.caches_known else f"{words}; {NO_LAYOUT}"
 
     def _num_uncached_tokens(self) -> int | None:
         """What the decode node lacks: what t is compared with. None where nobody decodes."""

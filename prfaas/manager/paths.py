@@ -41,7 +41,7 @@ class PathView:
     destination: ClusterName
     is_down: bool
     bytes_per_second: float
-    capacity_bytes_per_second: float  # 0: not known yet
+    capacity_bytes_per_second: float  # 0: not known
     congestion: Congestion
     pressures: Mapping[Signal, float]  # each signal as a share of its limit
 
@@ -52,7 +52,10 @@ class _Watched:
     pressures: Mapping[Signal, float] = field(default_factory=dict)
     bytes_per_second: float = 0.0
     mean_bytes_per_second: float = 0.0
-    capacity_bytes_per_second: float = 0.0  # 0: not known yet
+    capacity_bytes_per_second: float = 0.0  # 0: not known
+    known: list[LinkFigures] = field(
+        default_factory=list
+    )  # its links whose own rate is known: use and queue are theirs
     is_abundant: bool = False
     is_down: bool = False
     weighed_at: float = float("-inf")
@@ -78,7 +81,7 @@ class Paths:
         now = self._clock()
         for pair, figures in self._look().items():
             its = self._watched[pair]
-            its.rates.append(its.bytes_per_second)
+            its.rates.append(sum(link.bytes_per_second for link in its.known))
             its.retransmit_ratio = max(its.retransmit_ratio, *(link.retransmit_ratio for link in figures))
             seconds = now - its.weighed_at
             if seconds >= STEP_SECONDS:
@@ -94,7 +97,8 @@ class Paths:
         for pair, figures in links.items():
             its = self._watched[pair]
             its.bytes_per_second = sum(link.bytes_per_second for link in figures)
-            its.capacity_bytes_per_second = sum(link.capacity_bytes_per_second for link in figures)
+            its.known = [link for link in figures if link.capacity_bytes_per_second]
+            its.capacity_bytes_per_second = sum(map(_carries, figures)) if its.known else 0.0
             its.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
         return links
@@ -105,8 +109,8 @@ class Paths:
         its.mean_bytes_per_second += (fmean(its.rates) - its.mean_bytes_per_second) * min(1.0, seconds / MEAN_SECONDS)
         sample = PathSample(
             bytes_per_second=its.mean_bytes_per_second,
-            capacity_bytes_per_second=its.capacity_bytes_per_second,
-            queued_bytes=sum(link.queued_bytes for link in figures),
+            capacity_bytes_per_second=sum(link.capacity_bytes_per_second for link in its.known),
+            queued_bytes=sum(link.queued_bytes for link in its.known),
             retransmit_ratio=its.retransmit_ratio,
             rtt_seconds=max((link.rtt_seconds for link in figures if _is_used(link)), default=0.0),
             min_rtt_seconds=min((link.min_rtt_seconds for link in figures if link.min_rtt_seconds), default=0.0),
@@ -193,6 +197,11 @@ class Paths:
             )
             if state != PathState(source, destination, threshold_tokens):
                 yield state
+
+
+def _carries(link: LinkFigures) -> float:
+    """What a link carries at most, or where that is not known at present."""
+    return link.capacity_bytes_per_second or link.bytes_per_second
 
 
 def _is_used(link: LinkFigures) -> bool:

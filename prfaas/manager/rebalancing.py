@@ -196,6 +196,6 @@ def _full_links(members: dict[AgentName, Member]) -> Iterator[tuple[ClusterName,
             peer = members.get(link.peer)
             if peer is None or peer.node.cluster == member.node.cluster:
                 continue
-            is_full = link.queued_bytes and link.bytes_per_second > FULL_LINK_RATIO * link.capacity_bytes_per_second
-            if link.is_down or is_full:
+            is_full = 0 < FULL_LINK_RATIO * link.capacity_bytes_per_second < link.bytes_per_second
+            if link.is_down or (link.queued_bytes and is_full):
                 yield member.node.cluster, peer.node.cluster

@@ -199,6 +199,7 @@ class Routing:
             threshold_tokens=self.threshold_tokens,
             odd_lengths=answer.odd_lengths if answer is not None else (),
             version=self._world.version,
+            layout_unknown=not facts.caches_known,
         )
         if decision.fetch is not None:
             its = decision.fetch

@@ -11,7 +11,7 @@ from typing import Literal
 from prfaas import metrics
 from prfaas.errors import IndexRefusal
 from prfaas.index.index import Index
-from prfaas.index.membership import Member, Membership, Node
+from prfaas.index.membership import Member, Membership, Node, check_beside
 from prfaas.index.segments import Announcement, Digest, Holding
 from prfaas.manager.threshold_plan import ThresholdPlan
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -61,8 +61,8 @@ class World:
         """Make a node known; True when that changes anything. Unless `heard` that is no sign of life.
 
         Raises:
-            IndexRefusal: an older epoch, another cluster than before, an instance that stands elsewhere, or other hardware
-                than that of the cluster's live nodes.
+            IndexRefusal: an older epoch, another cluster than before, an instance that stands elsewhere, or hardware or a kind
+                of cluster that is not that of the cluster's live nodes.
         """
         known = self.membership.get(node.name)
         if known and known.node.cluster != node.cluster and known.node.epoch == node.epoch:
@@ -70,7 +70,7 @@ class World:
                 "malformed", f"{node.name} is in {known.node.cluster} and cannot be in {node.cluster} too"
             )
         if heard:
-            self._check_hardware(node)
+            self._check_cluster(node)
         silent = 0.0 if heard else self.membership.expiry_seconds
         changed = self.membership.register(node, self._clock() - silent)
         if self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts):
@@ -81,16 +81,11 @@ class World:
         self.version += changed
         return changed
 
-    def _check_hardware(self, node: Node) -> None:
-        """One profile, and so one plan, stands for all nodes of a cluster."""
+    def _check_cluster(self, node: Node) -> None:
+        """One profile, and so one plan, stands for all nodes of a cluster, and all decode or none does."""
         for other in (member.node for member in self.membership.live(self._clock())):
-            unlike = node.hardware and other.hardware and other.hardware != node.hardware
-            if unlike and other.cluster == node.cluster and other.name != node.name:
-                raise IndexRefusal(
-                    "mixed_hardware",
-                    f"{node.name} has {node.hardware} and {other.name} has {other.hardware}: they cannot both be in cluster "
-                    f"{node.cluster}; give one of them a cluster of its own",
-                )
+            if other.cluster == node.cluster and other.name != node.name:
+                check_beside(node, other)
 
     def hear(
         self, name: AgentName, *, epoch: int, links: tuple[list[pb.LinkFigures], list[pb.EngineLoad]] | None

@@ -37,6 +37,7 @@ class Ruling:
 
     decision: Decision
     cached_tokens: int  # usable where the prompt is prefilled
+    caches_known: bool = True  # False: no node has told how its model's KV lies, so nothing counted as cached
     decision_id: str = ""  # under which the manager remembers it
     transfer_id: TransferId | None = None
     grant: bytes | None = None
@@ -121,7 +122,7 @@ class Deciding:
         if self._manager is not None:
             ruling = await self._manager.route(self._fleet[own.decode].identity, chain, ask)
             if ruling is not None:
-                known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens)
+                known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens, caches_known=ruling.caches_known)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
                 return Plan(ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant)
             snapshot = self._fleet.snapshot(ask.model)  # instances may have left meanwhile

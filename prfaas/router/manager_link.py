@@ -147,7 +147,7 @@ class ManagerLink:
         if answer.reason not in EXPLANATIONS:
             return None  # a newer manager's word
         if answer.route == "refused":
-            return Ruling(Decision("refused", answer.reason), 0, request_id.hex())
+            return Ruling(Decision("refused", answer.reason), 0, decision_id=request_id.hex())
         decision = Decision(
             "remote" if remote else "local",
             answer.reason,
@@ -157,8 +157,14 @@ class ManagerLink:
         if any(name is not None and name not in self._fleet for name in (decision.decode, decision.prefill)):
             return None  # it knows instances that its last state did not name yet
         transfer_id = TransferId(answer.transfer_id) if remote else None
-        cached_tokens = max(answer.cached_tokens, fetched_tokens)
-        return Ruling(decision, cached_tokens, request_id.hex(), transfer_id, answer.grant if remote else None)
+        return Ruling(
+            decision,
+            max(answer.cached_tokens, fetched_tokens),
+            caches_known=not answer.layout_unknown,
+            decision_id=request_id.hex(),
+            transfer_id=transfer_id,
+            grant=answer.grant if remote else None,
+        )
 
     async def close(self) -> None:
         await self._client.close()

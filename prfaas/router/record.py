@@ -11,7 +11,7 @@ from typing import Any
 from prfaas import logs, metrics
 from prfaas.router.deciding import Plan
 from prfaas.router.legs import LegFailed
-from prfaas.scheduler.route import EXPLANATIONS
+from prfaas.scheduler.route import explained
 
 MAX_RECORDS = 1024
 _COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # in an answer's usage; in its texts quotes are escaped
@@ -165,7 +165,7 @@ class Record:
         }
 
     def _words(self, plan: Plan) -> str:
-        words = [f"{plan.decision.route}: {EXPLANATIONS[plan.decision.reason]}"]
+        words = [f"{plan.decision.route}: {explained(plan.decision, plan.facts)}"]
         if plan.facts.obstacle is not None:
             words.append(f"what stands in the way: {plan.facts.obstacle}")
         if self.failures:

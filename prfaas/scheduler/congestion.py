@@ -41,13 +41,13 @@ class CongestionLimits:
     rtt_inflation_ratio: float = 3.0  # over the smallest RTT seen
     rtt_rise_seconds: float = 0.05  # and by at least so much: nearby, a busy host alone multiplies a round trip
     calm_ratio: float = 0.6  # of every limit: below this the link has room again
-    step_ratio: float = 1.5
+    step_ratio: float = 2.0
     max_multiplier: float = 32.0  # of a t of a few thousand tokens: more than any prompt
     raise_seconds: float = 2.0  # a figure is up to 2 s old: before that a rise cannot show, and t would overshoot
     rest_seconds: float = (
         30.0  # of calm before the first step down: each that fails has filled a narrow link for a moment
     )
-    calm_seconds: float = 3.0  # nine steps from the highest multiplier, so t is back within a minute
+    calm_seconds: float = 3.0  # five steps from the highest multiplier, so t is back within a minute
 
 
 @dataclass(frozen=True)

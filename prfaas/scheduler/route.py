@@ -23,6 +23,7 @@ Route = Literal["local", "remote", "refused"]
 PrfaasReason = Literal["long", "cached_elsewhere"]
 StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
 Reason = PrfaasReason | StayReason | WithinReason | Literal["fetched", "not_transferable", "no_decode_instance"]
+NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
 EXPLANATIONS: dict[Reason, str] = {
     "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
     "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and its KV is streamed here",
@@ -65,6 +66,12 @@ class Decision:
     decode: InstanceId | None = None
     prefill: InstanceId | None = None
     fetch: Fetch | None = None
+
+
+def explained(decision: Decision, facts: RequestFacts) -> str:
+    """Why, in words."""
+    words = EXPLANATIONS[decision.reason]
+    return words if facts.caches_known else f"{words}; {NO_LAYOUT}"
 
 
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:

@@ -42,9 +42,7 @@ class LinkWatch:
         self._threshold_tokens, self._loss_ratio = threshold_tokens, loss_ratio
         self._states = {name: Congestion() for name in egress}
         self._sent = {name: deque([0.0], maxlen=_MEAN_OVER + 1) for name in egress}
-        self._beliefs = {
-            name: RateBelief().seen(its.bytes_per_second, now=timeline.now) for name, its in egress.items()
-        }
+        self._beliefs = dict.fromkeys(egress, RateBelief())
         self._down: frozenset[Pair] = frozenset()
         self._asleep_since: float | None = 0.0
 
@@ -82,9 +80,9 @@ class LinkWatch:
     def _known_capacity(self, name: ClusterName, queued: float) -> float:
         """What agents would say of the link, who learn its rate only while it is busy. 0: unknown."""
         rate, now = self._egress[name].bytes_per_second, self._timeline.now
-        belief = self._beliefs[name]
-        belief = self._beliefs[name] = belief.seen(rate, now=now) if queued and rate else belief.at(now)
-        return belief.bytes_per_second if math.isfinite(belief.bytes_per_second) else 0.0
+        if queued and rate and math.isfinite(rate):
+            self._beliefs[name] = RateBelief(rate, now)
+        return self._beliefs[name].at(now)
 
     def _tell(self) -> None:
         self.fields = {"links_down": self._down, "paths": tuple(self._raised())}

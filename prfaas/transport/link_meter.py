@@ -2,8 +2,8 @@
 
 TCP's own delivery rate swings by half from sample to sample; bytes delivered over a third of a second do not. While there was
 something to send throughout, the most of these in the last two thirds of a second is what the link carries: BBR holds back
-for 0.2 s every ten, to measure the round trip. Otherwise the bounds say more (`rate_bounds.py`), and what they do not
-confirm is forgotten (`rate_belief.py`).
+for 0.2 s every ten, to measure the round trip. Otherwise bounds say what is known of it (`rate_bounds.py`), and what they
+do not confirm is forgotten (`rate_belief.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LinkSample(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkHealth:
-    """`achievable_bytes_per_second` is 0 while nothing was sent; `congestion` None: it is not choked."""
+    """`achievable_bytes_per_second` is 0 while the link's own rate is not known; `congestion` None: it is not choked."""
 
     achievable_bytes_per_second: float = 0.0
     queue_seconds: float = 0.0
@@ -80,17 +80,19 @@ class LinkMeter:
         self.health = LinkHealth(rate, queue_seconds, congestion)
 
     def _rate(self, sample: LinkSample) -> float:
-        saturated, most = self._saturated_rate(sample), sample.most_bytes_per_second
-        belief = self._belief.at(sample.at)
+        saturated, known = self._saturated_rate(sample), self._belief.at(sample.at)
+        least, most = sample.least_bytes_per_second, sample.most_bytes_per_second
         if saturated is not None:
             rate = min(saturated, most)
+        elif most < math.inf:
+            rate = max(min(known or most, most), least)
+        elif known:
+            rate = max(known, least)
         else:
-            before = belief.bytes_per_second or (most if most < math.inf else 0.0)
-            rate = max(min(before, most), sample.least_bytes_per_second)
-        is_shown = sample.least_bytes_per_second >= CONFIRMED_RATIO * rate > 0
-        is_seen = saturated is not None or most < math.inf or is_shown
-        self._belief = belief.seen(rate, now=sample.at) if is_seen else belief
-        return self._belief.bytes_per_second
+            return 0.0
+        if saturated is not None or most < math.inf or least >= CONFIRMED_RATIO * rate:
+            self._belief = RateBelief(rate, sample.at)
+        return rate
 
     def _saturated_rate(self, sample: LinkSample) -> float | None:
         """What the link carries, by bytes that waited throughout the window; None where none did."""

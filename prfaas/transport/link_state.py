@@ -22,7 +22,7 @@ class LinkState:
     acknowledged_bytes: int
     rtt_seconds: float  # of the slowest connection
     min_rtt_seconds: float
-    achievable_bytes_per_second: float  # of payload, when there is enough to send; 0 while nothing was sent
+    achievable_bytes_per_second: float  # of payload, when there is enough to send; 0: not known
     queue_seconds: float  # that what waits takes at this rate
     congestion: CongestionReason | None  # why it is choked; None: it is not
     sent_bytes: int  # by the kernel, headers left out

@@ -1,8 +1,8 @@
-"""What a link is taken to carry while little is seen of it (pure): after a fall its former rate again, in time.
+"""What a link is known to carry at most, and for how long that is believed (pure).
 
-A fall shows by what waits. That the link is well again shows only when somebody sends, and who takes the link for slow sends
-nothing. So a rate that nothing has confirmed for half a minute gives way to the best one that was seen: the next transfers
-are the test, and lower it within a second where that was wrong.
+Only what was late or waited shows a link's own rate; else it merely carries what it is given. That it is well again after a
+fall shows only when somebody sends, and who takes the link for slow sends nothing. So what nothing has confirmed for half a
+minute is known no more: the next transfers are the test, and show within a second where the link is still narrow.
 """
 
 from __future__ import annotations
@@ -16,18 +16,11 @@ FORGET_SECONDS = (
 
 @dataclass(frozen=True)
 class RateBelief:
-    """In bytes per second; 0: nothing is known. Times are seconds on a clock that only goes forward."""
+    """In bytes per second; 0: not known. Times are seconds on a clock that only goes forward."""
 
     bytes_per_second: float = 0.0
-    best_bytes_per_second: float = 0.0
     confirmed_at: float = float("-inf")
 
-    def seen(self, bytes_per_second: float, *, now: float) -> RateBelief:
-        """With a rate that was measured."""
-        return RateBelief(bytes_per_second, max(bytes_per_second, self.best_bytes_per_second), now)
-
-    def at(self, now: float) -> RateBelief:
+    def at(self, now: float) -> float:
         """What is left of it."""
-        if now - self.confirmed_at < FORGET_SECONDS:
-            return self
-        return RateBelief(self.best_bytes_per_second, self.best_bytes_per_second, self.confirmed_at)
+        return self.bytes_per_second if now - self.confirmed_at < FORGET_SECONDS else 0.0

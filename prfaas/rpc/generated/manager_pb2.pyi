@@ -387,7 +387,7 @@ class Fetch(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("route", "reason", "prefill", "decode", "transfer_id", "grant", "cached_tokens", "uncached_tokens", "missing_tokens", "threshold_tokens", "odd_lengths", "version", "fetch")
+    __slots__ = ("route", "reason", "prefill", "decode", "transfer_id", "grant", "cached_tokens", "uncached_tokens", "missing_tokens", "threshold_tokens", "odd_lengths", "version", "fetch", "layout_unknown")
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +401,7 @@ class RouteResponse(_message.Message):
     ODD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     route: str
     reason: str
     prefill: Target
@@ -414,7 +415,8 @@ class RouteResponse(_message.Message):
     odd_lengths: _containers.RepeatedScalarFieldContainer[int]
     version: int
     fetch: Fetch
-    def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
+    layout_unknown: bool
+    def __init__(self, route: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[_Union[Target, _Mapping]] = ..., decode: _Optional[_Union[Target, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., threshold_tokens: _Optional[int] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., layout_unknown: _Optional[bool] = ...) -> None: ...
 
 class ReportTransferRequest(_message.Message):
     __slots__ = ("node", "epoch", "promises", "timings")

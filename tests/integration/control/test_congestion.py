@@ -19,7 +19,7 @@ LONG_TOKENS = 2 * T  # about 2 MB of KV
 ARRIVAL_SECONDS = 0.25  # 8 MB/s: a third of the link, three times a tenth of it
 WIDE, NARROW = LinkShape(bytes_per_second=24e6), LinkShape(bytes_per_second=2.4e6)
 STATE_SECONDS = 180.0  # more than any state takes to come
-MAX_CHANGES = 24  # of t, over the whole test: nine steps up, nine down, and three tests of the link that fail
+MAX_CHANGES = 20  # of t, over the whole test: five steps up, five down, and five tests of the link that fail
 
 
 @pytest.fixture

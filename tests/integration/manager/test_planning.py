@@ -183,14 +183,3 @@ async def test_what_the_link_brings_later_than_it_is_computed_here_stays(deploym
     manager, client = await _asked(deployment, snail, {"deployment": file, "threshold_tokens": 500})
     manager.world.plan = None
     assert (await client.route(route_request(chain_of(1000)))).reason == "link_too_slow"
-
-
-async def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_raise_t(
-    deployment: Deployment,
-) -> None:
-    late = replace(LINK, capacity_bytes_per_second=1e6, rtt_seconds=0.9)
-    for link, reason in ((late, "long"), (replace(late, bytes_per_second=5e5), "congested")):
-        (deployment.directory / reason).mkdir()
-        async with Deployment(deployment.directory / reason) as made:
-            _, client = await _asked(made, Figures(links=(link,)), {"threshold_tokens": 900})
-            assert (await client.route(route_request(chain_of(1000)))).reason == reason

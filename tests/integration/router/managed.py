@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from prfaas.cachepool.layout import Layout
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.daemon import Manager
 from prfaas.router.config import RouterConfig
@@ -46,7 +47,13 @@ class Managed:
 
 @contextlib.asynccontextmanager
 async def make_managed(
-    directory: Path, *, router_secret: bytes = SECRET, num_wests: int = 1, with_redis: bool = False, **settings: Any
+    directory: Path,
+    *,
+    router_secret: bytes = SECRET,
+    num_wests: int = 1,
+    with_redis: bool = False,
+    layouts: tuple[Layout, ...] = (hybrid_layout(MODEL),),
+    **settings: Any,
 ) -> AsyncIterator[Managed]:
     """Everything, started; `settings` are the router's."""
     easts = [PacedEngine()]
@@ -57,9 +64,9 @@ async def make_managed(
         if with_redis:
             await deployment.start_redis()
         manager = await deployment.start_manager(threshold_tokens=T)
-        reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0])}
+        reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0], layouts)}
         for number, engine in enumerate(wests):
-            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine)
+            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine, layouts)
         reports = [deployment.run(reporter) for reporter in reporters.values()]
         await until(lambda: all(its.status.manager for its in reporters.values()), what="the nodes at the manager")
         operator, of_operators = operators_beside(settings.get("api_keys_file"))
@@ -71,8 +78,15 @@ async def make_managed(
         await engine.stop()
 
 
-def _reporter(name: str, manager: Manager, kind: ClusterKind, role: InstanceRole, engine: PacedEngine) -> Reporter:
+def _reporter(
+    name: str,
+    manager: Manager,
+    kind: ClusterKind,
+    role: InstanceRole,
+    engine: PacedEngine,
+    layouts: tuple[Layout, ...],
+) -> Reporter:
     its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
     cluster = ClusterName("east" if kind == "prfaas" else "west")
-    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, (hybrid_layout(MODEL),), (its,))
+    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, layouts, (its,))
     return Reporter((manager.address,), node=node, secret=SECRET)

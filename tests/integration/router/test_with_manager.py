@@ -15,7 +15,7 @@ from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_door
-from prfaas.scheduler.route import route
+from prfaas.scheduler.route import NO_LAYOUT, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.manager.deployment import SECRET, hybrid_layout, stored
 from tests.integration.router.door import Door
@@ -42,11 +42,20 @@ async def _decided(door: Door, prompt: list[int], **headers: str) -> dict[str, o
 async def test_a_long_prompt_is_decided_by_the_manager_under_its_grant_and_its_threshold(managed: Managed) -> None:
     record = await _decided(managed.door, PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("manager", "remote", "long")
+    assert NO_LAYOUT not in str(record["explanation"])
     text = managed.door.west.bodies[0]["kv_transfer_params"]["prfaas_grant"]
     grant = grants.verify(grants.from_text(text), grants.derive_key(SECRET, "grant"), now=0.0)
     assert grant.transfer_id.hex() == record["transfer_id"]
     assert grant.prompt_hash == HashChain(root_hash(MODEL), PROMPT[:-1]).at(len(PROMPT) - 1)
     assert (grant.source, grant.destination, grant.destination_address) == ("east", "west-0", "west-0:7400")
+
+
+async def test_a_model_of_which_no_node_has_a_layout_is_named_in_the_routers_explanation(tmp_path: Path) -> None:
+    async with make_managed(tmp_path, layouts=()) as managed:
+        await managed.door.until_health(**{"east_0": True, "west-0_0": True})
+        record = await _decided(managed.door, PROMPT)
+    assert record["decided_by"] == "manager"
+    assert NO_LAYOUT in str(record["explanation"])
 
 
 async def test_the_manager_hears_how_requests_were_answered(managed: Managed) -> None:

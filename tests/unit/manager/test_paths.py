@@ -26,8 +26,8 @@ class Site:
         for name, cluster in (("p1", "east"), ("d1", "west")):
             self.world.register(Node(AgentName(name), ClusterName(cluster), "pd", f"{name}:1", 1))
 
-    def report(self, link: LinkFigures) -> None:
-        self.world.hear(AgentName("p1"), epoch=1, links=([pb.LinkFigures(**vars(link))], []))
+    def report(self, *links: LinkFigures) -> None:
+        self.world.hear(AgentName("p1"), epoch=1, links=([pb.LinkFigures(**vars(link)) for link in links], []))
 
 
 @pytest.fixture
@@ -69,6 +69,32 @@ def test_what_was_lost_in_any_part_of_each_second_is_weighed(site: Site) -> None
         site.now = (second + 1) * STEP_SECONDS
         site.paths.step()
     assert site.paths.views()[0].congestion.multiplier > 1
+
+
+def test_links_whose_rate_is_not_known_say_nothing_of_use_and_queue(site: Site) -> None:
+    site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
+    unknown = LinkFigures(AgentName("d2"), 500e6, 0.0, 0.05, 0.05, 1 << 30, 0.0, num_connections=4)
+    for second in range(20):
+        site.now = second * STEP_SECONDS
+        site.report(LINK, unknown)
+        site.paths.step()
+    (view,) = site.paths.views()
+    assert view.congestion.multiplier == 1
+    assert view.bytes_per_second == 501e6
+    assert view.capacity_bytes_per_second == 510e6, "at least what it carries"
+    site.report(unknown)
+    assert site.paths.views()[0].capacity_bytes_per_second == 0
+
+
+def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_raise_t(site: Site) -> None:
+    multipliers = []
+    for used in (0.0, 1e6):
+        for _ in range(3):
+            site.now += STEP_SECONDS
+            site.report(replace(LINK, bytes_per_second=used, rtt_seconds=0.9))
+            site.paths.step()
+        multipliers.append(site.paths.views()[0].congestion.multiplier)
+    assert multipliers == [1.0, 2.0]
 
 
 def test_a_path_that_is_reported_no_more_raises_t_no_more(site: Site) -> None:

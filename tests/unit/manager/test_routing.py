@@ -9,13 +9,13 @@ from prometheus_client import REGISTRY
 
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.decided import NO_LAYOUT
 from prfaas.manager.paths import Paths
 from prfaas.manager.routing import Routing
 from prfaas.manager.unknown_layouts import REPEAT_SECONDS
 from prfaas.manager.within_policy import MAX_RATES, RequestRates
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.route import NO_LAYOUT
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 MODEL = "test_routing"

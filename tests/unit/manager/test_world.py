@@ -172,5 +172,18 @@ def test_a_node_of_other_hardware_than_its_clusters_live_nodes_is_refused_by_nam
     world.register(_computing("n5", "L20"))  # the others are gone
 
 
+def test_a_node_that_says_that_a_cluster_is_of_another_kind_than_its_live_nodes_say_is_refused_by_name() -> None:
+    clock = Clock()
+    world = World(expiry_seconds=30.0, clock=clock)
+    world.register(_computing("n1", ""))
+    wrong = replace(_computing("n2", ""), cluster_kind="prfaas")
+    words = "n2 says that its cluster is prfaas and n1 that it is pd: they cannot both be in cluster east"
+    with pytest.raises(IndexRefusal, match=words) as refusal:
+        world.register(wrong)
+    assert refusal.value.reason == "mixed_kinds"
+    world.register(replace(wrong, cluster=ClusterName("west")))
+    world.register(replace(_computing("n1", ""), epoch=2, cluster_kind="prfaas"))  # alone it may become another
+
+
 def _computing(name: str, hardware: str, *, cluster: str = EAST) -> Node:
     return Node(AgentName(name), ClusterName(cluster), "pd", f"{name}:7400", 1, hardware=hardware)

@@ -39,8 +39,8 @@ def _run(samples: list[PathSample], state: Congestion = START, *, start: float =
 def test_each_signal_alone_raises_t_at_once_and_is_named(sample: PathSample, cause: str, num_samples: int) -> None:
     *before, state = _run([sample] * num_samples)
     assert [its.multiplier for its in before] == [1.0] * (num_samples - 1)
-    assert (state.multiplier, state.cause) == (1.5, cause)
-    assert raised_threshold(16_000, state) == 24_000
+    assert (state.multiplier, state.cause) == (2.0, cause)
+    assert raised_threshold(16_000, state) == 32_000
 
 
 LOSSY, LATE = replace(CALM, retransmit_ratio=0.9), replace(CALM, rtt_seconds=0.9)
@@ -79,7 +79,7 @@ def test_in_the_dead_band_t_stays() -> None:
 
 def test_t_rises_no_further_while_a_queue_drains_and_does_when_it_grows_again() -> None:
     queues = [replace(CALM, queued_bytes=queued * 10_000_000) for queued in (30, 28, 26, 24, 22, 20, 25)]
-    assert [state.multiplier for state in _run(queues)] == [1.5] * 6 + [2.25]
+    assert [state.multiplier for state in _run(queues)] == [2.0] * 6 + [4.0]
 
 
 def test_the_multiplier_is_bounded() -> None:

@@ -50,25 +50,21 @@ def _rates(meter: LinkMeter, samples: Iterable[LinkSample]) -> list[float]:
     return [its.achievable_bytes_per_second for its in _fed(meter, iter(samples))]
 
 
-def test_a_link_with_little_to_send_keeps_the_rate_that_it_was_seen_to_carry() -> None:
-    shown = IDLE._replace(least_bytes_per_second=100.0 * MB)
-    later = (IDLE._replace(at=second, least_bytes_per_second=1.0 * MB) for second in range(1, 300))
-    assert set(_rates(LinkMeter(), [shown, *later])) == {100.0 * MB}
+def test_what_a_link_carries_without_being_late_is_not_its_own_rate() -> None:
+    samples = (IDLE._replace(at=second, least_bytes_per_second=100.0 * MB) for second in range(10))
+    assert set(_rates(LinkMeter(), samples)) == {0.0}
 
 
-def test_what_is_late_lowers_the_rate_at_once_and_what_lands_raises_it() -> None:
+def test_what_is_late_shows_a_links_rate_and_what_lands_faster_raises_it() -> None:
     samples = [
-        IDLE._replace(least_bytes_per_second=100.0 * MB),
+        IDLE._replace(most_bytes_per_second=20.0 * MB),
         IDLE._replace(at=1, most_bytes_per_second=10.0 * MB),
         IDLE._replace(at=2, most_bytes_per_second=12.0 * MB),
         IDLE._replace(at=3),
         IDLE._replace(at=4, least_bytes_per_second=50.0 * MB),
+        IDLE._replace(at=5, least_bytes_per_second=1.0 * MB),
     ]
-    assert _rates(LinkMeter(), samples) == [100.0 * MB, 10.0 * MB, 10.0 * MB, 10.0 * MB, 50.0 * MB]
-
-
-def test_the_first_that_is_known_of_a_link_may_be_what_is_late() -> None:
-    assert _rates(LinkMeter(), [IDLE._replace(most_bytes_per_second=10.0 * MB)]) == [10.0 * MB]
+    assert _rates(LinkMeter(), samples) == [20.0 * MB, 10.0 * MB, 10.0 * MB, 10.0 * MB, 50.0 * MB, 50.0 * MB]
 
 
 def test_a_kernel_that_takes_much_at_once_does_not_hide_that_a_link_is_narrow() -> None:
@@ -77,13 +73,13 @@ def test_a_kernel_that_takes_much_at_once_does_not_hide_that_a_link_is_narrow() 
     assert last.achievable_bytes_per_second == 3.0 * MB
 
 
-def test_a_low_rate_that_nothing_confirms_gives_way_to_the_best_that_was_seen() -> None:
-    low = [IDLE._replace(least_bytes_per_second=100.0 * MB), IDLE._replace(at=1, most_bytes_per_second=10.0 * MB)]
+def test_a_rate_that_nothing_confirms_for_half_a_minute_is_not_known_any_more() -> None:
     meter = LinkMeter()
-    _fed(meter, iter(low))
-    little = IDLE._replace(at=20, least_bytes_per_second=9.0 * MB)  # confirms it once more
-    rates = _rates(meter, [little, *(IDLE._replace(at=20 + second) for second in (29, 30, 31))])
-    assert rates == [10.0 * MB, 10.0 * MB, 100.0 * MB, 100.0 * MB]
+    late = IDLE._replace(most_bytes_per_second=10.0 * MB)
+    confirming = IDLE._replace(at=20, least_bytes_per_second=9.0 * MB)
+    rates = _rates(meter, [late, confirming, *(IDLE._replace(at=20 + second) for second in (29, 30, 31))])
+    assert rates == [10.0 * MB, 10.0 * MB, 10.0 * MB, 0.0, 0.0]
+    assert _rates(meter, [IDLE._replace(at=60, most_bytes_per_second=2.0 * MB)]) == [2.0 * MB]
 
 
 @pytest.mark.parametrize(
