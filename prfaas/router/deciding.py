@@ -114,7 +114,7 @@ class Deciding:
         return plan
 
     async def _plan(self, ask: Ask) -> Plan:
-        snapshot = self._fleet.snapshot(ask.model)
+        snapshot = self._fleet.snapshot(ask.model, excluded=ask.facts.excluded)
         own = route(snapshot, ask.facts)
         if ask.prompt is None or own.decode is None or ask.facts.obstacle is not None:
             return Plan(own, ask.facts, snapshot)
@@ -125,7 +125,7 @@ class Deciding:
                 known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens, caches_known=ruling.caches_known)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
                 return Plan(ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant)
-            snapshot = self._fleet.snapshot(ask.model)  # instances may have left meanwhile
+            snapshot = self._fleet.snapshot(ask.model, excluded=ask.facts.excluded)  # instances may have left meanwhile
             own = route(snapshot, ask.facts)
         if own.route != "remote" or own.prefill is None or own.decode is None:
             return Plan(own, ask.facts, snapshot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -143,10 +143,10 @@ class Fleet:
         its = self._config
         return Instance(address, breaker=Breaker(its.breaker_failures, its.breaker_seconds))
 
-    def snapshot(self, model: str | None = None) -> Snapshot:
+    def snapshot(self, model: str | None = None, *, excluded: Collection[InstanceId] = ()) -> Snapshot:
         """What decisions are made from: the instances that serve `model`, or all when none does, so that an engine says
-        so; decode instances are those of this router's own cluster, if it has one. None rests, while others decode; when
-        all of those are being left alone for their failures, they are asked all the same.
+        so; decode instances are those of this router's own cluster, if it has one. None rests, while others decode that
+        are not `excluded`; when all of those are being left alone for their failures, they are asked all the same.
         """
         own = self._config.cluster
         serving = [its for its in self._instances.values() if model in its.models] or list(self._instances.values())
@@ -154,7 +154,7 @@ class Fleet:
             its for its in serving if not own or its.address.cluster == own or its.address.cluster_kind == "prfaas"
         ]
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
-        if not any(state.decodes for state in states):
+        if not any(state.decodes and state.instance not in excluded for state in states):
             states = [instance.state(left_alone=False) for instance in serving]
         its, seen = self._config, tuple(states)
         return Snapshot(self.threshold_tokens, seen, local_policy=its.local_policy, without_prefill=its.without_prefill)

@@ -20,7 +20,7 @@ HEAL_SECONDS = 120.0
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with running_site(tmp_path, threshold_tokens=T) as made:
+    with running_site(tmp_path, threshold_tokens=T, expiry_seconds="30s") as made:  # as by default: agents start slowly
         yield made
 
 

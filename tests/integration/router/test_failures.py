@@ -104,6 +104,18 @@ async def _is_left_alone(door: Door, prompt: str, engine: PacedEngine) -> bool:
     return len(engine.bodies) >= 2 and not any(asked)
 
 
+async def test_an_engine_that_is_left_alone_answers_what_the_only_other_one_has_failed() -> None:
+    async with make_door(num_wests=2, breaker_failures=2, breaker_seconds=3600.0) as door:
+        first, second = door.wests
+        first.status = 500
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await _is_left_alone(door, SHORT, first):
+                pass
+        first.status, second.status = 200, 500
+        assert await _asked(door, SHORT, first)
+        assert second.bodies
+
+
 async def test_the_only_decode_engine_is_asked_however_often_it_fails() -> None:
     async with make_door(breaker_failures=1, breaker_seconds=3600.0) as door:
         door.west.status = 500
