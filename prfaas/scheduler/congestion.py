@@ -44,9 +44,7 @@ class CongestionLimits:
     step_ratio: float = 2.0
     max_multiplier: float = 32.0  # of a t of a few thousand tokens: more than any prompt
     raise_seconds: float = 2.0  # a figure is up to 2 s old: before that a rise cannot show, and t would overshoot
-    rest_seconds: float = (
-        30.0  # of calm before the first step down: each that fails has filled a narrow link for a moment
-    )
+    rest_seconds: float = 40.0  # of calm before the first step down: a test that fails fills a narrow link
     calm_seconds: float = 3.0  # five steps from the highest multiplier, so t is back within a minute
 
 
