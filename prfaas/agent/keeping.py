@@ -266,7 +266,8 @@ def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:
     if node.arena.layout.groups[group].kind == "linear_state":
         return 0
     step = node.arena.layout.groups[group].block_tokens // HASH_UNIT_TOKENS
-    return sum(1 << j for j, is_held in enumerate(node.have(group, path[step::step])) if is_held)
+    held = node.have(group, path[step::step])
+    return int("0" + "".join("1" if its else "0" for its in reversed(held)), 2)
 
 
 def _states(

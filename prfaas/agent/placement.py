@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import groupby
 
 from prfaas.agent.plan import Run, TransferPlan, is_prefix_block
 from prfaas.cachepool.arena import Arena
@@ -51,6 +52,14 @@ class Placement:
     def whole_slot(self, index: int) -> memoryview:
         """The slot of object `index`, padding included; valid until `release`."""
         return self.arenas[self.run_of(index).rank].slot_view(self.slots[index])
+
+    def held_stretches(self) -> Iterator[tuple[int, int]]:
+        """First object and number of objects of all that is held; those in a row of one size are one."""
+        sizes = self.plan.object_bytes
+        stretches = groupby(enumerate(sorted(self.held)), key=lambda its: (its[1] - its[0], sizes[its[1]]))
+        for _, numbered in stretches:
+            indices = [index for _, index in numbered]
+            yield indices[0], len(indices)
 
     def generations(self) -> list[int]:
         return [self.arenas[self.run_of(index).rank].generation(slot) for index, slot in enumerate(self.slots)]

@@ -187,11 +187,8 @@ class Sending:
         )
 
     def _ready_held(self, outbound: Outbound) -> None:
-        for index in sorted(outbound.placement.held):
-            size = outbound.plan.object_bytes[index]
-            outbound.link.ready(
-                outbound.transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size
-            )
+        for first, count in outbound.placement.held_stretches():
+            outbound.ready(first, count, 0, outbound.plan.object_bytes[first])
 
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
         """A worker has filled one layer of some blocks: they leave; or it writes nothing more for a transfer."""

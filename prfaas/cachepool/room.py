@@ -69,35 +69,38 @@ class Room:
         self.newcomers = Newcomers(budget_bytes, most=shares.newcomers, learns=shares.learns)
         self.candidates = Candidates()
         self._shares = shares
-        self._accounts: dict[tuple[str, BlockHash], Account] = {}
-        self._by_name: dict[str, Account] = {}
+        self._unlimited = Account("", None)
+        self._by_name: dict[str, Account] = {}  # those with a limit
+        self._max_accounts = MAX_ACCOUNTS
+        self._named: dict[str, dict[BlockHash, str]] = {}  # by model: the tenants with a share of their own
 
     def account(self, model: str, root: BlockHash) -> Account:
         """The account of the tenant whose prompts of this model have that root."""
-        account = self._accounts.get((model, root))
+        named = self._named_of(model).get(root)
+        if named is None and (self._shares.each_tenant >= 1 or root == NO_HASH):
+            return self._unlimited
+        name = root.hex() if named is None else named
+        account = self._by_name.get(name)
         if account is None:
-            if len(self._accounts) >= MAX_ACCOUNTS:
+            if len(self._by_name) >= self._max_accounts:
                 self._forget_empty()
-            account = self._accounts[model, root] = self._open(model, root)
+            share = self._shares.each_tenant if named is None else self._shares.of_tenants[named]
+            account = self._by_name[name] = Account(name, int(self.budget_bytes * share))
         return account
 
-    def _open(self, model: str, root: BlockHash) -> Account:
-        tenants = self._shares.of_tenants
-        named = next((name for name in tenants if root_hash(model, name.encode()) == root), None)
-        if named is None and (self._shares.each_tenant >= 1 or root == NO_HASH):
-            return self._by_name.setdefault("", Account("", None))
-        name, share = (root.hex(), self._shares.each_tenant) if named is None else (named, tenants[named])
-        return self._by_name.setdefault(name, Account(name, int(self.budget_bytes * share)))
+    def _named_of(self, model: str) -> dict[BlockHash, str]:
+        if model not in self._named:
+            self._named[model] = {root_hash(model, name.encode()): name for name in self._shares.of_tenants}
+        return self._named[model]
 
     def _forget_empty(self) -> None:
-        empty = {name for name, its in self._by_name.items() if not its.used_bytes}
-        self._accounts = {key: its for key, its in self._accounts.items() if its.name not in empty}
-        for name in empty:
-            self.candidates.drop_view(self._by_name.pop(name).view)
+        for account in [its for its in self._by_name.values() if not its.used_bytes]:
+            self.candidates.drop_view(self._by_name.pop(account.name).view)
+        self._max_accounts = max(MAX_ACCOUNTS, 2 * len(self._by_name))
 
     def tenant_bytes(self) -> dict[str, int]:
         """What each tenant with a limit holds; from any thread."""
-        return {its.name: its.used_bytes for its in list(self._by_name.values()) if its.limit_bytes is not None}
+        return {its.name: its.used_bytes for its in list(self._by_name.values())}
 
     def shortage(self, account: Account, num_bytes: int) -> Shortage | None:
         """What must leave first before so many bytes more of a tenant, which nobody has asked for yet, fit."""
@@ -150,6 +153,6 @@ class Room:
             newcomer_bytes += (len(run) - run.num_asked) * slot_bytes
         assert newcomer_bytes == self.newcomers.used_bytes, "what nobody has asked for is miscounted"
         assert used.total() == self.used_bytes <= self.budget_bytes, "the prefix budget is exceeded or miscounted"
-        for account in self._by_name.values():
+        for account in (self._unlimited, *self._by_name.values()):
             assert account.used_bytes == used[account], "what a tenant holds is miscounted"
             assert account.limit_bytes is None or account.used_bytes <= account.limit_bytes, "a tenant holds too much"

@@ -130,7 +130,7 @@ class ClusterWriter:
         elif self._queue:
             await self._append_queued(lease)
             if self._bytes_since_snapshot > max(_SNAPSHOT_AFTER_BYTES, self._snapshot_bytes):
-                await self._write_snapshot(lease)
+                await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=True))
         else:
             await self._wait()
 
@@ -205,7 +205,7 @@ class ClusterWriter:
         marker = Entry(_next_id(last, lease.epoch), RELOAD, b"")
         await self._store.append(lease, [marker])
         self._last_id, self._behind = marker.id, False
-        await self._write_snapshot(lease)
+        await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=False))
         log.info("record.caught_up", cluster=self.cluster)
 
     async def _read_orders(self) -> None:
@@ -217,20 +217,25 @@ class ClusterWriter:
         self._world.take_orders(found)
         self._has_read = True
 
-    async def _write_snapshot(self, lease: Lease) -> None:
+    async def _write_snapshot(self, lease: Lease, *, chunks: AsyncIterator[bytes]) -> None:
         covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
         try:
-            await self._store.write_snapshot(lease, covers=covers, chunks=self._chunks())
+            await self._store.write_snapshot(lease, covers=covers, chunks=chunks)
         except (RecordUnreachable, Fenced):
             metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
             raise
         metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _chunks(self, *, is_record_whole: bool) -> AsyncIterator[bytes]:
+        """Memory's records; between them goes on what need not wait for the last one: figures and, where the record is whole
+        without this snapshot, batches."""
         for record in self._world.records(self.cluster):
             self._snapshot_bytes += len(record)
             yield record
-            await self._renewed_lease()
+            lease = await self._renewed_lease()
+            await self._tell_figures(lease)
+            if self._queue and is_record_whole:
+                await self._append_queued(lease)
 
     def _give_way(self, error: Fenced) -> None:
         self.winner = error.writer

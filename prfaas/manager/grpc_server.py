@@ -25,7 +25,7 @@ from prfaas.manager.pool_orders import PoolOrders
 from prfaas.manager.replication import Replication
 from prfaas.manager.service import Service
 from prfaas.manager.session_record import SessionRecord
-from prfaas.manager.world import World, node_record
+from prfaas.manager.world import World, forgotten_record, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
@@ -209,6 +209,8 @@ class GrpcServer:
         node = node_from(request.node)
         _check_speaks_for_itself(who, node.name)
         writer = await self._replication.writer_for(node.cluster)
+        if self._world.forget_later_life(node):
+            writer.append(forgotten_record(node.name))
         if self._world.register(node):
             writer.append(node_record(node))
             _log_registration(node)

@@ -81,6 +81,15 @@ class World:
         self.version += changed
         return changed
 
+    def forget_later_life(self, node: Node) -> bool:
+        """Forget a later life of this node, where there was one and it is silent: the node's clock went back."""
+        known = self.membership.get(node.name)
+        self.refresh()
+        if known is None or known.node.epoch <= node.epoch or node.name in self._live:
+            return False
+        self.forget(node.name)
+        return True
+
     def _check_cluster(self, node: Node) -> None:
         """One profile, and so one plan, stands for all nodes of a cluster, and all decode or none does."""
         for other in (member.node for member in self.membership.live(self._clock())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from prometheus_client import REGISTRY
 
 from prfaas.errors import Fenced
 from prfaas.index.membership import Engine, Node
-from prfaas.index.redis_store import Entry, RedisStore
-from prfaas.manager.cluster_writer import RELOAD
+from prfaas.index.redis_store import START_ID, Entry, RedisStore
+from prfaas.manager.cluster_writer import RELOAD, ClusterWriter
 from prfaas.manager.embedded_redis import EmbeddedRedis
 from prfaas.manager.replication import Replication
 from prfaas.manager.world import World, leaving_record, node_record, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import hybrid_layout
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 EAST = ClusterName("east")
 FORGET_SECONDS = 1800.0
@@ -192,3 +192,44 @@ def _num_reloads() -> float:
 async def _records(*nodes: Node) -> AsyncIterator[bytes]:
     for its in nodes:
         yield node_record(its)
+
+
+async def _until_there(ask: Callable[[], Awaitable[object]]) -> None:
+    while not await ask():  # noqa: ASYNC110 - asked of Redis
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class Endless(World):
+    """A memory of which a snapshot has no end until it may have one."""
+
+    has_begun = may_end = False
+
+    def records(self, cluster: ClusterName) -> Iterator[bytes]:
+        self.has_begun = True
+        while not self.may_end:
+            yield node_record(node("n1"))
+
+
+async def test_while_a_snapshot_is_written_batches_are_recorded_and_figures_told(redis: EmbeddedRedis) -> None:
+    store = RedisStore(redis.url, timeout_seconds=PATIENCE_SECONDS)
+    world = Endless(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
+    writer = ClusterWriter(
+        EAST, store=store, world=world, owner="first:7410 x", lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0
+    )
+    lease = await store.acquire(EAST, owner="first:7410 x", seconds=PATIENCE_SECONDS)
+    writer.start(lease, START_ID, behind=False)
+    for _ in range(65):
+        await writer.append(bytes(1 << 20))
+    await until(lambda: world.has_begun, what="the snapshot")
+    await store._client.delete(store.keys.figures(EAST))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await writer.append(node_record(node("n2")))
+        await _until_there(lambda: store.figures([EAST]))
+        assert await store.read_snapshot(EAST) == (START_ID, []), "it is still being written"
+        world.may_end = True
+        await _until_there(lambda: store._client.exists(store.keys.snapshot(EAST)))
+    covers, _ = await store.read_snapshot(EAST)
+    (entry,) = await store.tail(EAST, covers)
+    assert (entry.before, entry.data) == (covers, node_record(node("n2")))
+    await writer.close()
+    await store.close()

@@ -118,6 +118,19 @@ async def test_a_silent_node_leaves_the_answers_and_comes_back_with_its_blocks(d
     assert reporter.status.num_full_announcements == 0, "the stream was resumed"
 
 
+async def test_a_node_whose_clock_went_back_is_known_once_its_former_life_is_silent(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(expiry_seconds=SHORT_EXPIRY_SECONDS)
+    former = deployment.reporter("n1", manager, epoch=1000)
+    running = deployment.run(former)
+    former.publish(stored(LAYOUT, chain_of(320), 320))
+    await until(lambda: former.status.acknowledged >= 1)
+    later = deployment.reporter("n1", manager, epoch=1)
+    later.publish(stored(LAYOUT, chain_of(640, seed=1), 640))
+    deployment.run(later)
+    await deployment.end(running)
+    await until_usable(deployment.client(manager), chain_of(656, seed=1), {"n1": 640})
+
+
 async def test_nobody_speaks_for_another_node(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)

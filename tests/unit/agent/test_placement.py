@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_the_next_placement_holds_all_hashed_blocks_and_publishes_none_again(nod
     second.publish(range(16))
     second.release()
     assert len(node.events) == len(node.expected())
+
+
+def test_held_objects_in_a_row_of_one_size_are_one_stretch(node: Node) -> None:
+    placement = node.place()
+    assert list(placement.held_stretches()) == []
+    larger = make_plan((hybrid(), hybrid(slot_bytes=2048)), GROUPS, NUM_TOKENS)
+    for plan, expected in ((node.plan, [(0, 2), (5, 5)]), (larger, [(0, 2), (5, 3), (8, 2)])):
+        its = replace(placement, plan=plan, held=frozenset({0, 1, *range(5, 10)}))
+        assert list(its.held_stretches()) == expected
+    placement.release()
 
 
 def test_only_what_is_there_entirely_can_be_held(node: Node) -> None:

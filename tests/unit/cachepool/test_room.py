@@ -203,3 +203,24 @@ def test_tenants_that_hold_nothing_are_forgotten() -> None:
         room.account(MODEL, name(number))
     assert len(room.tenant_bytes()) <= MAX_ACCOUNTS
     assert room.account(MODEL, ALICE) is first
+
+
+def test_of_tenants_without_a_limit_nothing_is_kept() -> None:
+    room = Room(1 << 30, Shares(of_tenants={"alice": 0.5}))
+    everybody = room.account(MODEL, BOB)
+    before = _num_kept(room)
+    assert all(room.account(MODEL, name(number)) is everybody for number in range(10))
+    assert _num_kept(room) == before
+
+
+def _num_kept(room: Room) -> int:
+    return sum(len(its) for its in vars(room).values() if isinstance(its, dict))
+
+
+def test_tenants_that_hold_something_are_looked_through_only_now_and_then() -> None:
+    room = Room(1 << 30, Shares(each_tenant=0.5))
+    for number in range(1, MAX_ACCOUNTS + 1):
+        room.came(room.account(MODEL, name(number)), [name(number)], 10)
+    for number in range(MAX_ACCOUNTS + 1, MAX_ACCOUNTS + 501):
+        room.account(MODEL, name(number))
+    assert len(room.tenant_bytes()) == MAX_ACCOUNTS + 500, "nobody was forgotten, which takes a look at all"
