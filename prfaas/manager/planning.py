@@ -23,7 +23,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.paths import Paths
 from prfaas.manager.role_changes import RoleChanges, Roles
 from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, Advice, ClusterSupply, ThresholdPlan
-from prfaas.manager.traffic import Traffic
+from prfaas.manager.traffic import Traffic, likely_output_tokens
 from prfaas.manager.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.world import World
 from prfaas.model.decoding import decode_capacity
@@ -222,8 +222,8 @@ class Planning:
         if not lately:
             return self._workload, self._trace_source
         lengths = Empirical([max(1, its.new_tokens) for its in lately], [its.cached_tokens for its in lately])
-        stated = [its.max_output_tokens for its in lately if its.max_output_tokens]
-        output = OutputTokens(sum(stated) / len(stated)) if stated else self._workload.output
+        output_tokens = likely_output_tokens(lately)
+        output = OutputTokens(output_tokens) if output_tokens else self._workload.output
         seconds = self._clock() - lately[0].at
         source = f"measured: {len(lately)} requests of the last {seconds:.0f} s"
         return Workload("measured", lengths, with_context(output, lengths)), source

@@ -55,7 +55,8 @@ class Service:
             IndexRefusal: unknown model, alien hashes, or nobody who could serve it.
         """
         response = self.routing.route(request)
-        metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
+        if request.checkpoints or not response.odd_lengths:  # otherwise it is asked again, with the hashes at those
+            metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
         return response
 
     def report_requests(self, request: pb.ReportRequestsRequest) -> None:

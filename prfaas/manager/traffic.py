@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
 MAX_REQUESTS = 4096
+MAX_OUTPUT_TOKENS = 32_768  # what a limit counts for at most: clients state any number, and answers end before
 MIN_REQUESTS = 50  # fewer say too little of a distribution
 
 
@@ -17,6 +20,12 @@ class Seen:
     new_tokens: int
     cached_tokens: int
     max_output_tokens: int
+
+
+def likely_output_tokens(requests: Iterable[Seen]) -> float | None:
+    """The median of the answers' limits, so that a few clients with absurd ones do not count; None where nobody stated one."""
+    stated = [min(its.max_output_tokens, MAX_OUTPUT_TOKENS) for its in requests if its.max_output_tokens]
+    return median(stated) if stated else None
 
 
 class Traffic:

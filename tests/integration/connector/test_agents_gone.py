@@ -119,7 +119,7 @@ def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: 
         mortal_nodes.kill_agent("east")
         wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
         prompt, before = prompt_of(next(seeds)), prefiller.outcomes().get("send agent_lost", 0)
-        sending(prefiller, prompt, mortal_nodes.grant(prompt))
+        prefiller.await_answer(sending(prefiller, prompt, mortal_nodes.grant(prompt)))
         return prefiller.outcomes().get("send agent_lost", 0) == before
 
     wait_until(is_begun, what="a transfer")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas import grants
+from prfaas import grants, metrics
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.index.membership import Figures, LinkFigures
@@ -80,6 +80,32 @@ async def test_blocks_without_the_state_count_for_the_link_and_not_for_compute(d
     response = await client.route(route_request(chain_of(1000)))
     assert response.route == "remote", "without a state nothing of it can be used"
     assert (response.uncached_tokens, response.missing_tokens) == (1000, 999 - 640)
+
+
+def _num_decisions() -> float:
+    return sum(
+        sample.value
+        for metric in metrics.MANAGER_DECISIONS.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    )
+
+
+async def test_a_later_turn_that_is_asked_about_twice_is_one_decision(deployment: Deployment) -> None:
+    client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
+    reporter = deployment.reporters["decode"]
+    chain = chain_of(1000)
+    reporter.publish(stored(LAYOUT, chain, 645))
+    await until(lambda: reporter.status.acknowledged >= 1)
+    before = _num_decisions()
+    first = await client.route(route_request(chain))
+    assert list(first.odd_lengths) == [645]
+    assert _num_decisions() == before
+    stated = [pb.StatedCheckpoint(num_tokens=645, hash=chain.at(645))]
+    await client.route(route_request(chain, checkpoints=stated))
+    assert _num_decisions() == before + 1
+    await client.route(route_request(chain_of(1000, seed=1)))
+    assert _num_decisions() == before + 2, "without a state of odd length one question is all"
 
 
 @pytest.mark.parametrize(("is_down", "reason"), [(True, "link_down"), (False, "long")])

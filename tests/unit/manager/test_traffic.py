@@ -1,0 +1,23 @@
+"""What is planned for, of the requests of late."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.manager.traffic import MAX_OUTPUT_TOKENS, Seen, likely_output_tokens
+
+HIGHEST = 2**32 - 1  # that a request can state
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ([200, 400, 300, HIGHEST], 350.0),
+        ([0, 0, 500], 500.0),
+        ([HIGHEST, HIGHEST, 10], MAX_OUTPUT_TOKENS),
+        ([0, 0], None),
+        ([], None),
+    ],
+)
+def test_a_few_absurd_limits_do_not_make_answers_long(limits: list[int], expected: float | None) -> None:
+    assert likely_output_tokens(Seen(0.0, 100, 0, limit) for limit in limits) == expected
