@@ -64,6 +64,9 @@ class Managed:
     def channel(self, name: str) -> Channel:
         return Channel(self.address, name=name, secret=self.secret)
 
+    def client(self, name: str) -> ManagerClient:
+        return ManagerClient([self.address], name=name, secret=self.secret, deadline_seconds=5.0)
+
 
 async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
     """Announce `num_blocks` blocks through one stream, ask, kill -9, ask again."""
@@ -83,7 +86,7 @@ async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
 async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict[str, Any]:
     its = layout(hybrid=True)
     agent, router = managed.channel("n0"), managed.channel("router")
-    client = ManagerClient([managed.address], name="router", secret=managed.secret, deadline_seconds=5.0)
+    client = managed.client("router")
     await register(agent, its)
     empty_bytes = await _redis_bytes(store)
     prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]

@@ -1,8 +1,8 @@
 """From a change of a pool to an answer that knows of it: one agent's reporter, two managers, look-ups going on.
 
-The agent publishes in a process of its own and by the clock, late or not. This process asks for some prompts, from the
-moment that they are due on, until they are answered in full: a figure holds the reporter's gathering, both managers'
-work, Redis, and the last question's round trip.
+The agent publishes in a process of its own and by the clock, late or not. This process asks for some prompts, as routers
+do and from the moment that they are due on, until they are answered in full: a figure holds the reporter's gathering,
+both managers' work, Redis, and the last question's round trip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.index.in_process import percentiles
 from benchmarks.index.over_grpc import Managed, register
 from prfaas.events import BlocksStored
 from prfaas.manager.embedded_redis import EmbeddedRedis
-from prfaas.rpc.channel import Channel
+from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.tasks import end
@@ -55,7 +55,7 @@ async def measure(ports: tuple[int, int]) -> dict[str, Any]:
 
 
 async def _measure(managers: list[Managed]) -> dict[str, Any]:
-    writer, follower = (its.channel("router") for its in managers)
+    writer, follower = (its.client("router") for its in managers)
     first = managers[0].channel("n0")
     await register(first, layout(hybrid=False))  # that manager writes the agent's cluster from here on
     await first.close()
@@ -123,12 +123,12 @@ def _hashes(number: int) -> bytes:
     return random.Random(number).randbytes(BLOCKS_PER_PUBLISH * HASH)
 
 
-async def _visible(manager: Channel, number: int, due: float) -> float:
+async def _visible(manager: ManagerClient, number: int, due: float) -> float:
     """Seconds from when a prompt is due until it is answered in full, or until that is waited for no longer."""
     await asyncio.sleep(due - time.perf_counter())
     request = _match(number)
     while True:
-        response = await manager.call("Match", request, timeout_seconds=GIVE_UP_SECONDS)
+        response = await manager.match(request)
         now = time.perf_counter()
         if response.nodes and response.nodes[0].attention_tokens >= request.limit_tokens:
             return now - due
@@ -137,14 +137,14 @@ async def _visible(manager: Channel, number: int, due: float) -> float:
         await asyncio.sleep(0.001)
 
 
-async def _look_up(manager: Channel, begin: float) -> list[float]:
+async def _look_up(manager: ManagerClient, begin: float) -> list[float]:
     """Ask for prompts that are known by then, by the clock; returns how long each answer took."""
     seconds = []
     for number in range(LOOKUPS_PER_SECOND * SECONDS):
         due = begin + number / LOOKUPS_PER_SECOND
         await asyncio.sleep(due - time.perf_counter())
         started = time.perf_counter()
-        await manager.call("Match", _match(number % 10), timeout_seconds=GIVE_UP_SECONDS)
+        await manager.match(_match(number % 10))
         seconds.append(time.perf_counter() - started)
     return seconds
 

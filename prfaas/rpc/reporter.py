@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.5  # what changes is to be on a page within two seconds, over 
 _OUTCOMES_SECONDS = 1.0
 _MAX_PROMISES = 10_000  # those that no manager has taken; the oldest go first
 _MAX_COPY_ENDS = 4096  # that no manager has taken; it asks again for those that are lost
-_GATHER_SECONDS = 0.002  # changes of one step of the pool travel in one batch
+_GATHER_SECONDS = 0.002  # from one batch to the next at least: what changes meanwhile travels in one
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 2.0
 
@@ -315,20 +315,21 @@ class Reporter:
             self._fresh.clear()
         digests_due = loop.time() + digest_seconds
         while session == self._session_number:
+            next_batch_at = loop.time() + _GATHER_SECONDS
             messages = self._log.take() if self._registered.is_set() else []
             if self._registered.is_set() and loop.time() >= digests_due:
                 messages.append(self._log.digests())
                 digests_due = loop.time() + digest_seconds
             for message in messages:
                 yield message
-            await self._wait_fresh(max(_GATHER_SECONDS, digests_due - loop.time()))
+            await self._wait_fresh(max(_GATHER_SECONDS, digests_due - loop.time()), not_before=next_batch_at)
 
-    async def _wait_fresh(self, seconds: float) -> None:
-        """Wait for something to send, at most so long."""
+    async def _wait_fresh(self, seconds: float, *, not_before: float) -> None:
+        """Wait for something to send, at most so long, and for the end of the step of the pool that it is of."""
         try:
             async with asyncio.timeout(seconds):
                 await self._fresh.wait()
-            await asyncio.sleep(_GATHER_SECONDS)
+            await asyncio.sleep(max(0.0, not_before - asyncio.get_running_loop().time()))
         except TimeoutError:
             pass
         self._fresh.clear()
