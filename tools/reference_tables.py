@@ -47,10 +47,10 @@ TWO_CLUSTERS = """\
       - {name: east-0, url: "http://10.0.2.1:8000", role: prefill, agent: east-0, wire: "10.0.2.1:7400"}
 """
 
-# What a reader puts in place of his own for settings that have no default.
+# What a reader puts in place of his own for settings that have no default, or one for trying out alone.
 EXAMPLES = {
     "agent": {"name": "west-0", "secret_file": "/etc/prfaas/secret"},
-    "manager": {"secret_file": "/etc/prfaas/secret"},
+    "manager": {"secret_file": "/etc/prfaas/secret", "redis_directory": "/var/lib/prfaas/redis"},
     "router": {"secret_file": "/etc/prfaas/secret", "clusters": TWO_CLUSTERS},
 }
 
@@ -128,7 +128,7 @@ def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None,
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
     shown = _one_line(cls, name, its)
     mark = "# " if conditions.unmet(its.only_where, _defaults(cls, its)) else ""
-    return [f"{indent}{mark}{name}: {'' if default(cls, name) is None else shown}".rstrip()]
+    return [f"{indent}{mark}{name}: {example or ('' if default(cls, name) is None else shown)}".rstrip()]
 
 
 def _defaults(cls: type[Any], its: Setting) -> SimpleNamespace:

@@ -55,7 +55,7 @@ class ManagerConfig:
         "path",
         default=None,
         only_where={"redis_url": ABSENT},
-        doc="Where the embedded Redis keeps its data; a temporary directory when not given.",
+        doc="Where the embedded Redis keeps its data; when not given a temporary directory, which goes with the manager.",
     )
     redis_namespace: str = setting("text", default="prfaas", doc="First part of every Redis key.")
     heartbeat_seconds: float = setting(

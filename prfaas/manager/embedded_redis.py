@@ -71,10 +71,13 @@ class EmbeddedRedis:
 
         Raises:
             MissingExtraError: there is no redis-server.
-            ConfigError: it ends at once.
+            ConfigError: its directory cannot be made, or it ends at once.
             TimeoutError: it does not answer.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"redis_directory: {self.directory} cannot be made: {error.strerror}") from error
         if len(str(self.directory)) > _MAX_DIRECTORY_CHARACTERS:
             raise ConfigError(f"redis_directory: {self.directory} is too long a path for a Unix socket in it")
         await self._launch()

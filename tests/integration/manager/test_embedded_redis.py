@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.errors import RecordUnreachable
+from prfaas.errors import ConfigError, RecordUnreachable
 from prfaas.index.redis_store import RedisStore
 from prfaas.manager.embedded_redis import EmbeddedRedis, find_server
 from tests.integration.manager.deployment import kill
@@ -55,3 +55,9 @@ async def _until_it_answers(store: RedisStore) -> None:
                 return await store.check()
             except RecordUnreachable:
                 await asyncio.sleep(POLL_SECONDS)
+
+
+async def test_a_directory_that_cannot_be_made_is_said_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be made: Not a directory"):
+        await EmbeddedRedis(tmp_path / "file/redis").start()

@@ -20,7 +20,13 @@ FILLED_IN = [
     ("agent", MUTUAL_TLS),
     ("manager", MUTUAL_TLS),
     ("manager", (("deployment:", f"deployment: {ROOT}/examples/solver/deployment.yaml"),)),
-    ("manager", (("redis_url:", "redis_url: redis://127.0.0.1"),)),
+    (
+        "manager",
+        (
+            ("redis_url:", "redis_url: redis://127.0.0.1"),
+            ("redis_directory: /var/lib/prfaas/redis", "redis_directory:"),
+        ),
+    ),
     ("manager", (("bandwidth: scarce", "bandwidth: abundant"),)),
     ("manager", (("local_policy: decode", "local_policy: suffix"),)),
     ("manager", (("local_policy: decode", "local_policy: static"),)),
@@ -60,3 +66,10 @@ def test_an_annotated_file_starts_with_its_lines_uncommented_and_filled_in(
         environment={},
         check=named_files.check,
     )
+
+
+def test_the_manager_s_record_lies_where_its_unit_lets_it_write_and_keeps_it() -> None:
+    unit = (ROOT / "deploy/systemd/prfaas-manager.service").read_text()
+    kept = re.search(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    named = re.search(r"^redis_directory: (\S+)$", (ROOT / "deploy/manager.yaml").read_text(), re.MULTILINE)
+    assert kept and named and Path(named[1]).is_relative_to(f"/var/lib/{kept[1]}")
