@@ -387,15 +387,14 @@ def parse(
 ) -> T:
     """The configuration of a command; ends the process for --help, --version, --check-config and a wrong setting.
 
-    `check` is what --check-config looks at besides (`load`).
+    `check` is what is looked at besides (`load`), as --check-config does.
     """
     parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     add_flags(parser, cls, reads_files=check is not None)
     namespace = parser.parse_args(argv)
     try:
-        flags, asked = given_flags(namespace), check if namespace.check_config else None
-        config = load(cls, component=component, file=namespace.config, flags=flags, check=asked)
+        config = load(cls, component=component, file=namespace.config, flags=given_flags(namespace), check=check)
     except ConfigError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if namespace.check_config:

@@ -178,6 +178,7 @@ def _doctor(call: Call) -> Answer:
             proc=call.arguments.proc,
             console=call.settings,
             ask_managers=managers.manager_findings,
+            check=named_files.check,
         )
     )
     is_well = all(its.outcome == "good" for its in found)

@@ -19,6 +19,7 @@ from prfaas.manager.within_policy import read_policy
 from prfaas.router.admission import read_clients, read_key
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.transport.tls import Certificates
 
 
 def check(settings: Any) -> None:
@@ -59,7 +60,7 @@ _READ: Mapping[str, Callable[[Path], object]] = {
 
 def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates(settings, lambda: settings.certificates() or settings.engine_certificates())
+    _check_certificates(settings, lambda: Certificates.of(settings))  # managers are shown them in any case
 
 
 def _check_manager(settings: ManagerConfig) -> None:

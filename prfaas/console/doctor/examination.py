@@ -40,6 +40,8 @@ class Patient:
     proc: Path
     console: ConsoleConfig
     ask_managers: AskManagers
+    check: Callable[[Any], None]
+    """Raises ConfigError for settings, and files that they name, at which the component's start stops."""
 
 
 def examine(patient: Patient) -> list[Finding]:
@@ -50,7 +52,8 @@ def examine(patient: Patient) -> list[Finding]:
     for component, path in patient.files.items():
         try:
             loaded[component] = config.load(COMPONENTS[component], component=component, file=path)
-            findings.append(good("configuration", str(path), "read"))
+            config.load(COMPONENTS[component], component=component, file=path, check=patient.check)
+            findings.append(good("configuration", str(path), "the start takes it"))
         except ConfigError as error:
             remedy = f"mend it; prfaas config check {path}"
             findings.append(bad("configuration", str(path), str(error), remedy=remedy))

@@ -185,9 +185,26 @@ def _sidecar_in_plain_text(patient: Patient) -> None:
     patient.sidecar = {"listen": "0.0.0.0:0", "status_listen": free_address(), "insecure_plaintext": True}
 
 
-def _expiry_within_a_heartbeat(patient: Patient) -> None:
+def _file_of_keys_without_one(patient: Patient) -> None:
+    (patient.directory / "keys").write_text("")
+    _router(patient, api_keys_file=str(patient.directory / "keys"))
+
+
+def _no_file_with_the_engines_key(patient: Patient) -> None:
+    _router(patient, engine_api_key_file=str(patient.directory / "none"))
+
+
+def _manager(patient: Patient, **settings: str) -> None:
     addresses = {"listen": free_address(), "http_listen": free_address()}
-    patient.manager = {**addresses, "secret_file": str(patient.secret), "expiry_seconds": "5s"}
+    patient.manager = {**addresses, "secret_file": str(patient.secret), **settings}
+
+
+def _no_file_of_the_deployment(patient: Patient) -> None:
+    _manager(patient, deployment=str(patient.directory / "none.yaml"))
+
+
+def _expiry_within_a_heartbeat(patient: Patient) -> None:
+    _manager(patient, expiry_seconds="5s")
 
 
 PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
@@ -221,6 +238,9 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_router_that_asks_for_no_key, "keys", "write api_keys_file"),
     (_gateways_port_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
     (_sidecar_in_plain_text, "plaintext", "leave insecure_plaintext out"),
+    (_file_of_keys_without_one, "configuration", "router.yaml line 1: api_keys_file: "),
+    (_no_file_with_the_engines_key, "configuration", "engine_api_key_file: "),
+    (_no_file_of_the_deployment, "configuration", "manager.yaml line 1: deployment: "),
     (_expiry_within_a_heartbeat, "heartbeat", "expiry_seconds: 30s"),
 ]
 
@@ -270,16 +290,16 @@ def _expired_list(authority: Authority) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "subject", "said"),
+    ("spoil", "subject", "said", "starts"),
     [
-        (lambda files: files.path.unlink(), "certificate_authority", "No such file"),
-        (lambda files: files.revocations.write_text("no list"), "certificate_files", "client_tls_revocations"),
-        (lambda files: files.revocations.write_bytes(_expired_list(files)), "certificate_time", "has expired"),
+        (lambda files: files.path.unlink(), "certificate_authority", "No such file", False),
+        (lambda files: files.revocations.write_text("no list"), "certificate_files", "client_tls_revocations", False),
+        (lambda files: files.revocations.write_bytes(_expired_list(files)), "certificate_time", "has expired", True),
     ],
     ids=["no authority", "no list", "an expired list"],
 )
 def test_what_tells_which_clients_to_let_in_is_looked_at(
-    patient: Patient, spoil: Callable[[Authority], Any], subject: str, said: str
+    patient: Patient, spoil: Callable[[Authority], Any], subject: str, said: str, starts: bool
 ) -> None:
     authority = Authority(patient.directory)
     issued = authority.issue("shown", valid_for=90 * DAY)
@@ -289,7 +309,8 @@ def test_what_tells_which_clients_to_let_in_is_looked_at(
     assert faults(patient.examine()) == {}
     spoil(authority)
     found = faults(patient.examine())
-    assert list(found) == [subject] and said in found[subject]
+    assert list(found) == ([subject] if starts else ["configuration", subject])
+    assert said in found[subject]
 
 
 def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:

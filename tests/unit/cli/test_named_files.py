@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     [
         ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\n"),
         ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\n" + OF_ENGINES),
+        ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\ninsecure_plaintext: true\n"),
         ("manager", ManagerConfig, "tls", "secret_file: {0}/secret\n"),
         ("router", RouterConfig, "tls", "managers: [m:1]\nsecret_file: {0}/secret\n"),
         ("router", RouterConfig, "client_tls", "managers: [m:1]\nsecret_file: {0}/secret\n"),
@@ -80,7 +82,15 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     ],
 )
 def test_of_certificates_the_file_that_cannot_be_used_is_named(
-    component: str, cls: type[Any], prefix: str, others: str, key: str, spoilt: str, named: str, tmp_path: Path
+    component: str,
+    cls: type[Any],
+    prefix: str,
+    others: str,
+    key: str,
+    spoilt: str,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "secret").write_bytes(bytes(32))
     (tmp_path / "secret").chmod(0o600)
@@ -90,5 +100,10 @@ def test_of_certificates_the_file_that_cannot_be_used_is_named(
     text = others.format(tmp_path) + "".join(f"{name}: {path}\n" for name, path in paths.items())
     line = text[: text.index(f"{prefix}_{key}:")].count("\n") + 1
     (tmp_path / "settings.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=f"settings.yaml line {line}: {prefix}_{named}"):
+    refusal = f"settings.yaml line {line}: {prefix}_{named}"
+    with pytest.raises(ConfigError, match=refusal):
         config.load(cls, component=component, file=tmp_path / "settings.yaml", environment={}, check=named_files.check)
+    start = ["--config", str(tmp_path / "settings.yaml")]
+    with pytest.raises(SystemExit, match="2"):
+        config.parse(cls, component=component, argv=start, check=named_files.check)
+    assert re.fullmatch(f"prfaas-{component}: .*{refusal}.*\n", capsys.readouterr().err)
