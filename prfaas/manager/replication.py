@@ -184,7 +184,7 @@ class Replication:
             return
         found = await self._store.figures(self._followed)
         for cluster, data in found.items():
-            if data != self._figures.get(cluster):
+            if cluster not in self._writers and data != self._figures.get(cluster):  # it may have become ours meanwhile
                 self._world.apply_figures(cluster, data)
         for cluster in self._followed:
             if cluster not in found:

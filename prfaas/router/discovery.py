@@ -91,7 +91,9 @@ class Discovery:
 
     async def look(self) -> None:
         """Ask once, and tell what has changed."""
-        sources: dict[str, Awaitable[list[str] | None]] = {name: _resolved(name) for name in self._config.names}
+        sources: dict[str, Awaitable[list[str] | None]] = {
+            name: _resolved(name) for name in dict.fromkeys(self._config.names)
+        }
         if self._kubernetes is not None:
             sources[self._config.kubernetes_selector] = self._kubernetes.pages()
         for source, found in zip(sources, await asyncio.gather(*sources.values()), strict=True):
