@@ -1,9 +1,12 @@
-"""What settings ask of each other: beside which values of its neighbours one means something, which are given together."""
+"""What settings ask of themselves and of each other: their forms, which go together, beside which values one means anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from prfaas.units import is_loopback, is_public, split_address
 
@@ -11,6 +14,9 @@ GIVEN = object()  # any value but an empty one
 ABSENT = object()  # an empty one
 Conditions = Mapping[str, Any]  # by the other's name the value that it must have, a set of such, `GIVEN` or `ABSENT`
 _EMPTY = (None, "", ())
+_NODE_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII
+)  # a host's name may be one, and is so long at most
 
 
 def unmet(conditions: Conditions, config: Any) -> dict[str, Any]:
@@ -45,6 +51,40 @@ def check_together(config: Any, *names: str) -> None:
     missing = [name for name in names if getattr(config, name) is None]
     if 0 < len(missing) < len(names):
         raise ValueError(f"{missing[0]}: missing; {', '.join(names)} go together")
+
+
+def check_node_name(name: str, text: str) -> None:
+    """Raise ValueError unless a node can have this name: it stands in lists (name=host:port), URLs and certificates."""
+    if not _NODE_NAME.fullmatch(text):
+        raise ValueError(f"{name}: {text!r}; write letters, digits, '.', '_' and '-', such as west-0")
+
+
+def check_url(name: str, url: str, *, such_as: str = "http://host:port") -> None:
+    """Raise ValueError unless something can be asked for at this URL."""
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # such a host or port there cannot be
+        is_one = False
+    if not is_one:
+        raise ValueError(f"{name}: {url!r}; write {such_as}")
+
+
+def check_addresses(name: str, addresses: Iterable[str]) -> None:
+    """Raise ValueError when one of a setting's addresses is of another form than host:port."""
+    for address in addresses:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ValueError(f"{name}: {address!r}: {error}; write host:port such as 10.0.0.5:7410") from error
+
+
+def check_apart(config: Any, *names: str) -> None:
+    """Raise ValueError when two of these addresses are one, so that whoever listens second could not."""
+    for first, second in itertools.combinations([name for name in names if getattr(config, name)], 2):
+        (host, port), (other, same) = (split_address(getattr(config, name)) for name in (first, second))
+        if port == same != 0 and (host == other or {host, other} & {"0.0.0.0", "::"}):
+            raise ValueError(f"{second}: {getattr(config, second)} is taken by {first}; write another port")
 
 
 def check_engine_tls(config: Any) -> None:

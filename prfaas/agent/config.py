@@ -8,7 +8,17 @@ from pathlib import Path
 from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
-from prfaas.conditions import GIVEN, check_consent, check_consent_of_wire, check_engine_tls, check_together
+from prfaas.conditions import (
+    GIVEN,
+    check_addresses,
+    check_apart,
+    check_consent,
+    check_consent_of_wire,
+    check_engine_tls,
+    check_node_name,
+    check_together,
+    check_url,
+)
 from prfaas.config import records, setting
 from prfaas.index.engine_events import check_endpoint
 from prfaas.tracing import SETTING_DOC
@@ -35,6 +45,7 @@ class EngineConfig:
     kv_events_replay: str = setting("text", default="", doc="Where it repeats KV events that were lost.")
 
     def __post_init__(self) -> None:
+        check_url("url", self.url)
         if self.kv_events_replay and not self.kv_events:
             raise ValueError("kv_events: missing; kv_events_replay repeats them")
         for name in ("kv_events", "kv_events_replay"):
@@ -214,6 +225,7 @@ class AgentConfig:
     )
 
     def __post_init__(self) -> None:
+        check_node_name("name", self.name)
         policy_of(self.eviction)
         if len({its.tenant for its in self.tenants}) < len(self.tenants):
             raise ValueError("tenants: one is named twice")
@@ -221,6 +233,13 @@ class AgentConfig:
         check_engine_tls(self)
         check_consent(self, "status_listen")
         check_consent_of_wire(self, "listen")
+        check_apart(self, "listen", "status_listen")
+        check_addresses("managers", self.managers)
+        if self.traces_endpoint:
+            check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
+        instances = [its.instance for its in self.engines]
+        if twice := sorted({name for name in instances if instances.count(name) > 1}):
+            raise ValueError(f"engines: instance {twice[0]} is named twice")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         _addresses("fetch_from", self.fetch_from)

@@ -1,7 +1,8 @@
-"""The files that a component's settings name, read as its start reads them."""
+"""What a component's start looks at before it asks anybody: the files that its settings name, and where its Redis is."""
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from prfaas.transport.tls import Certificates
 
 
 def check(settings: Any) -> None:
-    """Raise ConfigError, with the setting's name, when one of the files cannot be used."""
+    """Raise ConfigError, with the setting's name, for what the start could not use."""
     _CHECKS[type(settings)](settings)
 
 
@@ -67,6 +68,9 @@ def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
     _check_certificates(settings, lambda: settings.certificates(speaks=()))
     read_policy(settings)
+    if settings.redis_url:
+        with contextlib.suppress(MissingExtraError):  # the start says so by itself
+            extras.load("prfaas.index.redis_store", extra="manager").RedisStore(settings.redis_url)
     if settings.deployment is not None:
         _check_deployment(settings.deployment)
 

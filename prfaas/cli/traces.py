@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from prfaas import tracing
 from prfaas.cli import extras
-from prfaas.errors import ConfigError
 
 
 def send(component: str, endpoint: str, *, instance: str) -> None:
     """Have the spans of this process sent to `endpoint`; when it is empty none are made.
 
     Raises:
-        ConfigError: it is no URL.
         MissingExtraError: OpenTelemetry is not installed.
     """
     if not endpoint:
         return
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"traces_endpoint: {endpoint!r}; write http://host:4318")
     tracing.use(extras.load("prfaas.otlp", extra="tracing").OtlpTracer(component, endpoint, instance=instance))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.conditions import check_together
+from prfaas.conditions import check_addresses, check_together, check_url
 from prfaas.config import setting
 
 
@@ -42,6 +42,7 @@ class ConsoleConfig:
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
-        for url in (*self.pages, *self.routers):
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"pages, routers: {url!r}; write http://host:port")
+        check_addresses("managers", self.managers)
+        for name in ("pages", "routers"):
+            for url in getattr(self, name):
+                check_url(name, url)

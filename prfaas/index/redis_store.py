@@ -27,6 +27,7 @@ from prfaas.errors import ConfigError, Fenced, RecordUnreachable
 from prfaas.index.keys import Keys
 from prfaas.index.stream_tail import SpreadTail
 from prfaas.types import ClusterName
+from prfaas.units import split_address
 
 MIN_VERSION = (6, 2)  # XTRIM MINID
 START_ID = "0-0"
@@ -34,6 +35,9 @@ MAX_WAIT_SECONDS = 5.0  # of `read`
 _RECORDS_PER_REPLY = 16  # of up to 150 KB: a time-out is for all of a reply, which 20 Mbit/s then bring within it
 _TAIL_BYTES = 1 << 20
 _TAIL_ENTRIES = 512
+_FORMS = (
+    "redis://host:port, unix://path, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; rediss for TLS"
+)
 _CHUNK_EXPIRY_SECONDS = 60  # after the last chunk: a snapshot whose writer died goes away
 
 
@@ -70,7 +74,7 @@ class RedisStore:
             self._client = _connect(url, timeout_seconds)
             self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
         except ValueError as error:
-            raise ConfigError(f"redis_url: {error}") from error
+            raise ConfigError(f"redis_url: {error}; write {_FORMS}") from error
         self._spread = SpreadTail(self._tail) if isinstance(self._tail, RedisCluster) else None
         self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
 
@@ -285,16 +289,18 @@ def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its ans
         "retry": Retry(NoBackoff(), 0),
     }
     parts = urlsplit(url)
-    scheme, _, kind = parts.scheme.partition("+")
-    if not kind:
+    if parts.scheme in ("redis", "rediss", "unix"):
         return redis.Redis.from_url(url, **options)
+    scheme, _, kind = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
-        raise ValueError(f"{parts.scheme}:// is none of redis, redis+sentinel and redis+cluster, or rediss with TLS")
+        raise ValueError(f"{url.partition('://')[0]!r} is no such scheme")  # never all of it, which may hold a password
     user, at, listed = parts.netloc.rpartition("@")
-    places = [(host, int(port)) for host, _, port in (place.rpartition(":") for place in listed.split(","))]
+    places = [split_address(place) for place in listed.split(",")]
     first = f"{scheme}://{user}{at}{listed.split(',')[0]}?{parts.query}"
     if kind == "cluster":
         return RedisCluster.from_url(first, startup_nodes=[ClusterNode(*place) for place in places], **options)
+    if not parts.path.strip("/"):
+        raise ValueError("the name of the Sentinels' master is missing")
     stated = {
         name: value for name, value in parse_url(first).items() if name not in ("host", "port", "connection_class")
     }

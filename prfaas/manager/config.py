@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import ABSENT, GIVEN, check_consent, check_together
+from prfaas.conditions import (
+    ABSENT,
+    GIVEN,
+    check_addresses,
+    check_apart,
+    check_consent,
+    check_together,
+    check_url,
+)
 from prfaas.config import setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.tls import Certificates
-from prfaas.units import choice, split_address
+from prfaas.units import choice, show_seconds
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
 RoleChanging = Literal["recommend", "apply"]
@@ -242,7 +250,14 @@ class ManagerConfig:
 
     def __post_init__(self) -> None:
         if self.advertise:
-            _check_is_address("advertise", self.advertise)
+            check_addresses("advertise", [self.advertise])
+        if self.expiry_seconds <= self.heartbeat_seconds:
+            raise ValueError(
+                f"expiry_seconds: {show_seconds(self.expiry_seconds)}; write more than heartbeat_seconds, which is "
+                f"{show_seconds(self.heartbeat_seconds)}: nodes that live would be taken for dead"
+            )
+        if self.traces_endpoint:
+            check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
         if self.local_policy == "ppd" and self.ppd_table is None:
             raise ValueError("ppd_table: missing; local_policy: ppd decides by it")
         if self.local_policy == "endpoint_picker" and self.endpoint_picker is None:
@@ -251,14 +266,8 @@ class ManagerConfig:
             raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_consent(self, "listen", "http_listen")
+        check_apart(self, "listen", "http_listen")
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What listeners show and ask for; None: they speak plain text. Raises ConfigError when they cannot be used."""
         return Certificates.of(self, speaks=speaks)
-
-
-def _check_is_address(name: str, address: str) -> None:
-    try:
-        split_address(address)
-    except ValueError as error:
-        raise ValueError(f"{name}: {address!r} is {error}") from error

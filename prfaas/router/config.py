@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import ABSENT, GIVEN, check_consent, check_engine_tls, check_together
+from prfaas.conditions import (
+    ABSENT,
+    GIVEN,
+    check_addresses,
+    check_apart,
+    check_consent,
+    check_engine_tls,
+    check_together,
+    check_url,
+)
 from prfaas.config import record, records, setting
 from prfaas.router.quotas import Quota
 from prfaas.router.tenants import Tenants, check_salt
@@ -32,8 +41,7 @@ class InstanceConfig:
     wire: str = setting("address", required=True, doc="Where other agents reach that agent's wire.")
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url: {self.url!r}; write http://host:port")
+        check_url("url", self.url)
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,9 @@ class DiscoveryConfig:
     expiry: float = setting("seconds", default=30.0, doc="An agent that has not answered for so long is gone.")
 
     def __post_init__(self) -> None:
-        for name in self.names:
-            try:
-                split_address(name)
-            except ValueError as error:
-                raise ValueError(f"names: {name!r}; write host:port") from error
+        check_addresses("names", self.names)
+        if self.kubernetes_api:
+            check_url("kubernetes_api", self.kubernetes_api)
 
     @property
     def looks(self) -> bool:
@@ -276,6 +282,10 @@ class RouterConfig:
         check_engine_tls(self)
         check_together(self, "client_tls_certificate", "client_tls_key")
         check_consent(self, "ext_proc_listen")
+        check_apart(self, "listen", "ext_proc_listen")
+        check_addresses("managers", self.managers)
+        if self.traces_endpoint:
+            check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
         self._check_clients()
         clusters = [cluster.name for cluster in self.clusters]
         if self.cluster and clusters and self.cluster not in clusters:

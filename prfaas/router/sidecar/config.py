@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import GIVEN, check_consent, check_engine_tls, check_together
+from prfaas.conditions import GIVEN, check_apart, check_consent, check_engine_tls, check_together, check_url
 from prfaas.config import setting
 from prfaas.transport.tls import Certificates, EngineTls
 from prfaas.units import choice
@@ -84,8 +84,8 @@ class SidecarConfig:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_consent(self, "listen", "status_listen")
         check_engine_tls(self)
-        if not self.engine_url.startswith(("http://", "https://")):
-            raise ValueError(f"engine_url: {self.engine_url!r}; write http://host:port")
+        check_apart(self, "listen", "status_listen")
+        check_url("engine_url", self.engine_url)
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What peers are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""

@@ -207,6 +207,18 @@ def _expiry_within_a_heartbeat(patient: Patient) -> None:
     _manager(patient, expiry_seconds="5s")
 
 
+def _expiry_within_two_heartbeats(patient: Patient) -> None:
+    _manager(patient, expiry_seconds="15s")
+
+
+def _url_of_no_redis(patient: Patient) -> None:
+    _manager(patient, redis_url="http://x")
+
+
+def _one_address_twice(patient: Patient) -> None:
+    patient.agent["status_listen"] = patient.agent["listen"]
+
+
 PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_unknown_key, "configuration", "prfaas config check"),
     (_secret_open_to_everybody, "secret", "chmod 600"),
@@ -241,7 +253,10 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_file_of_keys_without_one, "configuration", "router.yaml line 1: api_keys_file: "),
     (_no_file_with_the_engines_key, "configuration", "engine_api_key_file: "),
     (_no_file_of_the_deployment, "configuration", "manager.yaml line 1: deployment: "),
-    (_expiry_within_a_heartbeat, "heartbeat", "expiry_seconds: 30s"),
+    (_expiry_within_a_heartbeat, "configuration", "write more than heartbeat_seconds"),
+    (_expiry_within_two_heartbeats, "heartbeat", "expiry_seconds: 30s"),
+    (_url_of_no_redis, "configuration", "redis+sentinel://"),
+    (_one_address_twice, "configuration", "write another port"),
 ]
 
 

@@ -17,6 +17,35 @@ def test_an_endpoint_to_which_nothing_connects_stops_the_start(name: str) -> Non
         load_mapping(EngineConfig, ENGINE | {name: "localhost:5557"}, where="test")
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://n1:port", "http://n1:99999", "ftp://n1:8000"])
+def test_an_engine_s_url_at_which_nothing_can_be_asked_stops_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=f"url: '{url}'; write http://host:port"):
+        load_mapping(EngineConfig, ENGINE | {"url": url}, where="test")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("name", "a b/c", "name: 'a b/c'; write letters, digits, '.', '_' and '-', such as west-0"),
+        ("name", "a=b", "name: 'a=b'; write letters"),
+        ("managers", ["10.0.0.1"], "managers: '10.0.0.1': not host:port; write host:port such as"),
+        ("status_listen", "127.0.0.1:7400", "status_listen: 127.0.0.1:7400 is taken by listen; write another port"),
+        ("status_listen", "0.0.0.0:7400", "status_listen: 0.0.0.0:7400 is taken by listen"),
+        ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
+        ("engines", [ENGINE, ENGINE], "engines: instance e1 is named twice"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name: str, value: object, says: str) -> None:
+    given = {"name": "n", "secret_file": "s", "cluster": "west", "insecure_plaintext": True, name: value}
+    with pytest.raises(ConfigError, match=says):
+        load_mapping(AgentConfig, given, where="test")
+
+
+def test_ports_that_the_system_chooses_are_not_one() -> None:
+    agent = {"name": "n", "secret_file": "s", "listen": "127.0.0.1:0", "status_listen": "127.0.0.1:0"}
+    assert load_mapping(AgentConfig, agent, where="test").status_listen == "127.0.0.1:0"
+
+
 @pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1", "0.0.0.0:7400"])
 def test_a_wire_beyond_private_networks_asks_for_certificates_or_an_open_word(address: str) -> None:
     agent = {"name": "n", "secret_file": "s", "listen": address}

@@ -35,6 +35,12 @@ OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
             "local_policy: endpoint_picker\nendpoint_picker: {0}/text\n",
             "line 2: endpoint_picker: .*text: .*EndpointPickerConfig",
         ),
+        (
+            "manager",
+            ManagerConfig,
+            "redis_url: http://foo:1\n",
+            "line 1: redis_url: .*http.* no such scheme; write redis://",
+        ),
         ("manager", ManagerConfig, "deployment: {0}/none.yaml\n", "line 1: deployment: .*none.yaml"),
         ("router", RouterConfig, "managers: [m:1]\napi_keys_file: {0}/none\n", "line 2: api_keys_file: .*none"),
         ("router", RouterConfig, "operator_keys_file: {0}/empty\nmanagers: [m:1]\n", "line 1: operator_keys_file:"),

@@ -13,7 +13,12 @@ from prfaas.manager.config import ManagerConfig
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("advertise", "10.0.0.1", "advertise: '10.0.0.1' is not host:port"),
+        ("advertise", "10.0.0.1", "advertise: '10.0.0.1': not host:port"),
+        ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
+        ("http_listen", "127.0.0.1:7410", "http_listen: 127.0.0.1:7410 is taken by listen; write another port"),
+        ("listen", "127.0.0.1:7411", "http_listen: 127.0.0.1:7411 is taken by listen"),
+        ("expiry_seconds", "10s", "expiry_seconds: 10s; write more than heartbeat_seconds, which is 10s"),
+        ("heartbeat_seconds", "45s", "expiry_seconds: 30s; write more than heartbeat_seconds, which is 45s"),
         ("threshold_tokens", "4294967296", "threshold_tokens"),
         ("session_seconds", "0s", "session_seconds"),
     ],
@@ -50,7 +55,17 @@ def test_certificates_in_the_url_are_for_a_redis_cluster_too() -> None:
     assert store._client.connection_kwargs["ssl_ca_certs"] == "/ca.pem"
 
 
-@pytest.mark.parametrize("url", ["foo", "redis+sentinel://h1,h2/x", "redis+tls://h1:1/x", "https+cluster://h1:1"])
-def test_a_url_at_which_no_redis_can_be_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="redis_url"):
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("foo", "'foo' is no such scheme"),
+        ("http://foo:1", "'http' is no such scheme"),
+        ("redis+sentinel://h1,h2/x", "not host:port"),
+        ("redis+sentinel://h1:1", "the name of the Sentinels' master is missing"),
+        ("redis+tls://h1:1/x", "'redis.tls' is no such scheme"),
+        ("https+cluster://h1:1", "'https.cluster' is no such scheme"),
+    ],
+)
+def test_a_url_at_which_no_redis_can_be_is_refused_with_the_forms_of_all_that_can(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"redis_url: {says}; write redis://.*redis\+sentinel://.*redis\+cluster://"):
         RedisStore(url)

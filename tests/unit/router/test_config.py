@@ -78,6 +78,17 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
             "discovery: {names: [a:1]}\nsecret_file:",
             r"discovery: managers and clusters name the instances",
         ),
+        (
+            "secret_file:",
+            "traces_endpoint: nonsense\nsecret_file:",
+            r"line 1: traces_endpoint: 'nonsense'; write http://h",
+        ),
+        (
+            "secret_file:",
+            "ext_proc_listen: 127.0.0.1:8000\nsecret_file:",
+            r"line 1: ext_proc_listen: .*taken by listen",
+        ),
+        ("secret_file:", "managers: [a]\nsecret_file:", r"line 1: managers: 'a': not host:port; write host:port"),
         ("secret_file:", "discovery: {names: [a]}\nsecret_file:", r"names: .*a.*host:port"),
         (
             "secret_file:",
