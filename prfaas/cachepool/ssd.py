@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -72,8 +73,9 @@ class Ssd:
         self, settings: SsdSettings, memory: Pool, *, post: Post, on_change: Callable[[PoolChange], None]
     ) -> None:
         """Raises:
-        ConfigError: the directory cannot be used, or another agent uses it.
+        ConfigError: the directory cannot be used, another agent uses it, or its disk is smaller than the budget.
         """
+        _check_disk(settings)
         self._lock = _lock(settings.directory)
         self._settings = settings
         self._memory = memory
@@ -318,6 +320,22 @@ class Ssd:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._pool.close()
         os.close(self._lock)
+
+
+def disk_bytes(directory: Path) -> int:
+    """The size of the disk on which a directory is, or would be made."""
+    return shutil.disk_usage(
+        next(its for its in (directory.absolute(), *directory.absolute().parents) if its.exists())
+    ).total
+
+
+def _check_disk(settings: SsdSettings) -> None:
+    there = disk_bytes(settings.directory)
+    if settings.budget_bytes > there:
+        message = (
+            f"{settings.budget_bytes >> 20}MiB, and the disk of {settings.directory} has {there >> 20}MiB; write less"
+        )
+        raise ConfigError(f"ssd_bytes: {message}")
 
 
 def _lock(directory: Path) -> int:

@@ -172,6 +172,7 @@ def _doctor(call: Call) -> Answer:
     given = {name: getattr(call.arguments, name) for name in COMPONENTS}
     named = {name: path for name, path in given.items() if path is not None}
     managers = extras.load("prfaas.console.doctor.managers", extra="manager")
+    record = extras.load("prfaas.console.doctor.record", extra="manager")
     found = examine(
         Patient(
             files=named or _usual_files(COMPONENTS),
@@ -179,6 +180,7 @@ def _doctor(call: Call) -> Answer:
             console=call.settings,
             ask_managers=managers.manager_findings,
             check=named_files.check,
+            ask_record=record.record_finding,
         )
     )
     is_well = all(its.outcome == "good" for its in found)

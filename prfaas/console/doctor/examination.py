@@ -16,20 +16,21 @@ from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
-from prfaas.console.doctor import network
+from prfaas.console.doctor import deployment, network
 from prfaas.console.doctor.certificates import certificate_findings, clients_finding
 from prfaas.console.doctor.finding import Finding, bad, good
-from prfaas.console.doctor.machine import Machine, room_findings, tcp_findings
-from prfaas.console.pages import tls_of
-from prfaas.errors import ConfigError
+from prfaas.console.doctor.machine import Machine, disk_finding, room_findings, tcp_findings
+from prfaas.console.pages import first_json, tls_of
+from prfaas.console.tables import nodes_of
+from prfaas.errors import ConfigError, PageUnreachable
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.rpc.channel import Tls
 from prfaas.transport.tls import CertificateFiles
-from prfaas.units import split_address
 
 AskManagers = Callable[..., list[Finding]]
+AskRecord = Callable[..., Finding]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,17 @@ class Patient:
     proc: Path
     console: ConsoleConfig
     ask_managers: AskManagers
+    ask_record: AskRecord
     check: Callable[[Any], None]
     """Raises ConfigError for settings, and files that they name, at which the component's start stops."""
+
+    def nodes(self) -> deployment.Nodes | None:
+        """The live nodes, as the first manager that answers knows them; None where none does."""
+        its = self.console
+        with contextlib.suppress(PageUnreachable):
+            state = first_json(its.pages, "/state", timeout_seconds=its.timeout, tls=_dialling(its))
+            return None if state is None else [node["node"] for node in nodes_of(state)]
+        return None
 
 
 def examine(patient: Patient) -> list[Finding]:
@@ -93,12 +103,17 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     yield network.wire_finding(agent.listen, agent, where=where)
     yield network.pages_finding(agent.status_listen, agent, where=where)
     yield _socket_directory(agent.socket.parent)
-    yield _advertised(agent)
+    yield network.advertised_finding(agent, is_running=running, timeout_seconds=seconds)
+    if agent.ssd_directory is not None:
+        yield disk_finding(agent.ssd_directory, agent.ssd_bytes, where=where)
     yield from _certificates(agent, name=agent.name, where=where)
     yield from _secret_and_managers(agent, name=agent.name, where=where, patient=patient)
     tls = _dialling(agent) if agent.engine_tls == "deployment" else None
     for engine in agent.engines:
         yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)
+        yield from network.events_findings(engine, where=where, timeout_seconds=seconds)
+    if agent.managers and (nodes := patient.nodes()) is not None:
+        yield from deployment.agent_findings(agent, nodes)
 
 
 def _socket_directory(directory: Path) -> Finding:
@@ -110,15 +125,6 @@ def _socket_directory(directory: Path) -> Finding:
     return good("socket_directory", "agent", f"{directory} is there")
 
 
-def _advertised(agent: AgentConfig) -> Finding:
-    """Where other agents are told to go; nobody can go to an address that stands for all."""
-    told = agent.advertise or agent.listen
-    if agent.managers and split_address(told)[0] in ("0.0.0.0", "::"):
-        message = f"other agents are told to go to {told}, which is no machine's address"
-        return bad("advertised_address", "agent", message, remedy="write advertise: <address of this machine>:<port>")
-    return good("advertised_address", "agent", f"other agents are told to go to {told}")
-
-
 def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "manager", patient.console.timeout
     running = network.answers(manager.http_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(manager))
@@ -127,6 +133,7 @@ def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Find
     yield network.calls_finding(manager.listen, manager, where=where)
     yield network.pages_finding(manager.http_listen, manager, where=where)
     yield _heartbeat(manager)
+    yield patient.ask_record(manager, timeout_seconds=seconds)
     yield from _certificates(manager, name=None, where=where)
     yield from _secret_and_managers(manager, name="", where=where, patient=patient)
 
@@ -152,8 +159,23 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
         yield from certificate_findings(files, name=None, where=f"{where}, clients")
     if router.client_tls_authority:
         yield clients_finding(router.client_tls_authority, router.client_tls_revocations, where=f"{where}, clients")
+    yield from _key_files(router)
+    yield from network.wires_findings(router, timeout_seconds=patient.console.timeout)
+    if router.managers and (nodes := patient.nodes()) is not None:
+        yield deployment.router_finding(router, nodes)
     yield from _certificates(router, name="router", where=where)
     yield from _secret_and_managers(router, name="router", where=where, patient=patient)
+
+
+def _key_files(router: RouterConfig) -> Iterator[Finding]:
+    """Whether keys are kept from others, and those of operators from clients."""
+    clients, operators, engines = router.api_keys_file, router.operator_keys_file, router.engine_api_key_file
+    for file in dict.fromkeys(its for its in (clients, operators, engines) if its is not None and its.exists()):
+        if file.stat().st_mode & 0o007:
+            yield bad("key_mode", "router", f"everybody may read the keys in {file}", remedy=f"chmod 600 {file}")
+    if clients is not None and operators is not None and clients.resolve() == operators.resolve():
+        message = "api_keys_file and operator_keys_file are one file: every client may see the router's own pages"
+        yield bad("keys", "router", message, remedy="write operator_keys_file: FILE with keys of the operators alone")
 
 
 def _sidecar_findings(sidecar: SidecarConfig, patient: Patient) -> Iterator[Finding]:

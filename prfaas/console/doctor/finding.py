@@ -38,6 +38,14 @@ Subject = Literal[
     "engine",
     "engine_model",
     "heartbeat",
+    "record",
+    "cluster",
+    "cluster_kind",
+    "node_name",
+    "instance_name",
+    "kv_events",
+    "wire",
+    "disk",
 ]
 Outcome = Literal["good", "warning", "bad"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.agent.config import AgentConfig
+from prfaas.cachepool.ssd import disk_bytes
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
 from prfaas.console.tables import size
 
@@ -125,6 +126,15 @@ def _is_on(name: str, text: str | None) -> Finding:
     if text != "0":
         return good("tcp_options", "", f"net.ipv4.{name}: on")
     return bad("tcp_options", "", f"net.ipv4.{name} is off; long links need it", remedy=f"sysctl -w net.ipv4.{name}=1")
+
+
+def disk_finding(directory: Path, ssd_bytes: int, *, where: str) -> Finding:
+    """Whether the disk is as large as what an agent is to keep there."""
+    there = disk_bytes(directory)
+    if ssd_bytes > there:
+        message = f"ssd_bytes is {size(ssd_bytes)}, and the disk of {directory} has {size(there)}"
+        return bad("disk", where, message, remedy=f"ssd_bytes: {there * 8 // 10 >> 20}MiB")
+    return good("disk", where, f"room for {size(ssd_bytes)} in {directory}")
 
 
 def room_findings(machine: Machine, agent: AgentConfig, *, where: str) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import errno
+import functools
 import http.client
 import socket
 import ssl
@@ -12,17 +13,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from prfaas.agent.config import AgentConfig, EngineConfig
-from prfaas.console.doctor.finding import Finding, bad, good, warning
+from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
 from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
 from prfaas.router.config import RouterConfig
 from prfaas.transport.connection import public_address
 from prfaas.units import is_loopback, split_address
 
+_ADVERTISED: Subject = "advertised_address"
+_EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:PORT"}'
+MAX_ASKED = 32  # at the same time
 MAX_CLOCK_SECONDS = 5.0  # grants live for minutes; certificates and logs are compared by the second
 
 
@@ -102,6 +107,61 @@ def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -
     return bad("plaintext", where, f"{address} is beyond loopback without TLS, and the start is refused", remedy=remedy)
 
 
+def why_unreached(address: str, *, timeout_seconds: float) -> str:
+    """Why nobody takes a TCP connection at an address; "" where somebody does."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((_here(host), port), timeout=timeout_seconds).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def advertised_finding(agent: AgentConfig, *, is_running: bool, timeout_seconds: float) -> Finding:
+    """Where other agents are told to go. From here a forwarded address may be out of reach that is not for them."""
+    told, subject, where = agent.advertise or agent.listen, _ADVERTISED, "agent"
+    host, port = split_address(told)
+    remedy = "write advertise: <address of this machine>:<port>"
+    if agent.managers and host in ("0.0.0.0", "::"):
+        message = f"other agents are told to go to {told}, which is no machine's address"
+        return bad(subject, where, message, remedy=remedy)
+    remedy += (
+        f", as ip -brief address shows it; where something forwards it, try from another machine: nc -vz {host} {port}"
+    )
+    if is_running and (why := why_unreached(told, timeout_seconds=timeout_seconds)):
+        message = f"other agents are told to go to {told}, where nobody answers this machine ({why})"
+        return warning(subject, where, message, remedy=remedy)
+    if agent.advertise and not is_running and not _is_own(host):
+        message = f"other agents are told to go to {told}, which is no address of this machine"
+        return warning(subject, where, message, remedy=remedy)
+    return good(subject, where, f"other agents are told to go to {told}")
+
+
+def _is_own(host: str) -> bool:
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def wires_findings(router: RouterConfig, *, timeout_seconds: float) -> Iterator[Finding]:
+    """Whether the agents that a router names take connections, asked at the same time."""
+    named = [its for cluster in router.clusters for its in cluster.instances]
+    with ThreadPoolExecutor(MAX_ASKED) as threads:
+        ask = functools.partial(why_unreached, timeout_seconds=timeout_seconds)
+        answers = list(threads.map(ask, [its.wire for its in named]))
+    for its, why in zip(named, answers, strict=True):
+        if why:
+            host, port = split_address(its.wire)
+            message = f"wire of {its.name}: nobody answers at {its.wire} ({why})"
+            remedy = f"write where agent {its.agent} listens (its `listen` or `advertise`), or start it; nc -vz {host} {port}"
+            yield bad("wire", "router", message, remedy=remedy)
+        else:
+            yield good("wire", "router", f"wire of {its.name}: {its.wire} takes connections")
+
+
 def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> Finding:
     """How far this machine's clock is from a manager's, by the date of an answer."""
     try:
@@ -119,6 +179,25 @@ def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | No
         message = f"this clock and that of {page} differ by {off:.0f} s; grants expire by them"
         return bad("clock", "", message, remedy="chronyc tracking on both; apt install chrony where it is missing")
     return good("clock", "", f"within {MAX_CLOCK_SECONDS:.0f} s of that of {page}")
+
+
+def events_findings(engine: EngineConfig, *, where: str, timeout_seconds: float) -> Iterator[Finding]:
+    """Whether somebody listens where an engine is said to publish its KV events."""
+    for key in ("kv_events", "kv_events_replay"):
+        endpoint: str = getattr(engine, key)
+        if not endpoint:
+            continue
+        scheme, _, place = endpoint.partition("://")
+        if scheme == "ipc":
+            why = "" if Path(place).is_socket() else "no such socket"
+        else:
+            why = why_unreached(place, timeout_seconds=timeout_seconds)
+        if why:
+            message = f"{key} of {engine.instance}: nobody publishes at {endpoint} ({why})"
+            remedy = f"start the engine with --kv-events-config '{_EVENTS}' and the same port"
+            yield bad("kv_events", where, message, remedy=remedy)
+        else:
+            yield good("kv_events", where, f"{key} of {engine.instance}: {endpoint} takes connections")
 
 
 def engine_findings(

@@ -26,9 +26,10 @@ def taken() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def _refuses_to_start(directory: Path, message: str, **settings: str | Path) -> None:
-    values: dict[str, str | Path] = {"listen": "127.0.0.1:0", "status_listen": "127.0.0.1:0"}
-    values |= {"socket": directory / "own.sock", "ssd_directory": directory / "ssd"} | settings
+def _refuses_to_start(directory: Path, message: str, **settings: str | Path | int) -> None:
+    values: dict[str, str | Path | int] = {"listen": "127.0.0.1:0", "status_listen": "127.0.0.1:0"}
+    values |= {"socket": directory / "own.sock", "ssd_directory": directory / "ssd", "ssd_bytes": 1 << 20}
+    values |= settings
     config = AgentConfig(name="n", secret_file=Path("s"), **values)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         asyncio.run(Agent(config, os.urandom(32)).run())
@@ -41,6 +42,10 @@ def test_a_wire_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> No
 
 def test_a_status_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:
     _refuses_to_start(tmp_path, f"status_listen: {taken} cannot be bound", status_listen=taken)
+
+
+def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
+    _refuses_to_start(tmp_path, "ssd_bytes: .* and the disk of .*/ssd has [0-9]+MiB; write less", ssd_bytes=1 << 60)
 
 
 def test_a_socket_of_a_living_agent_is_named_and_stays_its_own(agents: Agents, tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.agent.conftest import agents
 from tests.integration.manager.conftest import deployment
 from tests.integration.manager.deployment import Deployment
 from tests.integration.manager.site import Site, running_site
 
-__all__ = ["deployment", "site"]
+__all__ = ["agents", "deployment", "site"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,13 @@ class Patient:
         self.manager: dict[str, Any] = {}
         self.router: dict[str, Any] = {}
         self.sidecar: dict[str, Any] = {}
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.wire = f"127.0.0.1:{self._listener.getsockname()[1]}"  # of an agent elsewhere
         self.set_kernel(**SYSCTLS)
         (directory / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+
+    def close(self) -> None:
+        self._listener.close()
 
     def set_kernel(self, **sysctls: str) -> None:
         """Write kernel settings, by their path below /proc/sys."""

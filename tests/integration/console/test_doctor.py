@@ -19,16 +19,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from prfaas.console.authority import DAY, Authority
 from prfaas.transport.tls import CertificateFiles, Certificates
+from tests.integration.agent.running import Agents
 from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran
 from tests.integration.manager.deployment import Deployment
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.waiting import until
 from tools.free_ports import free_address
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Patient:
-    return Patient(tmp_path)
+def patient(tmp_path: Path) -> Iterator[Patient]:
+    made = Patient(tmp_path)
+    yield made
+    made.close()
 
 
 def faults(ran: Ran) -> dict[str, str]:
@@ -168,7 +172,7 @@ def _managers_pages_in_plain_text_beside_certificates(patient: Patient) -> None:
 
 
 def _router(patient: Patient, **settings: Any) -> None:
-    engine = {"name": "w", "url": f"http://{free_address()}", "role": "both", "agent": "w", "wire": "10.0.0.1:7400"}
+    engine = {"name": "w", "url": f"http://{free_address()}", "role": "both", "agent": "w", "wire": patient.wire}
     clusters = [{"name": "west", "kind": "pd", "instances": [engine]}]
     patient.router = {"listen": free_address(), "secret_file": str(patient.secret), "clusters": clusters, **settings}
 
@@ -219,6 +223,63 @@ def _one_address_twice(patient: Patient) -> None:
     patient.agent["status_listen"] = patient.agent["listen"]
 
 
+def _manager(patient: Patient, **settings: Any) -> None:
+    addresses = {"listen": free_address(), "http_listen": free_address()}
+    patient.manager = {**addresses, "secret_file": str(patient.secret), **settings}
+
+
+def _redis_that_is_not_there(patient: Patient) -> None:
+    _manager(patient, redis_url=f"redis://{free_address()}")
+
+
+def _record_that_goes_with_its_manager(patient: Patient) -> None:
+    _manager(patient)
+
+
+def _advertises_what_is_no_address_of_this_machine(patient: Patient) -> None:
+    patient.agent["advertise"] = "192.0.2.1:7400"
+
+
+def _events_that_nobody_publishes(patient: Patient) -> None:
+    engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
+    patient.agent["engines"] = [engine | {"kv_events": f"tcp://{free_address()}"}]
+
+
+def _events_at_no_socket(patient: Patient) -> None:
+    engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
+    patient.agent["engines"] = [engine | {"kv_events": f"ipc://{patient.directory}/none"}]
+
+
+def _ssd_beyond_the_disk(patient: Patient) -> None:
+    patient.agent |= {"ssd_directory": str(patient.directory / "ssd"), "ssd_bytes": "900000TiB"}
+
+
+def _wire_that_is_not_there(patient: Patient) -> None:
+    patient.wire = free_address()
+    _router(patient)
+
+
+def _keys(patient: Patient, name: str, mode: int) -> str:
+    file = patient.directory / name
+    file.touch(mode=0o600)
+    file.write_text("a-key a-client\n")
+    file.chmod(mode)
+    return str(file)
+
+
+def _clients_keys_that_others_may_read(patient: Patient) -> None:
+    _router(patient, api_keys_file=_keys(patient, "clients", 0o644))
+
+
+def _operators_keys_that_others_may_read(patient: Patient) -> None:
+    _router(patient, operator_keys_file=_keys(patient, "operators", 0o604))
+
+
+def _keys_of_clients_that_are_operators(patient: Patient) -> None:
+    keys = _keys(patient, "keys", 0o600)
+    _router(patient, api_keys_file=keys, operator_keys_file=keys)
+
+
 PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_unknown_key, "configuration", "prfaas config check"),
     (_secret_open_to_everybody, "secret", "chmod 600"),
@@ -257,6 +318,16 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_expiry_within_two_heartbeats, "heartbeat", "expiry_seconds: 30s"),
     (_url_of_no_redis, "configuration", "redis+sentinel://"),
     (_one_address_twice, "configuration", "write another port"),
+    (_redis_that_is_not_there, "record", "redis-cli"),
+    (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
+    (_advertises_what_is_no_address_of_this_machine, "advertised_address", "write advertise"),
+    (_events_that_nobody_publishes, "kv_events", "--kv-events-config"),
+    (_events_at_no_socket, "kv_events", "--kv-events-config"),
+    (_ssd_beyond_the_disk, "disk", "ssd_bytes: "),
+    (_wire_that_is_not_there, "wire", "nc -vz 127.0.0.1"),
+    (_clients_keys_that_others_may_read, "key_mode", "chmod 600"),
+    (_operators_keys_that_others_may_read, "key_mode", "chmod 600"),
+    (_keys_of_clients_that_are_operators, "keys", "of the operators alone"),
 ]
 
 
@@ -397,3 +468,46 @@ def test_a_manager_that_does_not_answer_is_found(patient: Patient) -> None:
     address = free_address()
     patient.agent |= {"managers": [address], "cluster": "west"}
     assert f"nc -vz {address.replace(':', ' ')}" in faults(patient.examine("--timeout=2"))["manager"]
+
+
+ENGINE = {"url": "http://127.0.0.1:9", "role": "both", "model": "tiny"}
+UNLIKE_THE_LIVE: list[tuple[dict[str, Any], str, str]] = [
+    ({"name": "east-0"}, "node_name", "write another name"),
+    ({"engines": [ENGINE | {"instance": "east-0-engine"}]}, "instance_name", "west-0/0"),
+    ({"cluster": "east", "cluster_kind": "prfaas"}, "cluster_kind", "cluster_kind: pd"),
+]
+
+
+@pytest.mark.parametrize(("settings", "subject", "remedy"), UNLIKE_THE_LIVE, ids=lambda its: str(its)[:20])
+async def test_what_managers_would_refuse_beside_the_live_is_found(
+    deployment: Deployment, patient: Patient, settings: dict[str, Any], subject: str, remedy: str
+) -> None:
+    manager = await deployment.start_manager()
+    patient.agent |= {"managers": [manager.address], "cluster": "west"} | settings
+    deployment.run(deployment.reporter("east-0", manager))
+    await until(manager.world.live, what="the live node")
+    ran = await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}")
+    assert remedy in faults(ran)[subject]
+
+
+@pytest.mark.parametrize(("cluster", "found"), [("east", {}), ("", {}), ("wset", {"cluster": "write cluster: east"})])
+async def test_a_router_s_cluster_that_no_manager_knows_is_found(
+    deployment: Deployment, patient: Patient, cluster: str, found: dict[str, str]
+) -> None:
+    manager = await deployment.start_manager()
+    deployment.run(deployment.reporter("east-0", manager))
+    await until(manager.world.live, what="the live node")
+    _router(patient, managers=[manager.address], cluster=cluster, clusters=[])
+    said = faults(await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}"))
+    assert said.keys() == found.keys() and all(found[subject] in said[subject] for subject in said)
+
+
+async def test_an_address_that_is_advertised_and_at_which_nobody_answers_is_found(
+    agents: Agents, patient: Patient
+) -> None:
+    agent = await asyncio.to_thread(agents.start, "west-0")
+    patient.agent |= {"listen": agent.wire, "status_listen": agent.status}
+    assert faults(await asyncio.to_thread(patient.examine)) == {}
+    patient.agent["advertise"] = free_address()
+    said = faults(await asyncio.to_thread(patient.examine))
+    assert list(said) == ["advertised_address"] and "nobody answers this machine" in said["advertised_address"]

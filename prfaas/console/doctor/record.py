@@ -1,0 +1,40 @@
+"""Whether the Redis that a manager names answers, and can be its record."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prfaas.console.doctor.finding import Finding, bad, good, warning
+from prfaas.errors import ConfigError, PrfaasError
+from prfaas.index.redis_store import RedisStore
+from prfaas.manager.config import ManagerConfig
+
+
+def record_finding(manager: ManagerConfig, *, timeout_seconds: float) -> Finding:
+    """Asks Redis what it is; writes nothing."""
+    if not manager.redis_url:
+        return _embedded(manager)
+    try:
+        asyncio.run(_check(manager.redis_url, timeout_seconds))
+    except ConfigError as error:
+        remedy = "name another in redis_url, or set this one so; docs: Which Redis"
+        return bad("record", "manager", f"redis_url: {error}", remedy=remedy)
+    except PrfaasError as error:
+        remedy = "start it, or mend the redis_url; redis-cli -u URL ping"
+        return bad("record", "manager", f"redis_url: {error}", remedy=remedy)
+    return good("record", "manager", "the Redis at redis_url answers")
+
+
+def _embedded(manager: ManagerConfig) -> Finding:
+    if manager.redis_directory is None:
+        remedy = "write redis_directory: /var/lib/prfaas/redis, or a redis_url"
+        return warning("record", "manager", "index, plan and flips go with this manager's process", remedy=remedy)
+    return good("record", "manager", f"an embedded Redis keeps it in {manager.redis_directory}")
+
+
+async def _check(url: str, timeout_seconds: float) -> None:
+    store = RedisStore(url, timeout_seconds=timeout_seconds)
+    try:
+        await store.check()
+    finally:
+        await store.close()
