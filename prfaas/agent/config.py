@@ -91,7 +91,9 @@ class EgressConfig:
 class AgentConfig:
     """One machine's agent."""
 
-    name: str = setting("text", required=True, doc="Name of this node, unique in the deployment; grants speak of it.")
+    name: str = setting(
+        "text", required=True, doc="Name of this node, unique in the deployment; letters, digits, '.', '_' and '-'."
+    )
     socket: Path = setting("path", default=Path("/run/prfaas/agent.sock"), doc="Unix socket at which engines attach.")
     listen: str = setting("address", default="127.0.0.1:7400", doc="Where other agents' KV arrives.")
     status_listen: str = setting(

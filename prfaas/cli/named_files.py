@@ -20,6 +20,8 @@ from prfaas.manager.within_policy import read_policy
 from prfaas.router.admission import read_clients, read_key
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.router.sidecar.prefill_host import AllowList
+from prfaas.transport import lossy_cast
 from prfaas.transport.tls import Certificates
 
 
@@ -61,6 +63,8 @@ _READ: Mapping[str, Callable[[Path], object]] = {
 
 def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
+    if settings.lossy_fp8:
+        lossy_cast.check()
     _check_certificates(settings, lambda: Certificates.of(settings))  # managers are shown them in any case
 
 
@@ -95,6 +99,7 @@ def _check_router(settings: RouterConfig) -> None:
 
 
 def _check_sidecar(settings: SidecarConfig) -> None:
+    AllowList(settings.prefill_hosts)
     _check_certificates(settings, lambda: settings.certificates(speaks=()))
 
 

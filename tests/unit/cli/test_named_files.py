@@ -45,6 +45,12 @@ OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
         ("router", RouterConfig, "managers: [m:1]\napi_keys_file: {0}/none\n", "line 2: api_keys_file: .*none"),
         ("router", RouterConfig, "operator_keys_file: {0}/empty\nmanagers: [m:1]\n", "line 1: operator_keys_file:"),
         ("router", RouterConfig, "managers: [m:1]\nengine_api_key_file: {0}/none\n", "line 2: engine_api_key_file:"),
+        (
+            "sidecar",
+            SidecarConfig,
+            "prefill_hosts: [10.0.0.0/99]\n",
+            "line 1: prefill_hosts: 10.0.0.0/99 is no network",
+        ),
         ("console", ConsoleConfig, CERTIFICATES, "line 2: tls_certificate: .*its.pem"),
         ("console", ConsoleConfig, "router_key_file: {0}/none\n", "line 1: router_key_file:"),
     ],
