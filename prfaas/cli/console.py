@@ -156,7 +156,7 @@ def _pool_order(call: Call) -> Answer:
     secret = grants.read_secret(call.settings.secret_file)
     order = "soft_pin" if call.arguments.order == "pin" and call.arguments.soft else call.arguments.order
     nodes = call.arguments.node or [its["node"]["name"] for its in tables.nodes_of(call.page("/state"))]
-    end_hash = bytes.fromhex(call.arguments.hash)
+    end_hash = _hash(call.arguments.hash)
     found = asyncio.run(changes.order_pool(call.settings, secret, nodes=nodes, end_hash=end_hash, order=order))
     rows = tuple(
         (its["node"], its["outcome"], tables.size(its["held_bytes"]), tables.size(its["removed_bytes"]))
@@ -166,6 +166,13 @@ def _pool_order(call: Call) -> Answer:
     is_done = any(its["outcome"] == "completed" for its in found)
     table = tables.Table("Pool", ("node", "outcome", "bytes", "bytes removed"), rows, moods)
     return Answer(found, [table], status=0 if is_done else 1)
+
+
+def _hash(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ConfigError(f"HASH: {text!r}; write hexadecimal digits, as `prfaas pool hot` shows them") from error
 
 
 def _doctor(call: Call) -> Answer:

@@ -14,12 +14,16 @@ from typing import Any
 from prfaas.errors import PageUnreachable
 
 MAX_PAGE_BYTES = 64 << 20  # the state of thousands of nodes has a few MB
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as OpenSSL calls an answer that is no TLS
 
 
 def tls_of(authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """How pages at https:// are asked for, from settings of which all are given or none. Raises OSError, SSLError."""
+    """How pages at https:// are asked for, from settings of which all are given or none. Raises OSError, with the file's name
+    where one cannot be read, and SSLError."""
     if not (authority and certificate and key):
         return None
+    for path in (authority, certificate, key):
+        path.read_bytes()
     context = ssl.create_default_context(cafile=str(authority))
     context.load_cert_chain(certificate, key)
     return context
@@ -42,7 +46,20 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
                 return None
             raise PageUnreachable(f"{url}: HTTP status {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise PageUnreachable(f"{url}: {getattr(error, 'reason', error)}") from error
+        raise PageUnreachable(f"{url}: {_why(error, url)}") from error
+
+
+def _why(error: Exception, url: str) -> str:
+    """What went wrong, and of what TLS leaves unsaid what it most likely means."""
+    reason = getattr(error, "reason", error)
+    cause = reason if isinstance(reason, Exception) else error
+    if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN:
+        return f"{cause}; it answers in plain text, as on loopback and with insecure_plaintext: write http://"
+    hung_up = isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)  # RemoteDisconnected too
+    is_alert = isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or "")
+    if url.startswith("https:") and (hung_up or is_alert):
+        return f"{cause}; most likely it refuses the certificate: expired, revoked, of another authority, or none"
+    return str(reason)
 
 
 def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> str:
@@ -54,7 +71,7 @@ def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) 
         with error:
             return f"not ready: HTTP status {error.code}"
     except (OSError, http.client.HTTPException) as error:
-        return f"no answer: {getattr(error, 'reason', error)}"
+        return f"no answer: {_why(error, base)}"
 
 
 def first_json(

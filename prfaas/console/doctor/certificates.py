@@ -95,7 +95,7 @@ def _unusable(files: CertificateFiles, error: ssl.SSLError, where: str) -> Findi
         same = f"openssl x509 -noout -pubkey -in {files.certificate}; openssl pkey -pubout -in {files.key}"
         return bad("certificate_key", where, message, remedy=f"name the pair that belongs together; compare: {same}")
     remedy = "write PEM files: certificate, key without a passphrase, authority"
-    return bad("certificate_files", where, f"the files cannot be used: {error.reason}", remedy=remedy)
+    return bad("certificate_files", where, f"the files cannot be used: {error.reason or 'no PEM'}", remedy=remedy)
 
 
 def _handshake(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, object]:

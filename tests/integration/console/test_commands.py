@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prfaas.console.authority import Authority
+from prfaas.console.authority import Authority, Issued
+from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
 from tests.integration.console.terminal import Ran, run, run_here, run_on_terminal
 from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
+from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import until
 from tools.demo.client import get_json
 from tools.reference_tables import COMPONENTS
@@ -132,7 +134,8 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     assert not await asyncio.to_thread(hands[0].holds, prefix)
     nowhere = await prfaas(site, "pool", "pin", "--soft", hot[0]["hash"], secret=deployment.secret_file)
     assert nowhere.status == 1
-    assert (await prfaas(site, "pool", "rm", "no hash", secret=deployment.secret_file)).status == 2
+    malformed = await prfaas(site, "pool", "rm", "no hash", secret=deployment.secret_file)
+    assert malformed.status == 2 and "HASH: 'no hash'; write hexadecimal digits" in malformed.error
 
 
 async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: Site, deployment: Deployment) -> None:
@@ -208,7 +211,31 @@ def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:
     refused = run_here("certs", "new", str(tmp_path / "file" / "tls"), "west-0")
     assert (refused.status, "Not a directory" in refused.error) == (2, True)
     missing = [f"--tls-{name}={tmp_path / name}" for name in ("authority", "certificate", "key")]
-    assert run_here("status", *missing).status == 2
+    unread = run_here("status", *missing)
+    assert (unread.status, str(tmp_path / "authority") in unread.error) == (2, True)
+
+
+def _shown(issued: Issued, authority: Path) -> list[str]:
+    return [
+        "--timeout=60",
+        f"--tls-authority={authority}",
+        f"--tls-certificate={issued.certificate}",
+        f"--tls-key={issued.key}",
+    ]
+
+
+async def test_what_tls_leaves_unsaid_is_said(site: Site, tmp_path: Path) -> None:
+    ours, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    issued, unknown = ours.issue("operator"), stranger.issue("unknown")
+    flags = _shown(issued, ours.path)
+    plain = await asyncio.to_thread(run_here, "status", f"--pages=https://{site.manager.http_address}", *flags)
+    assert (plain.status, "in plain text, as on loopback" in plain.error) == (2, True), plain.error
+    files = CertificateFiles(issued.authority, issued.certificate, issued.key)
+    asking = PacedEngine(tls=Certificates(files).listening())
+    await asking.start()
+    refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, ours.path))
+    await asking.stop()
+    assert (refused.status, "it refuses the certificate" in refused.error) == (2, True), refused.error
 
 
 def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path) -> None:

@@ -223,11 +223,6 @@ def _one_address_twice(patient: Patient) -> None:
     patient.agent["status_listen"] = patient.agent["listen"]
 
 
-def _manager(patient: Patient, **settings: Any) -> None:
-    addresses = {"listen": free_address(), "http_listen": free_address()}
-    patient.manager = {**addresses, "secret_file": str(patient.secret), **settings}
-
-
 def _redis_that_is_not_there(patient: Patient) -> None:
     _manager(patient, redis_url=f"redis://{free_address()}")
 
