@@ -252,7 +252,7 @@ PATH_GOODPUT = _gauge(
 )
 PATH_CAPACITY = _gauge(
     "prfaas_manager_path_capacity_bytes_per_second",
-    "What the links from one cluster to another have been seen to carry; 0 while that is not known.",
+    "What the links from one cluster to another are known to carry at most; 0 while that is not known.",
     ("source", "destination"),
 )
 PATH_UP = _gauge(

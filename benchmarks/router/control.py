@@ -22,7 +22,7 @@ from tools.link import LinkShape
 
 STATE_SECONDS = 120.0
 STEADY_SECONDS = 20.0
-NUM_CUTS, CALM_SECONDS, CUT_SECONDS = 6, 15.0, 40.0
+NUM_CUTS, CALM_SECONDS, CUT_SECONDS = 3, 15.0, 40.0
 NUM_CLIENTS = 24  # twice what three decode instances answer at once
 T = 500
 SHORT_TOKENS, LONG_TOKENS = 64, 2 * T

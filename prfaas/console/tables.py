@@ -93,7 +93,7 @@ def _link_row(node: Mapping[str, Any], link: Mapping[str, Any]) -> tuple[str, ..
         node["name"],
         link["peer"],
         "down" if link.get("is_down") else bit_rate(carried),
-        bit_rate(capacity) if capacity else "not seen",
+        bit_rate(capacity) if capacity else "not known",
         percent(carried / capacity) if capacity else "",
         size(int(link.get("queued_bytes", 0))),
         f"{link.get('rtt_seconds', 0.0) * 1000:.1f} ms",

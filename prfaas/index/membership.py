@@ -40,7 +40,7 @@ class LinkFigures:
 
     peer: AgentName
     bytes_per_second: float
-    capacity_bytes_per_second: float  # what it has been seen to carry; 0 when unknown
+    capacity_bytes_per_second: float  # what it is known to carry at most; 0 when unknown
     rtt_seconds: float
     min_rtt_seconds: float
     queued_bytes: int

@@ -51,15 +51,16 @@ class _Watched:
     congestion: Congestion = field(default_factory=Congestion)
     pressures: Mapping[Signal, float] = field(default_factory=dict)
     bytes_per_second: float = 0.0
-    mean_bytes_per_second: float = 0.0
+    mean_use_ratio: float = 0.0  # of what its known links carry at most
     capacity_bytes_per_second: float = 0.0  # 0: not known
-    known: list[LinkFigures] = field(
-        default_factory=list
-    )  # its links whose own rate is known: use and queue are theirs
+    # Its links whose own rate is known: use and queue are theirs.
+    known: list[LinkFigures] = field(default_factory=list)
+    planned_bytes_per_second: float = 0.0  # its capacity at `known_at`, with the mean for links that were not known
+    known_at: float = float("-inf")  # when any was last
     is_abundant: bool = False
     is_down: bool = False
     weighed_at: float = float("-inf")
-    rates: list[float] = field(default_factory=list)  # bytes per second at each step since it was weighed
+    use_ratios: list[float] = field(default_factory=list)  # at each step since it was weighed
     retransmit_ratio: float = 0.0  # the highest at these steps
 
 
@@ -81,7 +82,7 @@ class Paths:
         now = self._clock()
         for pair, figures in self._look().items():
             its = self._watched[pair]
-            its.rates.append(sum(link.bytes_per_second for link in its.known))
+            its.use_ratios.append(_use_ratio(its.known))
             its.retransmit_ratio = max(its.retransmit_ratio, *(link.retransmit_ratio for link in figures))
             seconds = now - its.weighed_at
             if seconds >= STEP_SECONDS:
@@ -99,6 +100,9 @@ class Paths:
             its.bytes_per_second = sum(link.bytes_per_second for link in figures)
             its.known = [link for link in figures if link.capacity_bytes_per_second]
             its.capacity_bytes_per_second = sum(map(_carries, figures)) if its.known else 0.0
+            if its.known:
+                its.planned_bytes_per_second = _capacity(its.known) * len(figures) / len(its.known)
+                its.known_at = self._clock()
             its.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
         return links
@@ -106,10 +110,11 @@ class Paths:
     def _weigh(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
         its, before = self._watched[pair], self._watched[pair].congestion
         its.weighed_at = now
-        its.mean_bytes_per_second += (fmean(its.rates) - its.mean_bytes_per_second) * min(1.0, seconds / MEAN_SECONDS)
+        its.mean_use_ratio += (fmean(its.use_ratios) - its.mean_use_ratio) * min(1.0, seconds / MEAN_SECONDS)
+        capacity = _capacity(its.known)
         sample = PathSample(
-            bytes_per_second=its.mean_bytes_per_second,
-            capacity_bytes_per_second=sum(link.capacity_bytes_per_second for link in its.known),
+            bytes_per_second=its.mean_use_ratio * capacity,  # a link comes to be known, or is forgotten, with both
+            capacity_bytes_per_second=capacity,
             queued_bytes=sum(link.queued_bytes for link in its.known),
             retransmit_ratio=its.retransmit_ratio,
             rtt_seconds=max((link.rtt_seconds for link in figures if _is_used(link)), default=0.0),
@@ -117,7 +122,7 @@ class Paths:
         )
         its.congestion = step(before, sample, now=now, limits=LIMITS)
         its.pressures = pressures(sample, LIMITS)
-        its.rates, its.retransmit_ratio = [], 0.0
+        its.use_ratios, its.retransmit_ratio = [], 0.0
         if its.congestion.multiplier != before.multiplier:
             self._tell(pair, its.congestion)
 
@@ -152,10 +157,10 @@ class Paths:
             for (source, destination), its in sorted(self._watched.items())
         ]
 
-    def capacity_bytes_per_second(self, source: str, destination: str) -> float:
-        """What a path has been seen to carry; 0 when that is not known."""
-        its = self._watched.get((ClusterName(source), ClusterName(destination)))
-        return its.capacity_bytes_per_second if its else 0.0
+    def planned_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
+        """What a path was known to carry at most so lately; 0 when that was not known. Those unknown count like the others."""
+        its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
+        return its.planned_bytes_per_second if self._clock() - its.known_at < within_seconds else 0.0
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
         """What a cluster's links take and its instances make; None: not known, and its bandwidth counts as scarce."""
@@ -202,6 +207,14 @@ class Paths:
 def _carries(link: LinkFigures) -> float:
     """What a link carries at most, or where that is not known at present."""
     return link.capacity_bytes_per_second or link.bytes_per_second
+
+
+def _capacity(links: Iterable[LinkFigures]) -> float:
+    return sum(link.capacity_bytes_per_second for link in links)
+
+
+def _use_ratio(known: Sequence[LinkFigures]) -> float:
+    return sum(link.bytes_per_second for link in known) / _capacity(known) if known else 0.0
 
 
 def _is_used(link: LinkFigures) -> bool:

@@ -145,11 +145,12 @@ class Planning:
         for member in self._world.live():
             if member.node.cluster in self._profiles:
                 roles.setdefault(member.node.cluster, Counter()).update(_roles(member, assigned or {}))
+        seconds = self._config.plan_seconds
         rates = [
             (source.name, pd.name, rate)
             for source in self._deployment.prfaas
             for pd in self._deployment.pd
-            if (rate := self._paths.capacity_bytes_per_second(source.name, pd.name))
+            if (rate := self._paths.planned_bytes_per_second(source.name, pd.name, within_seconds=seconds))
         ]
         listed = tuple((cluster, tuple(sorted(its.items()))) for cluster, its in sorted(roles.items()))
         return _Inputs(listed, tuple(rates))

@@ -82,7 +82,7 @@ class LinkMeter:
     def _rate(self, sample: LinkSample) -> float:
         saturated, known = self._saturated_rate(sample), self._belief.at(sample.at)
         least, most = sample.least_bytes_per_second, sample.most_bytes_per_second
-        if saturated is not None:
+        if saturated:
             rate = min(saturated, most)
         elif most < math.inf:
             rate = max(min(known or most, most), least)
@@ -90,7 +90,7 @@ class LinkMeter:
             rate = max(known, least)
         else:
             return 0.0
-        if saturated is not None or most < math.inf or least >= CONFIRMED_RATIO * rate:
+        if saturated or most < math.inf or least >= CONFIRMED_RATIO * rate:
             self._belief = RateBelief(rate, sample.at)
         return rate
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORGET_SECONDS = (
-    30.0  # t is to be back within a minute of the link; of each such time a second is spent on a failed test
-)
+# t is to be back within a minute of the link; of each such time a second is spent on a failed test.
+FORGET_SECONDS = 30.0
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,9 @@ async def test_a_measured_link_takes_the_place_of_the_listed_one(deployment: Dep
     slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6),))
     await _node(deployment, "p1", manager, figures=slow)
     await _node(deployment, "d1", manager)
-    await until(lambda: manager.paths.capacity_bytes_per_second("prfaas", "pd") > 0, what="the link's rate")
+    await until(
+        lambda: manager.paths.planned_bytes_per_second("prfaas", "pd", within_seconds=60) > 0, what="the link's rate"
+    )
     await _node(deployment, "i1", manager)  # which makes a new plan due at once
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the measured rate")
     await until(

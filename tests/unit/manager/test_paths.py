@@ -86,6 +86,36 @@ def test_links_whose_rate_is_not_known_say_nothing_of_use_and_queue(site: Site) 
     assert site.paths.views()[0].capacity_bytes_per_second == 0
 
 
+def test_a_link_whose_rate_is_forgotten_does_not_raise_t(site: Site) -> None:
+    site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
+    half_full = replace(LINK, bytes_per_second=5e6)
+    for capacity in [10e6] * 20 + [0.0] * 20:
+        site.now += STEP_SECONDS
+        site.report(
+            half_full, replace(LINK, peer=AgentName("d2"), bytes_per_second=6e6, capacity_bytes_per_second=capacity)
+        )
+        site.paths.step()
+        assert site.paths.views()[0].congestion.multiplier == 1
+
+
+def test_for_plans_a_path_carries_what_its_known_links_say_until_that_is_too_long_ago(site: Site) -> None:
+    site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
+    unknown = replace(LINK, peer=AgentName("d2"), capacity_bytes_per_second=0.0)
+
+    def planned(*links: LinkFigures) -> float:
+        site.report(*links)
+        site.paths.step()
+        return site.paths.planned_bytes_per_second("east", "west", within_seconds=50.0)
+
+    assert planned(LINK, unknown) == planned(LINK, replace(unknown, bytes_per_second=3e6)) == 20e6
+    site.now += 49.0
+    assert planned(unknown) == 20e6
+    site.now += 1.0
+    assert planned(unknown) == 0.0
+    assert planned(LINK) == 10e6
+    assert site.paths.planned_bytes_per_second("west", "east", within_seconds=50.0) == 0.0
+
+
 def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_raise_t(site: Site) -> None:
     multipliers = []
     for used in (0.0, 1e6):

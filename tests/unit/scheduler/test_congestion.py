@@ -52,8 +52,12 @@ def test_a_second_of_losses_or_late_packets_neither_raises_t_nor_keeps_it_up() -
     assert _run([LOSSY, CALM, LATE, CALM] * 12, raised, start=1.0)[-1].multiplier == 1.0
 
 
-def test_a_round_trip_that_grows_by_less_than_a_few_milliseconds_says_nothing() -> None:
-    assert pressures(replace(CALM, rtt_seconds=0.004, min_rtt_seconds=0.0002), LIMITS)["rtt"] == 0.0
+@pytest.mark.parametrize(("rise_seconds", "is_said"), [(0.049, False), (0.051, True)])
+def test_a_round_trip_that_grows_by_less_than_fifty_milliseconds_says_nothing(
+    rise_seconds: float, is_said: bool
+) -> None:
+    sample = replace(CALM, rtt_seconds=0.0002 + rise_seconds, min_rtt_seconds=0.0002)
+    assert (pressures(sample, LIMITS)["rtt"] > 0) == is_said
 
 
 def test_an_unknown_capacity_says_nothing_of_use_and_queue() -> None:

@@ -73,6 +73,17 @@ def test_a_kernel_that_takes_much_at_once_does_not_hide_that_a_link_is_narrow() 
     assert last.achievable_bytes_per_second == 3.0 * MB
 
 
+def test_a_link_that_stalls_with_a_full_queue_is_choked_and_what_is_late_bounds_its_rate() -> None:
+    def samples() -> Iterator[LinkSample]:
+        for its in _samples(lambda at: 100 * MB if at < 2 else 0, 4):
+            late_seconds = its.at - 2
+            yield its._replace(most_bytes_per_second=MB / late_seconds) if late_seconds >= 0.5 else its
+
+    *_, last = _fed(LinkMeter(), samples())
+    assert last.achievable_bytes_per_second == pytest.approx(MB / 1.95)
+    assert last.congestion == "queue"
+
+
 def test_a_rate_that_nothing_confirms_for_half_a_minute_is_not_known_any_more() -> None:
     meter = LinkMeter()
     late = IDLE._replace(most_bytes_per_second=10.0 * MB)
