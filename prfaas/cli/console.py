@@ -122,6 +122,9 @@ def _flip(call: Call) -> Answer:
     secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
+    if seconds:
+        waits = "for its requests to end, and for engines that do not say what they run (prfaas status)"
+        sys.stderr.write(f"prfaas: {asked['node']}: waiting, {seconds:g} s at most, {waits}\n")
     changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
     rows = tuple((its["instance"], its["before"], its["after"], str(its["num_requests_left"])) for its in changed)
     return Answer(changed, [tables.Table("Roles", ("instance", "before", "role", "requests that still ran"), rows)])

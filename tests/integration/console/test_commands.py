@@ -146,9 +146,10 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
     def roles() -> dict[str, str]:
         return {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
 
-    ran = await prfaas(site, "flip", "turning", "prefill", "--within=0s", secret=deployment.secret_file)
+    ran = await prfaas(site, "flip", "turning", "prefill", "--within=100ms", secret=deployment.secret_file)
     change = {"instance": "turning/0", "before": "both", "after": "prefill", "num_requests_left": 0}
     assert (ran.status, ran.document) == (0, [change]), ran.error
+    assert "turning: waiting, 0.1 s at most, for its requests to end, and for engines that do not say" in ran.error
     assert roles() == {"turning/0": "prefill", "other/0": "both"}
     refused = await prfaas(site, "flip", "other", "prefill", "--within=0s", secret=deployment.secret_file)
     assert refused.status == 2 and "nothing in west would decode" in refused.error
