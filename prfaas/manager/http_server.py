@@ -16,6 +16,7 @@ from prfaas.manager.decided import Decisions
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.units import split_address
 
+MAX_BODY_BYTES = 16 << 20  # a prompt of a million token ids
 _SHUTDOWN_SECONDS = 5.0  # for those that stopped reading: what comes after has its part of a container's 30 s
 
 
@@ -53,7 +54,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is taken, or none of this machine.
         """
-        app = web.Application()
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.manager.daemon import Manager
 from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, stored
@@ -19,7 +22,8 @@ TOKENS = [position % 50_000 for position in range(640)]
 
 async def post(manager: Manager, page: str, body: Any) -> tuple[int, Any]:
     url = f"http://{manager.http_address}/{page}"
-    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+    data = io.BytesIO(json.dumps(body).encode())
+    async with aiohttp.ClientSession() as session, session.post(url, data=data) as response:
         return response.status, await response.json()
 
 
@@ -42,8 +46,13 @@ async def test_a_node_is_answered_by_tier_and_with_what_its_groups_serve_togethe
     hashes = [unit.hex() for unit in CHAIN.units]
     _, by_hash = await post(manager, "query_by_hash", {"model_name": MODEL, "block_hashes": hashes})
     assert by_hash["instances"] == {"n1": expected}
-    for extra in ({"lora_name": "adapter"}, {"cache_salt": "salt"}, {"tenant_id": "other"}, {"model_name": "other"}):
-        assert await instances(manager, **extra) == {}
+    adapters = {"lora_name": "adapter"}, {"lora_id": 7}
+    inputs = {"mm_hashes": ["image"]}, {"extra_keys": [["image"]]}
+    for extra in (*adapters, *inputs, {"cache_salt": "salt"}, {"tenant_id": "other"}, {"model_name": "other"}):
+        assert await instances(manager, **extra) == {}, extra
+    name = {"instance_id": "n1", "endpoint": "ipc://x", "model_name": MODEL, "block_size": 16}
+    status, document = await post(manager, "register", name)
+    assert status == 400 and "is the name of a node" in document["error"]
 
 
 @pytest.mark.vllm
@@ -74,18 +83,47 @@ async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistere
         ("query", {"model_name": MODEL}, "token_ids"),
         ("query", {"token_ids": [1]}, "model_name"),
         ("query", {"model_name": MODEL, "token_ids": [-1]}, ""),
-        ("query", [], ""),
+        ("query", {"model_name": MODEL, "token_ids": [1.9]}, "token_ids: 1.9 is no integer"),
+        ("query", {"model_name": MODEL, "token_ids": "123"}, "token_ids: write a list"),
+        ("query", {"model_name": MODEL, "token_ids": [1], "tenant_id": 5}, "tenant_id: write a text"),
+        ("query", {"model_name": 5, "token_ids": [1]}, "model_name: write a text"),
+        ("query", [], "write an object"),
         ("query_by_hash", {"model_name": MODEL, "block_hashes": ["zz"]}, "hexadecimal"),
         ("query_by_hash", {"model_name": MODEL, "block_hashes": ["00"]}, "16 bytes"),
         ("register", {"instance_id": 1, "endpoint": "ipc://x", "model_name": MODEL, "block_size": 17}, "multiple"),
+        (
+            "register",
+            {"instance_id": None, "endpoint": "ipc://x", "model_name": MODEL, "block_size": 16},
+            "instance_id",
+        ),
+        ("register", {"instance_id": "", "endpoint": "ipc://x", "model_name": MODEL, "block_size": 16}, "instance_id"),
+        ("register", {"instance_id": 1, "endpoint": "", "model_name": MODEL, "block_size": 16}, "endpoint"),
         ("register", {"instance_id": 1, "endpoint": "n1:5557", "model_name": MODEL, "block_size": 16}, "tcp://"),
         ("register", {"instance_id": 1, "endpoint": "tcp://*:1", "model_name": MODEL, "block_size": 16}, "tcp://"),
     ],
 )
 async def test_what_is_no_question_is_refused(deployment: Deployment, page: str, body: Any, says: str) -> None:
     manager = await deployment.start_manager(engine_indexer=True)
+    before = _num_refused(page)
     status, document = await post(manager, page, body)
     assert status == 400 and says in document["error"]
+    assert _num_refused(page) == before + 1
+
+
+def _num_refused(page: str) -> float:
+    refused = (
+        its for family in REGISTRY.collect() if family.name == "prfaas_manager_refusals" for its in family.samples
+    )
+    return sum(its.value for its in refused if its.name.endswith("_total") and its.labels["call"] == page)
+
+
+async def test_prompts_of_a_quarter_of_a_million_tokens_are_taken_and_endless_ones_refused_in_json(
+    deployment: Deployment,
+) -> None:
+    manager = await deployment.start_manager(engine_indexer=True)
+    assert await instances(manager, token_ids=[199_999] * (1 << 18)) == {}
+    status, document = await post(manager, "query", {"model_name": MODEL, "token_ids": "1" * (17 << 20)})
+    assert status == 413 and "longer than" in document["error"]
 
 
 async def test_the_contract_is_served_only_where_it_is_asked_for(deployment: Deployment) -> None:
