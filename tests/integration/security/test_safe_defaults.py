@@ -106,7 +106,8 @@ def test_consent_by_name_lets_it_start(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         secret = Stack(children, tmp_path).secret_file
         for component in OPEN:
-            words = _command(component, dict.fromkeys(OPEN[component], "0.0.0.0:7999"), secret, tmp_path)
+            addresses = {name: f"0.0.0.0:{port}" for port, name in enumerate(OPEN[component], 7990)}
+            words = _command(component, addresses, secret, tmp_path)
             line = [*words, "--insecure-plaintext", "--check-config"]
             done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr
