@@ -198,6 +198,7 @@ class Copying:
             return
         self._log.follow(copy.record, event)
         if isinstance(event, SendCompleted):
+            self._log.complete(copy.record)
             moved = copy.record.payload_bytes - copy.record.held_bytes
             self._end(CopyEnd(copy.command.transfer_id, "completed", "", moved, copy.record.held_bytes))
         elif isinstance(event, SendFailed):

@@ -213,7 +213,7 @@ class Sending:
         outbound.engine_done = True
         if outbound.filling.num_unready:
             outbound.link.cancel(outbound.transfer_id, "incomplete", "the request ended before all its layers came")
-        self._maybe_release(outbound)
+        self._maybe_end(outbound)
 
     def engine_lost(self, instance: str, *, entirely: bool) -> None:
         """A process of an engine died: its unfinished transfers cannot be completed.
@@ -226,7 +226,7 @@ class Sending:
             if outbound.filling.num_unready:
                 outbound.link.cancel(outbound.transfer_id, "incomplete", "the sending engine is gone")
             outbound.engine_done = outbound.engine_done or entirely
-            self._maybe_release(outbound)
+            self._maybe_end(outbound)
 
     # What the link says
 
@@ -239,15 +239,19 @@ class Sending:
             self._accepted.accept(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
         elif isinstance(event, SendCompleted):
             outbound.engine.post(TransferDone(outbound.transfer_id))
+            self._maybe_end(outbound)
         elif isinstance(event, SendFailed):
             if event.reason == "no_layout":  # it has given them up, for others
                 self._accepted.forget(outbound.peer, outbound.fingerprints)
             outbound.engine.post(TransferFailed(outbound.transfer_id, event.reason, event.message))
         elif isinstance(event, SendMemoryFree):
             outbound.memory_free = True
-            self._maybe_release(outbound)
+            self._maybe_end(outbound)
 
-    def _maybe_release(self, outbound: Outbound) -> None:
+    def _maybe_end(self, outbound: Outbound) -> None:
+        """The last bytes may arrive before the engine says that its forward pass has ended: the record waits for both."""
+        if outbound.engine_done and outbound.record.has_arrived:
+            self._log.complete(outbound.record)
         if outbound.engine_done and outbound.memory_free and outbound.transfer_id in self._by_id:
             del self._by_id[outbound.transfer_id]
             del self._by_handle[outbound.handle]

@@ -40,7 +40,7 @@ class TransferRecord:
     first_acknowledged_ns: int | None = None
     first_layer_ns: int | None = None  # the first layer that the prefill brought
     forward_ended_ns: int | None = None  # the last forward pass of the prefill
-    ended_ns: int | None = None
+    ended_ns: int | None = None  # all bytes have arrived, or it has failed
     acknowledged_bytes: int = 0
     acknowledged_before_prefill_ended_bytes: int = 0  # before the last forward pass ended, of measured events only
     wire_bytes: int = 0  # payload and framing that crossed the wire
@@ -48,6 +48,11 @@ class TransferRecord:
     outcome: str = "running"
     span: Span = NO_SPAN  # ends with the record
     _later: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_LATER))
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the peer has all of it and the record is not closed yet."""
+        return self.outcome == "running" and self.ended_ns is not None
 
     def acknowledge(self, time_ns: int, num_bytes: int) -> None:
         self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
@@ -108,7 +113,7 @@ class TransferLog:
         return record
 
     def follow(self, record: TransferRecord, event: SendEvent) -> None:
-        """Note what the link says of a transfer that leaves; its last word closes the record."""
+        """Note what the link says of a transfer that leaves; a failure closes the record, and `complete` closes a whole one."""
         if isinstance(event, SendAccepted):
             record.accepted_ns = time.monotonic_ns()
             record.held_bytes = record.payload_bytes - event.missing_bytes
@@ -119,15 +124,19 @@ class TransferLog:
             record.acknowledge(time.monotonic_ns(), record.payload_bytes - record.held_bytes)
             record.wire_bytes = event.stats.wire_bytes
             record.checksum_failures = event.stats.checksum_failures
-            self.end(record, "completed")
-            self._time(record, record.phases())
+            record.ended_ns = time.monotonic_ns()
         elif isinstance(event, SendFailed):
             self.end(record, event.reason, message=event.message)
+
+    def complete(self, record: TransferRecord) -> None:
+        """Close the record of a transfer that the peer has and that nobody computes any more."""
+        self.end(record, "completed")
+        self._time(record, record.phases())
 
     def end(self, record: TransferRecord, outcome: str, *, message: str = "") -> None:
         """Close a record: one log line, one count."""
         record.outcome = outcome
-        record.ended_ns = time.monotonic_ns()
+        record.ended_ns = record.ended_ns or time.monotonic_ns()
         record.span.note(held_bytes=record.held_bytes, wire_bytes=record.wire_bytes)
         record.span.end("" if outcome == "completed" else f"{outcome}: {message}")
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()

@@ -245,11 +245,14 @@ class Engine:
         entry = RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, blocks.start, len(blocks))
         assert self.worker.ring is not None and self.worker.ring.push(entry)
 
-    def write_all(self, opened: SendOpened, *, seed: int = 0) -> None:
+    def write_layers(self, opened: SendOpened, *, seed: int = 0) -> None:
         num_blocks = len(opened.slots[0][0])
         for layer in (0, 1):
             self.write_layer(opened, 0, layer, blocks=range(num_blocks), seed=seed)
         self.write_layer(opened, 1, 0, blocks=range(1), seed=seed)
+
+    def write_all(self, opened: SendOpened, *, seed: int = 0) -> None:
+        self.write_layers(opened, seed=seed)
         assert self.worker.ring is not None
         self.worker.ring.push(RingEntry(EntryKind.FORWARD_ENDED, opened.handle, group=1))
 

@@ -9,6 +9,7 @@ import pytest
 
 from prfaas.agent.client import AgentClient
 from prfaas.agent.protocol import Cancel, Receive, ReceiveReady, Release, Send, SendOpened, TransferDone, TransferFailed
+from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
@@ -64,6 +65,23 @@ def test_layers_arrive_whole_and_slots_are_given_back(agents: Agents) -> None:
     receiver.scheduler.post(Release(ready.transfer_id))
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
     assert east.pool()["prefix"] == west.pool()["prefix"] == 7  # six full blocks and the state
+
+
+def test_a_forward_pass_whose_end_is_heard_of_after_the_last_byte_arrived_is_in_the_record(agents: Agents) -> None:
+    east, west = agents.start("east"), agents.start("west")
+    sender, _ = agents.engine(east, "e"), agents.engine(west, "w")
+    chain = chain_of()
+    transfer_id, grant = agents.grant("east", west, chain)
+    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
+    opened = sender.wait(SendOpened)
+    assert isinstance(opened, SendOpened)
+    sender.write_layers(opened)
+    sender.wait(TransferDone)
+    assert east.transfers()[0]["outcome"] == "running"
+    for kind in (EntryKind.FORWARD_ENDED, EntryKind.REQUEST_ENDED):
+        assert sender.worker.ring is not None and sender.worker.ring.push(RingEntry(kind, opened.handle, group=1))
+    wait_until(lambda: east.transfers()[0]["outcome"] == "completed", what="the end of the record")
+    assert east.transfers()[0]["forward_ended_seconds"] is not None
 
 
 def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(agents: Agents) -> None:

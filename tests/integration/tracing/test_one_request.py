@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 import aiohttp
@@ -15,7 +16,7 @@ from tools.demo.client import get_text
 
 T = 256
 PHASES = "prfaas_manager_ttft_phase_seconds_total"
-CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CLIENT_SPAN = "b7ad6b7169203331"
 ENVIRONMENT = {
     "OTEL_BSP_SCHEDULE_DELAY": "100",  # milliseconds until a batch is sent
     "OTEL_TRACES_SAMPLER": "parentbased_always_on",
@@ -50,15 +51,18 @@ def site(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
         yield made
 
 
-async def _ask(site: Site, *, flags: str) -> None:
+async def _ask(site: Site, *, flags: str) -> str:
+    """The trace of the client, which the request was to belong to."""
+    trace = secrets.token_hex(16)
     body = {"model": MODEL, "prompt": fresh_prompt(2 * T), "max_tokens": 4}
-    headers = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-{flags}", "x-request-id": f"traced-{flags}"}
+    headers = {"traceparent": f"00-{trace}-{CLIENT_SPAN}-{flags}", "x-request-id": f"traced-{flags}"}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{site.router_url}/v1/completions", json=body, headers=headers) as response,
     ):
         assert response.status == 200
         assert response.headers["x-prfaas-route"] == "remote"
+    return trace
 
 
 def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
@@ -69,12 +73,13 @@ def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
 async def test_one_trace_of_a_request_has_the_spans_of_all_processes_below_each_other(
     site: Site, collector: Collector
 ) -> None:
+    before = collector.traces
     await _ask(site, flags="00")  # a client that does not want to be traced is not
-    await _ask(site, flags="01")
-    await until(lambda: len(collector.trace(CLIENT_TRACE)) >= len(WANTED), what="the spans")
-    spans = collector.trace(CLIENT_TRACE)
+    trace = await _ask(site, flags="01")
+    await until(lambda: len(collector.trace(trace)) >= len(WANTED), what="the spans")
+    spans = collector.trace(trace)
     assert _with_parents(spans) == WANTED
-    assert collector.traces == {CLIENT_TRACE}, "heartbeats and other calls begin no traces"
+    assert collector.traces - before == {trace}, "heartbeats and other calls begin no traces"
     by_name = {its.name: its for its in spans}
     request, send, deliver = by_name["router.request"], by_name["agent.send"], by_name["agent.deliver"]
     assert request.parent == CLIENT_SPAN
