@@ -4,14 +4,15 @@ Start-time fair queueing: each transfer has a virtual time that advances by byte
 furthest behind is next. A priority step is a factor of 16 in weight, so that an urgent transfer takes nearly the whole link
 and the others still move. Within a transfer bytes leave in the order in which they became ready, which is layer by layer.
 
-The chunk size follows the backlog: large chunks cost less work per byte, small ones at the end let all connections finish
-together. Powers of two keep the two sides' areas in few columns.
+The chunk size follows the backlog and the rate: large chunks cost less work per byte, small ones at the end let all connections
+finish together, and those of a slow link are acknowledged in time. Powers of two keep the two sides' areas in few columns.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from prfaas.transport.area import Slab
 from prfaas.transport.wire import MAX_CHUNK_BYTES, MAX_OBJECTS_PER_CHUNK
 
 MIN_CHUNK_BYTES = 128 << 10
+SLOW_CHUNK_BYTES = 64 << 10  # the least on a slow link
+CHUNK_SECONDS = 2.0  # on its connection: a peer says nothing within a chunk, and after 15 s of silence it is gone
 CHUNKS_PER_CONNECTION = 4  # the backlog is cut into at least so many chunks per connection
 WEIGHT_STEP = 16.0
 MAX_PRIORITY = 7
@@ -46,6 +49,7 @@ class Chunker:
 
     def __init__(self, num_connections: int = 1) -> None:
         self.num_connections = num_connections
+        self.bytes_per_second = math.inf  # of a connection; infinity: not known
         self.queued_bytes = 0
         self._flows: dict[bytes, _Flow] = {}
         self._backlog: list[tuple[float, int, _Flow]] = []  # flows that have slabs, by virtual time
@@ -124,9 +128,9 @@ class Chunker:
 
     def _chunk_bytes(self) -> int:
         share = self.queued_bytes // (CHUNKS_PER_CONNECTION * self.num_connections)
-        if share >= MAX_CHUNK_BYTES:
-            return MAX_CHUNK_BYTES
-        return max(MIN_CHUNK_BYTES, 1 << share.bit_length() - 1 if share else 0)
+        in_time = max(SLOW_CHUNK_BYTES, CHUNK_SECONDS * self.bytes_per_second)
+        most = int(min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, share), in_time))
+        return 1 << most.bit_length() - 1
 
 
 def _weight(priority: int) -> float:

@@ -97,6 +97,10 @@ class Outbox:
         """The queue is cut finely enough for so many."""
         self._chunker.num_connections = count
 
+    def set_rate(self, bytes_per_second: float) -> None:
+        """What each connection carries; infinity while that is not known. Chunks are small enough for it."""
+        self._chunker.bytes_per_second = bytes_per_second
+
     # What the agent says
 
     def open(self, transfer: Outgoing, *, now: float) -> None:

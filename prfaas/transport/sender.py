@@ -213,6 +213,7 @@ class Link:
     def _measure(self, now: float) -> None:
         with self._changed:
             self._gauge.measure(now, self._lines, self._outbox)
+            self._tell_rate()
         if self._config.budgets:
             self._follow_budgets(now)
 
@@ -276,6 +277,12 @@ class Link:
     def _share_rate(self) -> None:
         for line in self._lines if self._pace else ():
             line.pace(self._pace / len(self._lines))
+        self._tell_rate()
+
+    def _tell_rate(self) -> None:
+        """Have chunks no larger than what a connection carries in a while, as far as that is known."""
+        known = self._gauge.health.achievable_bytes_per_second
+        self._outbox.set_rate(min(known or math.inf, self._pace or math.inf) / max(1, len(self._lines)))
 
     def _follow_budgets(self, now: float) -> None:
         """Send no faster than this link's share of what it sends from together with others."""

@@ -20,7 +20,7 @@ from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, chunk_header
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
 
 MIB = 1 << 20
@@ -211,6 +211,16 @@ def test_the_kernel_is_told_each_connections_share_of_the_budget(far: Far, near_
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     wait_until(lambda: near.link.snapshot().num_connections == 4)
     wait_until(lambda: near.link.snapshot().pacing_bytes_per_second == 8_000_000)
+
+
+def test_a_link_at_which_a_large_chunk_takes_longer_than_a_peer_may_be_silent_gets_on(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    near = near_to(far.address, num_connections=1, max_bytes_per_second=20_000, packs=False)
+    transfer_id = send(near, [bytes(MIB)] * 64, deadline=2 * PATIENCE_SECONDS)
+    wait_until(lambda: any(near.acknowledged()), what="the first chunk, in a connection that lasts")
+    near.link.cancel(transfer_id, "cancelled", "seen enough")
+    assert isinstance(near.end(transfer_id), SendFailed)
 
 
 def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:

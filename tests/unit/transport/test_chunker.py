@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from prfaas.transport.area import Slab
-from prfaas.transport.chunker import MIN_CHUNK_BYTES, Chunk, Chunker
+from prfaas.transport.chunker import MIN_CHUNK_BYTES, SLOW_CHUNK_BYTES, Chunk, Chunker
 
 MIB = 1 << 20
 A, B = b"a" * 16, b"b" * 16
@@ -96,3 +96,13 @@ def test_a_transfer_that_was_cleared_is_served_once_for_what_it_says_anew() -> N
     assert chunker.is_drained(A)
     chunker.ready(A, Slab(0, 1, 0, MIN_CHUNK_BYTES))
     assert _take(chunker).slab.length == MIN_CHUNK_BYTES and chunker.take() is None
+
+
+def test_a_chunk_of_a_slow_link_takes_two_seconds_of_its_connection_at_most() -> None:
+    chunker = _chunker(a=0)
+    chunker.ready(A, Slab(0, 1, 0, 64 * MIB))
+    sizes = []
+    for rate in (1e9, 400_000, 100_000, 100):
+        chunker.bytes_per_second = rate
+        sizes.append(_take(chunker).slab.num_bytes)
+    assert sizes == [MIB, 512 << 10, 128 << 10, SLOW_CHUNK_BYTES]
