@@ -131,7 +131,7 @@ class Link:
         """End a transfer; SendFailed and SendMemoryFree follow, the peer hears of it."""
         with self._changed:
             self._outbox.cancel(transfer_id, Ending(reason, message), now=time.monotonic())
-            self._changed.notify()
+            self._changed.notify_all()
         self._events.tell()
 
     def close(self) -> None:
@@ -358,7 +358,7 @@ class Link:
         with self._changed:
             line.reads = None
             if self._outbox.sent(chunk):
-                self._changed.notify()
+                self._changed.notify_all()
             self._gauge.packing.learn(samples)
         self._events.tell()
 
@@ -400,7 +400,7 @@ class Link:
         """The peer does not know a transfer that it was sent chunks of."""
         with self._changed:
             self._outbox.reopen(transfer_id)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """Have every line look at what there is to do."""

@@ -206,6 +206,21 @@ def test_a_short_link_keeps_two_of_the_connections_it_dialled(far: Far, near_to:
     assert isinstance(near.end(send(near, objects_of(MIB, seed=2))), SendCompleted)
 
 
+def test_a_cancel_leaves_at_once_although_more_connections_were_dialled_than_are_wanted(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    near, num_cancelled = near_to(far.address, num_connections=0), 40
+    assert isinstance(near.end(send(near, objects_of(MIB))), SendCompleted)
+    wait_until(lambda: near.link.snapshot().num_connections == 2, what="the end of the six others")
+    end = time.monotonic() + PATIENCE_SECONDS  # of all: one that waits for the next PING takes five seconds
+    for number in range(1, num_cancelled + 1):
+        transfer_id = send(near, objects_of(10), ready=False)
+        wait_until(lambda number=number: len(near.of(SendAccepted)) == number + 1)  # type: ignore[misc]
+        near.link.cancel(transfer_id, "cancelled", "no longer wanted")
+        left = end - time.monotonic()
+        wait_until(lambda number=number: len(far.of(ReceiveFailed)) == number, seconds=left)  # type: ignore[misc]
+
+
 def test_the_kernel_is_told_each_connections_share_of_the_budget(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=4, max_bytes_per_second=8e6)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
