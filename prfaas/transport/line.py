@@ -35,18 +35,12 @@ class Taken:
     is_trial: bool = False
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a line sends next: a control frame, or (when there is none) whatever chunk comes first."""
-
-    frame: bytes | None
-
-
 class Work(Protocol):
     """What a line does for: the link, seen from one of its lines."""
 
-    def next_job(self, line: Line, timeout_seconds: float) -> Job | None: ...
-    def take_chunk(self, line: Line) -> Taken | None: ...
+    def has_work(self, line: Line, timeout_seconds: float) -> bool: ...
+    def take(self, line: Line) -> bytes | Taken | None: ...
+    def unsaid(self, frame: bytes) -> None: ...
     def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None: ...
     def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
     def have(self, line: Line, transfer_id: bytes, have: Have) -> None: ...
@@ -94,7 +88,7 @@ class Line:
         reader.start()
         try:
             while not self._connection.is_worn:
-                self._do(self._work.next_job(self, SILENCE_SECONDS / 3))
+                self._do(has_work=self._work.has_work(self, SILENCE_SECONDS / 3))
         finally:
             self.abort()
             reader.join()
@@ -120,15 +114,22 @@ class Line:
 
     # Writing
 
-    def _do(self, job: Job | None) -> None:
-        if job is None:
+    def _do(self, *, has_work: bool) -> None:
+        if not has_work:
             self._connection.write(Header(FrameType.PING, 0).encode())
-        elif job.frame is not None:
-            self._connection.write(job.frame)
         elif self._connection.wait_writable(WRITABLE_SECONDS):
-            taken = self._work.take_chunk(self)
-            if taken is not None:
+            taken = self._work.take(self)
+            if isinstance(taken, bytes):
+                self._say(taken)
+            elif taken is not None:
                 self._send(taken)
+
+    def _say(self, frame: bytes) -> None:
+        try:
+            self._connection.write(frame)
+        except OSError:
+            self._work.unsaid(frame)
+            raise
 
     def _send(self, taken: Taken) -> None:
         chunk, slab = taken.chunk, taken.chunk.slab

@@ -26,7 +26,7 @@ from prfaas.transport.outbound import (
     SendProgress,
 )
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 from prfaas.types import FailureReason
 
 MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
@@ -169,8 +169,8 @@ class Outbox:
     # What the connections take
 
     def has_work(self) -> bool:
-        """Whether some ready bytes wait for a connection."""
-        return self._chunker.has_work()
+        """Whether something waits for a connection."""
+        return bool(self._frames or self._to_open) or self._chunker.has_work()
 
     def next_frame(self, *, now: float) -> bytes | None:
         """A control frame that waits for a connection; they go before bytes."""
@@ -179,6 +179,12 @@ class Outbox:
         if self._to_open:
             return _open_frame(self._to_open.pop(next(iter(self._to_open))), now)
         return None
+
+    def unsaid(self, frame: bytes) -> None:
+        """A connection was lost before it took a frame: a CANCEL leaves on the next one, an OPEN is made anew."""
+        is_cancel = Header.decode(frame[:HEADER_BYTES]).type is FrameType.CANCEL
+        if is_cancel and len(self._frames) < MAX_FRAMES:
+            self._frames.appendleft(frame)
 
     def take(self) -> tuple[Chunk, Outgoing] | None:
         """The next bytes to send, and of what; their memory is in use until `sent`."""

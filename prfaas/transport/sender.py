@@ -15,7 +15,7 @@ from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.egress_budget import Demand
 from prfaas.transport.handshake import Identity, capabilities_of
-from prfaas.transport.line import Job, Line, Taken
+from prfaas.transport.line import Line, Taken
 from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_state import LinkState
@@ -324,8 +324,8 @@ class Link:
 
     # What the lines ask for and report (see `line.Work`)
 
-    def next_job(self, line: Line, timeout_seconds: float) -> Job | None:
-        """What to send next, or None when nothing came up in time.
+    def has_work(self, line: Line, timeout_seconds: float) -> bool:
+        """Whether there is something to send; False when nothing came up in time.
 
         Raises:
             OSError: the line is dead, or nobody has wanted it for long.
@@ -333,25 +333,33 @@ class Link:
         end = time.monotonic() + timeout_seconds
         with self._changed:
             while line.is_alive and self._dialler.is_wanted():
+                if self._outbox.has_work():
+                    return True
                 now = time.monotonic()
-                frame = self._outbox.next_frame(now=now)
-                if frame is not None or self._outbox.has_work():
-                    return Job(frame)
                 if now >= end:
-                    return None
+                    return False
                 self._changed.wait(end - now)
         raise ConnectionAbortedError("the connection was lost, or is not wanted")
 
-    def take_chunk(self, line: Line) -> Taken | None:
-        """The next bytes to send; their memory is in use until `sent`."""
+    def take(self, line: Line) -> bytes | Taken | None:
+        """What leaves next: a control frame, or bytes, whose memory is in use until `sent`."""
         with self._changed:
-            taken = self._outbox.take() if line.is_alive else None
-            line.reads = taken[0].transfer_id if taken is not None else None
-            if taken is None:
+            now = time.monotonic()
+            if not line.is_alive:
                 return None
-            self._gauge.bounds.handed(taken[0].slab.num_bytes, now=time.monotonic())
+            frame = self._outbox.next_frame(now=now)
+            taken = self._outbox.take() if frame is None else None
+            if taken is None:
+                return frame
+            line.reads = taken[0].transfer_id
+            self._gauge.bounds.handed(taken[0].slab.num_bytes, now=now)
             packing = self._gauge.packing
             return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
+
+    def unsaid(self, frame: bytes) -> None:
+        """A connection was lost before it took a frame."""
+        with self._changed:
+            self._outbox.unsaid(frame)
 
     def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None:
         """The line has read the chunk's memory for the last time; `samples`: what packing it took."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +17,9 @@ from prfaas.transport.messages import Hello, decode_ending
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.tls import CertificateFiles, Certificates
-from prfaas.transport.wire import HEADER_BYTES
+from prfaas.transport.wire import HEADER_BYTES, FrameType
 from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 
 MIB = 1 << 20
@@ -194,3 +197,53 @@ def test_the_receiver_that_dials_shows_its_certificate_and_wants_to_see_the_send
     assert isinstance(secure.near.end(transfer_id), SendCompleted)
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
     secure.close()
+
+
+@contextlib.contextmanager
+def _served(near: Near, ours: socket.socket) -> Iterator[threading.Thread]:
+    """The link sends over this socket, on a thread that lives as long as the connection."""
+    connection = Connection(ours, state="sending")
+    hello = Hello("far", bytes(32), (1,), (), boot_id=b"b" * 16)
+    serving = threading.Thread(target=near.link.serve, args=(connection, hello))
+    serving.start()
+    try:
+        yield serving
+    finally:
+        connection.abort()
+        serving.join(PATIENCE_SECONDS)
+        connection.close()
+
+
+def _assert_cancel_leaves(near: Near) -> None:
+    """On a connection that takes it, before anything else."""
+    ours, theirs = socket.socketpair()
+    with _served(near, ours), contextlib.closing(Connection(theirs, state="receiving")) as peer:
+        peer.set_read_timeout(PATIENCE_SECONDS)
+        assert peer.read_header().type is FrameType.CANCEL
+
+
+def _cancelled(near: Near) -> None:
+    near.link.cancel(send(near, objects_of(10)), "cancelled", "before there is a connection")
+
+
+def test_a_cancel_that_its_connection_did_not_take_leaves_on_the_next_one(near_to: Callable[..., Near]) -> None:
+    near = near_to("127.0.0.1:1", awaits_peer=True)
+    _cancelled(near)
+    ours, theirs = socket.socketpair()
+    theirs.shutdown(socket.SHUT_RD)  # whoever writes to it fails, whoever reads waits
+    with theirs, _served(near, ours) as serving:
+        serving.join(PATIENCE_SECONDS)
+    _assert_cancel_leaves(near)
+
+
+def test_a_connection_that_takes_nothing_takes_no_cancel_from_the_others(near_to: Callable[..., Near]) -> None:
+    near = near_to("127.0.0.1:1", awaits_peer=True)
+    _cancelled(near)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(MIB))
+    with theirs, _served(near, ours):
+        wait_until(lambda: near.link.snapshot().num_connections == 1)
+        _assert_cancel_leaves(near)
