@@ -8,7 +8,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.transport import tcp_info
@@ -102,17 +103,34 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
         host, port = split_address(address)
     except ValueError as error:
         raise ConfigError(f"{address!r} is {error}") from error
-    if not allow_public and (public := public_address(host)):
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not allow_public and any(is_public(str(address[0])) for *_, address in found):
         raise ConfigError(
-            f"{public} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
+            f"{host} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
         )
-    made = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
+    made = _connected(found, port)
     try:
         tune(made, congestion_control=congestion_control)
     except OSError:
         made.close()
         raise
     return made
+
+
+def _connected(found: Iterable[Sequence[Any]], port: int) -> socket.socket:
+    """A connection to the first of these addresses that answers; a name is not looked up again, since the next answer may be
+    an address that nobody has allowed.
+
+    Raises:
+        OSError: none does.
+    """
+    failure = OSError("the name has no address")
+    for *_, address in found:
+        try:
+            return socket.create_connection((address[0], port), timeout=CONNECT_SECONDS)
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def listen(address: str, *, allow_public: bool) -> socket.socket:

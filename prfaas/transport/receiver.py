@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import secrets
 import socket
 import ssl
@@ -34,6 +35,7 @@ from prfaas.transport.reader import FrameBounds, Reader
 from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER, FrameType
 from prfaas.types import FailureReason
+from prfaas.units import is_public
 
 __all__ = [
     "Accepted",
@@ -49,7 +51,7 @@ __all__ = [
 ]
 
 MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's header in memory
-MAX_STRANGERS = 64  # that have not proven who they are; the longest-waiting one goes first
+MAX_STRANGERS = 64  # that have not proven who they are; of whoever has most of them the longest-waiting one goes first
 TICK_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 _log = logs.get("transport")
@@ -93,6 +95,7 @@ class Receiver:
         `send_over[peer](connection, hello)` sends over a connection that this peer has dialled to receive, until it is lost.
         """
         self._config = config
+        self._allows_public = config.insecure_plaintext or config.certificates is not None
         capabilities = capabilities_of(lossy_fp8=config.lossy_fp8)
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)), capabilities)
         self._arrivals = Arrivals(
@@ -102,7 +105,7 @@ class Receiver:
         self._bounds = FrameBounds()
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
-        self._strangers: dict[Connection, None] = {}  # in order of arrival
+        self._strangers: dict[Connection, str] = {}  # in order of arrival, and from where
         self._num_outgoing = 0  # connections, over which this side sends
         self._refused: Counter[str] = Counter()
         self._socket: socket.socket | None = None
@@ -122,8 +125,7 @@ class Receiver:
         Raises:
             ConfigError: the address is taken, or public without certificates or `insecure_plaintext`.
         """
-        config = self._config
-        self._socket = listen(config.listen, allow_public=config.insecure_plaintext or config.certificates is not None)
+        self._socket = listen(self._config.listen, allow_public=self._allows_public)
         for target in (self._accept_forever, self._watch_forever):
             thread = threading.Thread(target=target, name=target.__name__, daemon=True)
             self._threads.append(thread)
@@ -181,32 +183,43 @@ class Receiver:
         assert self._socket is not None
         while not self._is_closed.is_set():
             try:
-                client, _ = self._socket.accept()
-                self._let_in(client)
+                client, address = self._socket.accept()
+                self._let_in(client, str(address[0]))
             except (OSError, RuntimeError):
                 if self._is_closed.wait(TICK_SECONDS):  # of descriptors and threads there may be more in a moment
                     return
 
-    def _let_in(self, client: socket.socket) -> None:
+    def _let_in(self, client: socket.socket, address: str) -> None:
         connection = Connection(client, state="hello")
         thread = threading.Thread(target=self._serve, args=(connection, client), name="receive", daemon=True)
         with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS or self._is_closed.is_set():
-                self._count_refusal("connections")
+            if (reason := self._objection(address)) is not None:
+                self._count_refusal(reason)
                 connection.close()
                 return
             if len(self._strangers) >= MAX_STRANGERS:
                 self._count_refusal("strangers")
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.abort()
+                self._drop_a_stranger()
             self._connections[connection] = thread
-            self._strangers[connection] = None
+            self._strangers[connection] = source_of(address)
         try:
             thread.start()
         except RuntimeError:
             self._forget(connection)
             raise
+
+    def _drop_a_stranger(self) -> None:
+        """The oldest of whoever has most of them here: one that floods makes room for itself. With the lock held."""
+        [(most, _)] = Counter(self._strangers.values()).most_common(1)
+        oldest = next(its for its, source in self._strangers.items() if source == most)
+        del self._strangers[oldest]
+        oldest.abort()
+
+    def _objection(self, address: str) -> str | None:
+        """Why a connection from this address is not let in; with the lock held."""
+        if not self._allows_public and is_public(address):  # through a port that is forwarded to a private one
+            return "public"
+        return "connections" if len(self._connections) >= MAX_CONNECTIONS or self._is_closed.is_set() else None
 
     def _watch_forever(self) -> None:
         while not self._is_closed.wait(TICK_SECONDS):
@@ -280,3 +293,9 @@ class Receiver:
         ending = Ending("protocol", f"{error.reason}: {error}")
         if say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending)):
             connection.leave()
+
+
+def source_of(address: str) -> str:
+    """Who is behind an address, as far as that tells: of IPv6 whoever has one has its whole /64."""
+    found = ipaddress.ip_address(address)
+    return address if found.version == 4 else str(ipaddress.ip_network((int(found), 64), strict=False))

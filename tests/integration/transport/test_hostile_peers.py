@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from prfaas.transport import handshake
 from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import FAIR_PIECES, MAX_OPENING_BYTES
 from prfaas.transport.connection import Connection
+from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.reader import MAX_LARGE_FRAMES
@@ -27,6 +30,7 @@ from prfaas.transport.receiver import (
     Receiver,
     ReceiverConfig,
     Rejected,
+    source_of,
 )
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.wire import (
@@ -125,6 +129,32 @@ def test_half_open_connections_do_not_keep_good_peers_out(far: Far, near_to: Cal
     wait_until(lambda: far.receiver.num_connections <= MAX_STRANGERS + 4, what="the end of those that had to go")
     for stranger in flood:
         stranger.close()
+
+
+def test_a_flood_from_one_address_drives_out_its_own_strangers_alone(far: Far) -> None:
+    wait_until(lambda: _is_let_in_after_a_flood(far), what="a handshake that a flood began within")
+
+
+def _is_let_in_after_a_flood(far: Far) -> bool:
+    """Whether who connected before it, from another address, is still there; a slow machine may time it out."""
+    (host, _, port), before = far.address.rpartition(":"), sum(far.receiver.refused.values())
+    with _connect(far) as honest, contextlib.ExitStack() as flood:
+        for _ in range(2 * MAX_STRANGERS):
+            source = ("127.0.0.2", 0)
+            flood.enter_context(socket.create_connection((host, int(port)), PATIENCE_SECONDS, source_address=source))
+        wait_until(lambda: sum(far.receiver.refused.values()) >= before + MAX_STRANGERS)
+        with contextlib.suppress(OSError):
+            handshake.dial(Connection(honest, state="challenge"), Identity("late", KEY), peer_name="far")
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [("10.0.0.7", "10.0.0.7"), ("fd00:0:0:1:2:3:4:5", "fd00:0:0:1::/64"), ("fe80::7%eth0", "fe80::/64")],
+)
+def test_whoever_has_an_ipv6_address_has_its_whole_network(address: str, source: str) -> None:
+    assert source_of(address) == source
 
 
 def test_a_handshake_that_trickles_ends(far: Far) -> None:

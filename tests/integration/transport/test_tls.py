@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
 from prfaas.errors import ConfigError
+from prfaas.transport.connection import make_socket
 from prfaas.transport.receiver import ReceiverConfig
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.tls import CertificateFiles, Certificates
@@ -189,3 +196,39 @@ def test_a_context_that_is_kept_takes_new_files(authority: Authority, tmp_path: 
     issued.authority.write_bytes(Authority(tmp_path / "new", "another").path.read_bytes())
     assert certificates.lasting() is kept
     assert len(kept.get_ca_certs()) == 2
+
+
+def _may_have_a_network() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not _may_have_a_network(), reason="needs root, to give a process a public address of its own")
+@pytest.mark.parametrize(("consents", "refused"), [("false", {"public": 1}), ("true", {})])
+def test_a_public_peer_that_reaches_a_private_address_is_not_served_in_plain_text_without_consent(
+    consents: str, refused: dict[str, int]
+) -> None:
+    peer = f"{sys.executable} -m tests.integration.transport.public_peer 8.8.8.8 {consents}"
+    has_both = "ip link set lo up && ip address add 8.8.8.8/32 dev lo"
+    run = subprocess.run(
+        ["unshare", "-n", "sh", "-c", f"{has_both} && exec {peer}"], capture_output=True, timeout=2 * PATIENCE_SECONDS
+    )
+    assert json.loads(run.stdout) == refused, run.stderr.decode()
+
+
+def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever answers for a name may answer otherwise the next time."""
+    answers = iter(["127.0.0.1", "127.0.0.2"])
+    look_up = socket.getaddrinfo
+
+    def answer(host: str, *rest: Any, **more: Any) -> Any:
+        return look_up(next(answers) if host == "far.example" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        made = make_socket(f"far.example:{port}", congestion_control="bbr", allow_public=False)
+        assert made.getpeername() == ("127.0.0.1", port)
+        made.close()

@@ -1,0 +1,18 @@
+"""What a receiver at a private address does with a peer at a public one: run where this host has both (`ip netns`)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+from tests.integration.transport.ends import make_far
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+if __name__ == "__main__":
+    far = make_far(insecure_plaintext=json.loads(sys.argv[2]))
+    host, _, port = far.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_SECONDS, source_address=(sys.argv[1], 0)):
+        wait_until(lambda: far.receiver.refused or far.receiver.num_connections)
+        sys.stdout.write(json.dumps(far.receiver.refused))
+    far.receiver.close()
