@@ -181,6 +181,7 @@ class Connection:
         self._socket = sock
         self._stream: PlainStream | TlsStream = PlainStream(sock)
         self._write_lock = threading.Lock()
+        self._close_lock = threading.Lock()
         self._header = memoryview(bytearray(HEADER_BYTES))
         sock.settimeout(None)
         self._set_timeout(socket.SO_SNDTIMEO, SEND_SECONDS)
@@ -302,7 +303,7 @@ class Connection:
 
     def abort(self) -> None:
         """Wake every thread that reads or writes, with an OSError; they, or their owner, then `close`."""
-        with contextlib.suppress(OSError):
+        with self._close_lock, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
@@ -319,9 +320,10 @@ class Connection:
                 pass
 
     def close(self) -> None:
-        """Give the socket back; nobody else may use it any more."""
+        """Give the socket back, once nobody writes to it: the next one that this process makes has its number."""
         self.abort()
-        self._socket.close()
+        with self._write_lock, self._close_lock:
+            self._socket.close()
 
 
 @contextlib.contextmanager

@@ -104,18 +104,19 @@ class Outbox:
     # What the agent says
 
     def open(self, transfer: Outgoing, *, now: float) -> None:
-        """Offer a transfer to the peer.
+        """Offer a transfer to the peer; one that the wire cannot carry fails with its reason.
 
         Raises:
             LocalProtocolError: it is open already.
         """
         if transfer.transfer_id in self._sendings:
             raise LocalProtocolError(f"transfer {transfer.transfer_id.hex()} is open already")
-        sending = _Sending(transfer, ObjectSizes.of(transfer.object_bytes), now)
+        sizes, objection = _sizes_of(transfer)
+        sending = _Sending(transfer, sizes, now)
         self._sendings[sending.id] = self._to_open[sending.id] = sending
         self._chunker.add(sending.id, priority=transfer.priority)
-        if len(transfer.open_body) > MAX_BODY_BYTES:
-            self._end(sending, SendFailed(sending.id, "protocol", "its OPEN is longer than the wire allows"), now)
+        if objection:
+            self._end(sending, SendFailed(sending.id, "protocol", objection), now)
 
     def ready(self, transfer_id: bytes, slab: Slab) -> bool:
         """These bytes may leave now; returns whether that gave a connection something to do.
@@ -298,6 +299,16 @@ class Outbox:
     def _free(self, sending: _Sending) -> None:
         if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
             self._on_event(SendMemoryFree(sending.id))
+
+
+def _sizes_of(transfer: Outgoing) -> tuple[ObjectSizes, str]:
+    """What it is made of, and why the wire cannot carry it; "": it can."""
+    if len(transfer.open_body) > MAX_BODY_BYTES:
+        return ObjectSizes(()), "its OPEN is longer than the wire allows"
+    try:
+        return ObjectSizes.of(transfer.object_bytes), ""
+    except ValueError as error:
+        return ObjectSizes(()), str(error)
 
 
 def _lateness(sending: _Sending, now: float, unreachable_before: float) -> FailureReason | None:

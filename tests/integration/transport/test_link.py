@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.transport.arrivals import say
 from prfaas.transport.connection import Connection
+from prfaas.transport.object_sizes import MAX_OBJECTS
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
-from prfaas.transport.sender import SendAccepted, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import one_byte_of_one_chunk
@@ -190,3 +194,45 @@ def test_a_public_address_is_refused_without_a_word_for_it() -> None:
         make_far(listen="0.0.0.0:0")
     allowed = make_far(listen="0.0.0.0:0", insecure_plaintext=True)
     allowed.receiver.close()
+
+
+def test_a_transfer_of_more_objects_than_the_wire_numbers_fails_and_its_memory_is_free(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    near, transfer_id = near_to(far.address), bytes(16)
+    near.link.open(Outgoing(transfer_id, b"", [1] * MAX_OBJECTS + [2], lambda index: memoryview(b"x"), 0, 60.0))
+    end = near.end(transfer_id)
+    assert isinstance(end, SendFailed) and end.reason == "protocol" and str(MAX_OBJECTS) in end.message
+
+
+class _SlowToWrite(socket.socket):
+    """A socket whose writer is held up between choosing it and the system call, until it is shut down, and longer."""
+
+    def __init__(self, made: socket.socket) -> None:
+        super().__init__(fileno=made.detach())
+        self.is_writing, self.is_shut, self.was_open = threading.Event(), threading.Event(), False
+
+    def shutdown(self, how: int) -> None:
+        super().shutdown(how)
+        self.is_shut.set()
+
+    def sendmsg(self, *message: Any) -> int:
+        self.is_writing.set()
+        assert self.is_shut.wait(PATIENCE_SECONDS)
+        for _ in range(20):
+            time.sleep(0.01)
+            self.was_open = self.fileno() != -1
+        return super().sendmsg(*message)
+
+
+def test_a_connection_is_not_closed_under_a_thread_that_writes_to_it() -> None:
+    ours, theirs = socket.socketpair()
+    slow = _SlowToWrite(ours)
+    connection = Connection(slow, state="receiving")
+    with theirs:
+        writer = threading.Thread(target=say, args=(connection, b"a frame"))
+        writer.start()
+        assert slow.is_writing.wait(PATIENCE_SECONDS)
+        connection.close()
+        writer.join()
+    assert slow.was_open and slow.fileno() == -1
