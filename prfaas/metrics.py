@@ -126,6 +126,41 @@ WIRE_REFUSALS = _counter(
     ("reason",),
 )
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
+LINK_CONGESTED = _gauge(
+    "prfaas_agent_link_congested",
+    "1 for the reason why the link to a peer is choked: queue, loss or rtt; 0 for the others, for all of one that is not.",
+    ("peer", "reason"),
+)
+LINK_LIMITED = _gauge(
+    "prfaas_agent_link_limited",
+    "1 for what the connections to a peer mostly waited for, by the kernel: application (nothing to send), receiver_window, "
+    "send_buffer or network.",
+    ("peer", "reason"),
+)
+LINK_QUEUE_SECONDS = _gauge(
+    "prfaas_agent_link_queue_seconds", "What waits for the link to a peer, over its achievable rate.", ("peer",)
+)
+LINK_RTT_SECONDS = _gauge(
+    "prfaas_agent_link_rtt_seconds", "Round trip to a peer, of its slowest connection.", ("peer",)
+)
+LINK_RTT_INFLATION = _gauge(
+    "prfaas_agent_link_rtt_inflation_ratio", "Round trip to a peer over the smallest one known.", ("peer",)
+)
+LINK_RETRANSMITS = _gauge(
+    "prfaas_agent_link_retransmit_ratio",
+    "Of the bytes sent to a peer in the last third of a second, those that were sent again.",
+    ("peer",),
+)
+LINK_UTILIZATION = _gauge(
+    "prfaas_agent_link_utilization_ratio",
+    "What the link to a peer carried in the last third of a second, over its achievable rate; 0 while that is not known.",
+    ("peer",),
+)
+LINK_ACHIEVABLE = _gauge(
+    "prfaas_agent_link_achievable_bytes_per_second",
+    "Payload that the link to a peer carries when there is enough to send; 0 while that is not known.",
+    ("peer",),
+)
 CONNECTOR_TRANSFERS = _counter(
     "prfaas_connector_transfers",
     "Requests of this engine that asked for a transfer; direction is send or receive, outcome is completed or the reason "

@@ -19,6 +19,7 @@ from prfaas.agent.early import EarlyClaims
 from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
 from prfaas.agent.keeping import Keeping
 from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.link_metrics import LinkMetrics
 from prfaas.agent.links import Links
 from prfaas.agent.pins import Pins
 from prfaas.agent.plan import check_castable
@@ -77,6 +78,7 @@ class Agent:
             lossy_cast.check()
         wire_key = grants.derive_key(secret, "wire")
         self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._sent_from_thread)
+        self._link_metrics = LinkMetrics(self._links.states)
         self._pool = Pool(
             config.pool_bytes,
             transfer_ratio=config.transfer_ratio,
@@ -238,12 +240,12 @@ class Agent:
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
                 self._ssd.pump()
-            self._measure()
+            self._measure(now)
             await asyncio.sleep(TICK_SECONDS)
 
-    def _measure(self) -> None:
+    def _measure(self, now: float) -> None:
         occupancy.measure(self._pool, self._ssd, tenants=(its.tenant for its in self._config.tenants))
-        metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in self._links.states()))
+        self._link_metrics.refresh(now)
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
 
     def _layouts_of(self, instance: str) -> list[Layout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,7 +13,7 @@ from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing_choice import LinkPace, PackingChoice
 from prfaas.transport.rate_bounds import RateBounds
 from prfaas.transport.rate_search import RateSearch
-from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.tcp_info import Growth, TcpInfo
 
 
 class LinkGauge:
@@ -22,11 +23,20 @@ class LinkGauge:
         self.packing = PackingChoice(num_processors=len(os.sched_getaffinity(0)))
         self.bounds = RateBounds()
         self.min_rtt_seconds = 0.0  # at the last sample
-        self.sent_bytes = 0  # by the kernel, headers left out
-        self.retransmitted_bytes = 0
-        self._delivered_bytes = 0
+        self._grown = Growth()  # over all connections
+        self._connection_seconds, self._measured_at = 0.0, 0.0
         self._meter, self._rate_search = LinkMeter(), RateSearch()
         self._num_searches = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """By the kernel, headers left out."""
+        return self._grown.sent_bytes
+
+    @property
+    def retransmitted_bytes(self) -> int:
+        """Of those."""
+        return self._grown.retransmitted_bytes
 
     @property
     def health(self) -> LinkHealth:
@@ -49,6 +59,8 @@ class LinkGauge:
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]
         for line, info in infos:
             self._count(line, info)
+        self._connection_seconds += len(infos) * (now - self._measured_at)
+        self._measured_at = now
         sample = self._sample(now, infos, outbox)
         self._meter.add(sample)
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
@@ -58,11 +70,8 @@ class LinkGauge:
         self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
 
     def _count(self, line: Line, info: TcpInfo) -> None:
-        delivered, sent, retransmitted = info.grown_since(line.seen)
+        self._grown = Growth(*map(operator.add, self._grown, info.grown_since(line.seen)))
         line.seen = info
-        self._delivered_bytes += delivered
-        self.sent_bytes += sent
-        self.retransmitted_bytes += retransmitted
 
     def _sample(self, now: float, infos: list[tuple[Line, TcpInfo]], outbox: Outbox) -> LinkSample:
         ratio = self.packing.packed_ratio  # payload takes less of the link
@@ -70,7 +79,7 @@ class LinkGauge:
         most = self.bounds.most(rtt_seconds=rtt, num_connections=max(1, len(infos)), now=now)
         return LinkSample(
             now,
-            delivered_bytes=self._delivered_bytes,
+            delivered_bytes=self._grown.delivered_bytes,
             sent_bytes=self.sent_bytes,
             retransmitted_bytes=self.retransmitted_bytes,
             queued_bytes=int(ratio * outbox.queued_bytes),
@@ -79,4 +88,8 @@ class LinkGauge:
             min_rtt_seconds=rtt,
             least_bytes_per_second=ratio * self.bounds.take_least(),
             most_bytes_per_second=ratio * most,
+            connection_seconds=self._connection_seconds,
+            busy_seconds=self._grown.busy_seconds,
+            receiver_limited_seconds=self._grown.receiver_limited_seconds,
+            buffer_limited_seconds=self._grown.buffer_limited_seconds,
         )

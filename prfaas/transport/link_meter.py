@@ -23,6 +23,7 @@ CONFIRMED_RATIO = 0.8  # a lower bound of so much of a rate confirms it
 RTT_INFLATION = 2.5  # over the smallest round trip
 RTT_RISE_SECONDS = 0.005  # and by at least so much: within a datacenter a busy host alone multiplies a round trip
 CongestionReason = Literal["queue", "loss", "rtt"]
+LinkLimit = Literal["application", "receiver_window", "send_buffer", "network"]
 
 
 class LinkSample(NamedTuple):
@@ -38,15 +39,25 @@ class LinkSample(NamedTuple):
     min_rtt_seconds: float
     least_bytes_per_second: float = 0.0  # between which its rate lies
     most_bytes_per_second: float = math.inf
+    connection_seconds: float = 0.0  # over all connections; of those, with something to send, and held up by either end
+    busy_seconds: float = 0.0
+    receiver_limited_seconds: float = 0.0
+    buffer_limited_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class LinkHealth:
-    """`achievable_bytes_per_second` is 0 while the link's own rate is not known; `congestion` None: it is not choked."""
+    """`achievable_bytes_per_second` is 0 while the link's own rate is not known; `congestion` None: it is not choked.
+
+    Ratios are over the last third of a second. So is `limit`, what its connections mostly waited for; None: it has none.
+    """
 
     achievable_bytes_per_second: float = 0.0
     queue_seconds: float = 0.0
     congestion: CongestionReason | None = None
+    utilization_ratio: float = 0.0  # of the achievable rate; 0 while that is not known
+    resent_ratio: float = 0.0  # of the bytes sent
+    limit: LinkLimit | None = None
 
 
 class LinkMeter:
@@ -74,10 +85,18 @@ class LinkMeter:
         queue_seconds = waiting / rate if rate else 0.0
         oldest = self._samples[0]
         resent = sample.retransmitted_bytes - oldest.retransmitted_bytes
-        self.lost_bytes_per_second = resent / seconds if (seconds := sample.at - oldest.at) else 0.0
+        seconds = sample.at - oldest.at
+        self.lost_bytes_per_second = resent / seconds if seconds else 0.0
         ratio = resent / sent if (sent := sample.sent_bytes - oldest.sent_bytes) > 0 else 0.0
-        congestion = _congestion(sample, queue_seconds, ratio)
-        self.health = LinkHealth(rate, queue_seconds, congestion)
+        carried = (sample.delivered_bytes - oldest.delivered_bytes) / seconds if seconds else 0.0
+        self.health = LinkHealth(
+            rate,
+            queue_seconds,
+            _congestion(sample, queue_seconds, ratio),
+            utilization_ratio=min(1.0, carried / rate) if rate else 0.0,
+            resent_ratio=ratio,
+            limit=_limit(oldest, sample),
+        )
 
     def _rate(self, sample: LinkSample) -> float:
         saturated, known = self._saturated_rate(sample), self._belief.at(sample.at)
@@ -117,3 +136,20 @@ def _congestion(sample: LinkSample, queue_seconds: float, retransmit_ratio: floa
         return "queue"
     limit = max(RTT_INFLATION * sample.min_rtt_seconds, sample.min_rtt_seconds + RTT_RISE_SECONDS)
     return "rtt" if sample.min_rtt_seconds and sample.rtt_seconds > limit else None
+
+
+def _limit(oldest: LinkSample, sample: LinkSample) -> LinkLimit | None:
+    """What the connections spent most of their time with: having nothing to send, or waiting for one of the others."""
+    busy = sample.busy_seconds - oldest.busy_seconds
+    by_receiver = sample.receiver_limited_seconds - oldest.receiver_limited_seconds
+    by_buffer = sample.buffer_limited_seconds - oldest.buffer_limited_seconds
+    seconds = sample.connection_seconds - oldest.connection_seconds
+    if seconds <= 0:
+        return None
+    shares: dict[LinkLimit, float] = {
+        "application": seconds - busy,
+        "receiver_window": by_receiver,
+        "send_buffer": by_buffer,
+        "network": busy - by_receiver - by_buffer,
+    }
+    return max(shares, key=shares.__getitem__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prfaas.transport.link_meter import CongestionReason
+from prfaas.transport.link_meter import CongestionReason, LinkLimit
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,22 @@ class LinkState:
     num_transfers: int
     queued_bytes: int  # ready, and not yet handed to a connection
     unacknowledged_bytes: int  # handed to a connection, and not yet acknowledged by the receiver
+    unsent_bytes: int  # of those, still in the send buffers
     acknowledged_bytes: int
     rtt_seconds: float  # of the slowest connection
     min_rtt_seconds: float
     achievable_bytes_per_second: float  # of payload, when there is enough to send; 0: not known
     queue_seconds: float  # that what waits takes at this rate
     congestion: CongestionReason | None  # why it is choked; None: it is not
+    utilization_ratio: float  # of the achievable rate, over the last third of a second; 0 while that is not known
+    resent_ratio: float  # of the bytes sent in that time
+    limit: LinkLimit | None  # what its connections mostly waited for in that time; None: there are none
     sent_bytes: int  # by the kernel, headers left out
     retransmitted_bytes: int  # of those
     packing: str  # how chunks are compressed at present, as "zstd/2" (codec, bytes of an element); "": they are not
     saved_bytes: int  # by compression
     lossy_fp8: bool  # attention blocks are cast to 8 bits, which loses some of each value
+    delivery_bytes_per_second: int  # summed over the connections, as the kernel measures it over about a round trip
     pacing_bytes_per_second: int  # summed over the connections: what the kernel may send at most, headers included
 
     @property

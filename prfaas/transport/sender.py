@@ -172,6 +172,7 @@ class Link:
                 num_transfers=self._outbox.num_transfers,
                 queued_bytes=self._outbox.queued_bytes,
                 unacknowledged_bytes=sum(line.in_flight_bytes for line in self._lines),
+                unsent_bytes=sum(info.unsent_bytes for info in infos),
                 acknowledged_bytes=self._outbox.acknowledged_bytes,
                 rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
                 min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
@@ -181,6 +182,7 @@ class Link:
                 packing=f"{way.codec}/{way.width}" if (way := self._gauge.packing.way) else "",
                 saved_bytes=self._gauge.packing.saved_bytes,
                 lossy_fp8=any(line.casts for line in self._lines),
+                delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
 

@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
+from prfaas.transport import messages
 from prfaas.transport.arrivals import say
 from prfaas.transport.connection import Connection
+from prfaas.transport.messages import Have
 from prfaas.transport.object_sizes import MAX_OBJECTS
+from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
+from tests.integration.transport.raw_peers import RawReceiver
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import one_byte_of_one_chunk
 from tools.link import LinkShape, Relay
@@ -236,3 +240,26 @@ def test_a_connection_is_not_closed_under_a_thread_that_writes_to_it() -> None:
         connection.close()
         writer.join()
     assert slow.was_open and slow.fileno() == -1
+
+
+def test_a_link_says_whether_the_application_or_the_peer_holds_it_up(
+    near_to: Callable[..., Near],
+) -> None:
+    gate = threading.Event()
+
+    def read_no_chunk(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
+        gate.wait(2 * PATIENCE_SECONDS)
+
+    with RawReceiver(read_no_chunk) as receiver:
+        near = near_to(receiver.address, num_connections=1)
+        transfer_id = send(near, [bytes(1 << 20)] * 64, ready=False, deadline=2 * PATIENCE_SECONDS)
+        wait_until(lambda: bool(near.of(SendAccepted)))
+        wait_until(lambda: near.link.snapshot().limit == "application")
+        near.link.ready(transfer_id, first_object=0, num_objects=64, offset_bytes=0, length_bytes=1 << 20)
+        wait_until(lambda: near.link.snapshot().limit == "receiver_window")
+        assert near.link.snapshot().unsent_bytes > 0
+        near.link.cancel(transfer_id, "cancelled", "seen enough")
+        gate.set()

@@ -124,3 +124,34 @@ def test_microseconds_on_a_short_link_are_no_congestion(rtt: float, reason: str 
 
 def _steady(_: float) -> float:
     return 100 * MB
+
+
+@pytest.mark.parametrize(
+    ("busy", "by_receiver", "by_buffer", "limit"),
+    [
+        (0.1, 0.0, 0.0, "application"),
+        (0.9, 0.6, 0.1, "receiver_window"),
+        (0.9, 0.1, 0.6, "send_buffer"),
+        (0.9, 0.1, 0.1, "network"),
+    ],
+)
+def test_a_link_is_limited_by_what_its_connections_spend_most_of_their_time_with(
+    busy: float, by_receiver: float, by_buffer: float, limit: str
+) -> None:
+    samples = [
+        IDLE._replace(
+            at=at,
+            connection_seconds=8 * at,
+            busy_seconds=8 * busy * at,
+            receiver_limited_seconds=8 * by_receiver * at,
+            buffer_limited_seconds=8 * by_buffer * at,
+        )
+        for at in (0.0, 0.1, 0.2)
+    ]
+    assert [its.limit for its in _fed(LinkMeter(), iter(samples))] == [None, limit, limit]
+
+
+def test_a_full_link_says_how_full_it_is_and_what_share_it_sends_again() -> None:
+    last = _fed(LinkMeter(), _samples(lambda at: 100 * MB, 4, lost=0.01))[-1]
+    assert last.utilization_ratio == pytest.approx(1, rel=0.02)
+    assert last.resent_ratio == pytest.approx(0.01, rel=0.05)

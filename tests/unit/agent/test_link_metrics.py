@@ -1,0 +1,66 @@
+"""What the gauges say of each link."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import REGISTRY
+
+from prfaas.agent.link_metrics import REFRESH_SECONDS, LinkMetrics
+from prfaas.transport.link_state import LinkState
+
+BLANK = LinkState(**dict.fromkeys(LinkState.__dataclass_fields__, 0) | {"congestion": None, "limit": None})  # type: ignore[arg-type]
+CHOKED = replace(
+    BLANK,
+    peer="tokyo-1",
+    num_connections=8,
+    rtt_seconds=0.09,
+    min_rtt_seconds=0.03,
+    achievable_bytes_per_second=1e8,
+    queue_seconds=0.7,
+    congestion="queue",
+    utilization_ratio=0.9,
+    resent_ratio=0.01,
+    limit="network",
+)
+
+
+def _said(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"prfaas_agent_{name}", labels)
+
+
+def test_every_link_shows_what_chokes_and_what_limits_it_and_how_full_it_is() -> None:
+    LinkMetrics(lambda: [CHOKED]).refresh(0.0)
+    at = {"peer": "tokyo-1"}
+    assert {reason: _said("link_congested", reason=reason, **at) for reason in ("queue", "loss", "rtt")} == {
+        "queue": 1,
+        "loss": 0,
+        "rtt": 0,
+    }
+    limits = ("application", "receiver_window", "send_buffer", "network")
+    assert [_said("link_limited", reason=limit, **at) for limit in limits] == [0, 0, 0, 1]
+    assert _said("link_queue_seconds", **at) == 0.7
+    assert _said("link_rtt_seconds", **at) == 0.09
+    assert abs((_said("link_rtt_inflation_ratio", **at) or 0) - 3) < 1e-9
+    assert _said("link_retransmit_ratio", **at) == 0.01
+    assert _said("link_utilization_ratio", **at) == 0.9
+    assert _said("link_achievable_bytes_per_second", **at) == 1e8
+    assert _said("connections", direction="out") == 8
+
+
+def test_a_link_that_has_gone_is_shown_no_more() -> None:
+    states = [CHOKED, replace(CHOKED, peer="osaka-1")]
+    shown = LinkMetrics(lambda: states)
+    shown.refresh(0.0)
+    states.pop()
+    shown.refresh(REFRESH_SECONDS / 2)
+    assert _said("link_rtt_seconds", peer="osaka-1") == 0.09, "it is not due"
+    shown.refresh(REFRESH_SECONDS)
+    assert _said("link_rtt_seconds", peer="osaka-1") is None
+    assert _said("link_congested", peer="osaka-1", reason="queue") is None
+    assert _said("link_rtt_seconds", peer="tokyo-1") == 0.09
+
+
+def test_of_a_peer_that_has_moved_the_link_in_use_is_shown() -> None:
+    LinkMetrics(lambda: [CHOKED, replace(BLANK, peer="tokyo-1")]).refresh(0.0)
+    assert _said("link_rtt_seconds", peer="tokyo-1") == 0.09
