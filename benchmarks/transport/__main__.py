@@ -1,7 +1,8 @@
 """Measure the wire over emulated long links, beside iperf3 in the same run, and compare it with its bars.
 
 `make bench AREA=transport PROFILES="regional metro" PARTS="bulk packing"` narrows the run and leaves the other figures as they
-are; it needs root and iperf3 (Debian: iperf3).
+are. Its last lines name each recorded row that misses its bar, and its exit status is 1 then. It needs root and iperf3
+(Debian: iperf3).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.transport.near_end import Content
 from benchmarks.transport.ours import Ends, Figures
 from prfaas.solve.catalog import find_model
 from prfaas.transport.connection_policy import connection_count
+from tools.missed_bars import figure_of, missed
 from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, obstacle
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -58,7 +60,15 @@ def main() -> int:
             if not rows:
                 print(f"{part}: nothing to measure on {name}")
             _keep([{"link": "alternating" if part == "health" else name, "part": part, **row} for row in rows])
-    return 0
+    return _say_misses(json.loads(plot.RESULT.read_text()))
+
+
+def _say_misses(rows: Sequence[dict[str, Any]]) -> int:
+    """The last lines, and the exit status: 1 when a recorded row misses its bar, of this run or an earlier one."""
+    misses = missed(rows)
+    for row in misses:
+        print(f"MISSES {row['link']}: {row['name']}: {figure_of(row):g}, bar {row['bar']}")
+    return 1 if misses else 0
 
 
 def _keep(rows: Sequence[dict[str, Any]]) -> None:
