@@ -23,7 +23,7 @@ from prfaas.transport.packing import CODECS
 from prfaas.transport.wire import NO_TRANSFER, VERSION, FrameType, Header
 
 VERSIONS = (VERSION,)
-CAPABILITIES = ("xxh3", *CODECS)  # what this side can do beyond the version; unknown ones are ignored
+CAPABILITIES = CODECS  # what this side can do beyond the version; unknown ones are ignored
 _NO_PROOF = bytes(PROOF_BYTES)
 
 

@@ -1,0 +1,88 @@
+"""A sender that knows nothing but docs/wire-format.md and the secret is served."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from typing import Any
+
+import msgpack
+import xxhash
+
+from prfaas.transport.receiver import ReceiveCompleted
+from tests.integration.transport.ends import KEY, Far
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+HEADER = struct.Struct("<4sBBHI16sIQQ")
+HELLO, CHALLENGE, PROOF, WELCOME, OPEN, HAVE, CHUNK, ACK, DONE, ERROR, END = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15
+NOBODY = bytes(16)
+
+
+def _frame(kind: int, payload: bytes = b"", *, transfer_id: bytes = NOBODY, offset: int = 0) -> bytes:
+    return HEADER.pack(b"PRFS", 1, kind, 0, len(payload), transfer_id, 0, offset, 0) + payload
+
+
+def _heard(peer: socket.socket) -> tuple[int, int, bytes]:
+    """Type, offset and payload of the next frame."""
+    *_, kind, _, length, _, _, offset, _ = HEADER.unpack(_exactly(peer, HEADER.size))
+    return kind, offset, _exactly(peer, length)
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    said = b""
+    while len(said) < count:
+        part = peer.recv(count - len(said))
+        assert part, "it closed"
+        said += part
+    return said
+
+
+def _dialled(far: Far) -> socket.socket:
+    host, _, port = far.address.rpartition(":")
+    peer = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+    nonce = os.urandom(32)
+    peer.sendall(_frame(HELLO, msgpack.packb(["by the book", nonce, [1], []])))
+    kind, _, payload = _heard(peer)
+    name, theirs, version, capabilities, boot_id, proof = msgpack.unpackb(payload)
+    assert (kind, name, version, capabilities) == (CHALLENGE, "far", 1, [])
+    said: list[Any] = [["by the book", nonce, [1], [], NOBODY], [name, theirs, version, capabilities, boot_id]]
+    transcript = msgpack.packb(said)
+    assert proof == hmac.digest(KEY, b"listener" + transcript, hashlib.sha256)
+    peer.sendall(_frame(PROOF, msgpack.packb([hmac.digest(KEY, b"dialer" + transcript, hashlib.sha256)])))
+    assert _heard(peer)[0] == WELCOME
+    return peer
+
+
+def _open(peer: socket.socket, transfer_id: bytes) -> None:
+    """Two objects of 100 bytes."""
+    first = msgpack.packb([[[100, 2]], 0, PATIENCE_SECONDS])
+    peer.sendall(_frame(OPEN, first + b"the agents' own", transfer_id=transfer_id, offset=len(first)))
+    kind, offset, payload = _heard(peer)
+    assert (kind, msgpack.unpackb(payload[:offset]), payload[offset:]) == (HAVE, [[]], b"")
+
+
+def test_a_transfer_by_the_document_arrives(far: Far) -> None:
+    transfer_id, payload = os.urandom(16), os.urandom(200)
+    with _dialled(far) as peer:
+        _open(peer, transfer_id)
+        head = HEADER.pack(b"PRFS", 1, CHUNK, 2, len(payload), transfer_id, 0, 0, 0)[:40]
+        checksum = xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(head))
+        peer.sendall(head + struct.pack("<Q", checksum) + payload)
+        heard = {kind: (offset, said) for kind, offset, said in (_heard(peer), _heard(peer))}
+        assert heard[ACK][0] == 1
+        assert msgpack.unpackb(heard[DONE][1]) == [HEADER.size + len(payload), 0]
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+    assert b"".join(bytes(its) for its in far.memory[transfer_id]) == payload
+
+
+def test_an_end_that_counts_other_bytes_than_all_missing_objects_have_fails_the_transfer(far: Far) -> None:
+    right, wrong = os.urandom(16), os.urandom(16)
+    with _dialled(far) as peer:
+        for transfer_id in (right, wrong):
+            _open(peer, transfer_id)
+        peer.sendall(_frame(END, transfer_id=right, offset=200) + _frame(END, transfer_id=wrong, offset=199))
+        kind, _, payload = _heard(peer)
+        assert (kind, msgpack.unpackb(payload)[0]) == (ERROR, "protocol")
