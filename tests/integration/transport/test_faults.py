@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -86,10 +87,16 @@ def test_a_peer_that_never_answers_open_ends_at_the_deadline(near_to: Callable[.
 
 
 def test_a_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        near = near_to(f"{host}:{port}", num_connections=1, reconnect_seconds=GIVES_UP_SECONDS)
+        end = near.end(send(near, objects_of(10)))
+        assert isinstance(end, SendFailed) and end.reason == "unreachable"
+
+
+def test_a_peer_that_closes_every_connection_after_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with RawReceiver(lambda connection: None) as receiver:
-        near = near_to(
-            receiver.address, reconnect_seconds=GIVES_UP_SECONDS
-        )  # closes each connection right after the handshake
+        near = near_to(receiver.address, reconnect_seconds=GIVES_UP_SECONDS)
         end = near.end(send(near, objects_of(10), deadline=2.0))
         assert isinstance(end, SendFailed) and end.reason in ("unreachable", "deadline")
 
