@@ -64,8 +64,8 @@ class GroupBlocks:
         return len(self.hashes)
 
 
-# How a commanded copy ended.
-CopyOutcome = Literal["completed"] | FailureReason
+# How a commanded copy, or an order for a pool, ended; `pinned`: a soft pin of what is pinned would be less than that.
+CopyOutcome = Literal["completed", "pinned"] | FailureReason
 
 
 @dataclass(frozen=True)

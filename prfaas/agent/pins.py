@@ -1,8 +1,9 @@
 """Prefixes that operators want kept in this node's pool, or out of it: a manager's command, carried out at once.
 
-A pin is a lease in the operators' name: its blocks never leave. A soft pin makes them leave after all others. Both name a
-prefix by the hash of its last token, hold what of it is in memory at that moment, in all groups and on all ranks, and end
-with an unpin, a removal or the agent. What an order finds nothing for ends as `evicted`; given again it does the same.
+A pin is a lease in the operators' name: its blocks never leave. A soft pin makes them leave after all others; of a prefix
+that is pinned it is refused. Both name a prefix by the hash of its last token, hold what of it is in memory at that moment,
+in all groups and on all ranks, and end with an unpin, a removal or the agent. What an order finds nothing for ends as
+`evicted`; given again it does the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from prfaas import logs, metrics
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.removal import Cut, removal
 from prfaas.cachepool.ssd import Ssd
 from prfaas.types import BlockHash, CopyEnd, CopyOutcome, PoolCommand
 
@@ -32,7 +34,18 @@ class Pins:
         self._soft: dict[BlockHash, int] = {}
 
     def take(self, command: PoolCommand) -> None:
-        """Carry out a command and report it."""
+        """Carry out a command and report it; a removal once nothing of the prefix is being written to the SSD."""
+        if command.order == "remove" and self._ssd is not None:
+            leaving = {its for cut in self._cuts(command.end_hash) for its in cut.run.hashes[cut.num_left :]}
+            self._ssd.write_none_of(leaving, lambda: self._carry_out(command))
+        else:
+            self._carry_out(command)
+
+    def _carry_out(self, command: PoolCommand) -> None:
+        if command.order == "soft_pin" and command.end_hash in self._pinned:
+            _, held_bytes = self._pinned[command.end_hash]
+            self._end(command, "pinned", held_bytes=held_bytes)
+            return
         chains = self._chains(command.end_hash)
         held_bytes = sum(arena.stride_bytes * len(slots) for arena, slots in chains)
         removed_bytes = 0
@@ -45,7 +58,10 @@ class Pins:
         elif command.order == "remove":
             removed_bytes = self._remove(command.end_hash)
         metrics.POOL_PINNED_BYTES.set(sum(num_bytes for _, num_bytes in self._pinned.values()))
-        outcome: CopyOutcome = "completed" if held_bytes or removed_bytes or command.order == "unpin" else "evicted"
+        found = bool(held_bytes or removed_bytes or command.order == "unpin")
+        self._end(command, "completed" if found else "evicted", removed_bytes=removed_bytes, held_bytes=held_bytes)
+
+    def _end(self, command: PoolCommand, outcome: CopyOutcome, *, removed_bytes: int = 0, held_bytes: int = 0) -> None:
         _log.info("pool.ordered", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
         self._report(CopyEnd(command.command_id, outcome, "", removed_bytes, held_bytes))
 
@@ -78,7 +94,10 @@ class Pins:
         for arena, slots in self._chains(end_hash):
             self._pool.soft_pin(arena, slots, keep=keep)
 
+    def _cuts(self, end_hash: BlockHash) -> list[Cut]:
+        return removal([*self._pool.tables, *(() if self._ssd is None else self._ssd.tables)], end_hash)
+
     def _remove(self, end_hash: BlockHash) -> int:
         """Bytes that left, on the SSD too."""
-        removed = sum(self._pool.remove(arena, end_hash) * arena.stride_bytes for arena in self._pool.arenas)
-        return removed + (0 if self._ssd is None else self._ssd.remove(end_hash))
+        cuts = self._cuts(end_hash)
+        return self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.cut(cuts))

@@ -18,6 +18,7 @@ from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
 from prfaas.cachepool.eviction import ALL, POLICIES, EvictionPolicy
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.leases import LeaseId, Leases
+from prfaas.cachepool.removal import Cut
 from prfaas.cachepool.room import NO_LIMITS, Account, Room, Shares
 from prfaas.cachepool.run import BlockIdentity, Run
 from prfaas.cachepool.slots import Slots
@@ -91,6 +92,11 @@ class SlotPool(Generic[Memory]):
 
     def _of(self, arena: SlotMemory) -> Slots:
         return self._slots[arena.layout.fingerprint]
+
+    @property
+    def tables(self) -> list[Slots]:
+        """What `removal` looks at: valid until something is published or leaves."""
+        return self._all()
 
     def _all(self) -> list[Slots]:
         """From any thread."""
@@ -336,6 +342,8 @@ class SlotPool(Generic[Memory]):
         slots, num_asked = self._numbered[run.arena_number], run.num_asked
         gone, hashes = slots.cut(run, num_blocks)
         slots.free += gone
+        if self._tier == "ssd":
+            slots.arena.bump(gone)  # or the next life of its files would find them
         num_newcomers = num_blocks - (num_asked - run.num_asked)
         self._room.left(self._account_of(run), hashes, slots.arena.stride_bytes, num_newcomers=num_newcomers)
         self._num_evicted += num_blocks
@@ -343,15 +351,16 @@ class SlotPool(Generic[Memory]):
         if self._on_change is not None:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
 
-    def remove(self, arena: SlotMemory, end_hash: BlockHash) -> int:
-        """Evict what ends with a hash, what follows it, and what only that needed, all but blocks in use; how many left."""
-        slots, num_evicted = self._of(arena), self._num_evicted
-        for run, first in slots.removal(end_hash):
-            num_blocks = len(run) - max(first, run.num_kept())
-            if num_blocks > 0:
+    def cut(self, cuts: Iterable[Cut]) -> int:
+        """Shorten those of the runs that are this pool's, as far as their blocks are not in use; bytes that left."""
+        num_bytes = 0
+        for slots, run, num_left in cuts:
+            num_blocks = len(run) - max(num_left, run.num_kept())
+            if slots is self._numbered.get(slots.number) and num_blocks > 0:
                 self._room.candidates.discard(run)
                 self._cut(run, num_blocks)
-        return self._num_evicted - num_evicted
+                num_bytes += num_blocks * slots.arena.stride_bytes
+        return num_bytes
 
     # Facts
 

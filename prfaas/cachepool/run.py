@@ -82,6 +82,13 @@ class Run:
         """Length of the chain up to the end of a block."""
         return self.num_tokens + position * self.block_tokens
 
+    @property
+    def tokens_above(self) -> int:
+        """Length of the chain up to the end of what the first block hangs on."""
+        if self.above is not None and self.above[1] == self.hashes[0]:
+            return self.num_tokens
+        return self.num_tokens - (self.num_tokens % self.block_tokens or self.block_tokens)
+
     def parent_at(self, position: int) -> BlockHash:
         """The parent of a block, as `BlocksStored` has it."""
         return self.hashes[position - 1] if position else self.parent

@@ -37,6 +37,10 @@ class Slots:
         """Slots that hold prefix blocks."""
         return sum(map(len, self.by_hash))
 
+    def is_state(self, group: int) -> bool:
+        """Whether its blocks are linear states."""
+        return self.arena.layout.groups[group].kind == "linear_state"
+
     def num_fresh(self, num_slots: int) -> int:
         """How many of the next `num_slots` slots would need new pages."""
         return max(0, num_slots - len(self.free))
@@ -89,7 +93,7 @@ class Slots:
 
     def chain_parent(self, group: int, block_hash: BlockHash, before: BlockHash) -> ChainKey | None:
         """The block that this one hangs on: the one before it, for a linear state the attention block that ends with it."""
-        if self.arena.layout.groups[group].kind != "linear_state":
+        if not self.is_state(group):
             return (group, before) if before != block_hash else None
         return None if self._first_attention is None else (self._first_attention, block_hash)
 
@@ -131,31 +135,6 @@ class Slots:
                 walk.append((parent, parent.position_of(above[1])))
         return list(found)
 
-    def removal(self, end_hash: BlockHash) -> Iterator[tuple[Run, int]]:
-        """Runs to be shortened to a length, in this order, for the blocks that end with a hash to leave: what hangs on them
-        first, and afterwards what they hung on alone. A run that ends up shorter by then is given as it is. O(slots)."""
-        hung: dict[ChainKey | None, list[Run]] = {}
-        for run in self.runs():
-            hung.setdefault(run.above, []).append(run)
-        doomed = self._ending_with(end_hash)
-        starts = [run for run, _ in doomed]
-        for run, first in doomed:  # grows as it is walked
-            doomed += [(child, 0) for its in run.hashes[first:] for child in hung.get((run.group, its), ())]
-        yield from reversed(doomed)
-        for start in starts:
-            yield from self._only_above(start)
-
-    def _only_above(self, run: Run) -> Iterator[tuple[Run, int]]:
-        """A run and those above it, as far up as each is gone before the next."""
-        above: ChainKey | None = run.above
-        yield run, 0
-        while not len(run) and above is not None:
-            parent = self.run_with(above)
-            if parent is None or parent.hashes[-1] != above[1]:
-                return
-            run, above = parent, parent.above
-            yield run, 0
-
     def _ending_with(self, block_hash: BlockHash) -> list[tuple[Run, int]]:
         """The runs, and where in them, of the blocks of this hash in every group."""
         runs = [self.run_with((group, block_hash)) for group in range(len(self.by_hash))]
@@ -167,7 +146,7 @@ class Slots:
         """Whether none of these blocks is here, and none of the slots holds another."""
         distinct = set(hashes)
         return (
-            self.arena.layout.groups[group].kind != "linear_state"
+            not self.is_state(group)
             and len(distinct) == len(hashes)
             and parent not in distinct
             and self.by_hash[group].keys().isdisjoint(distinct)
@@ -189,7 +168,7 @@ class Slots:
         """The slots hold these blocks of one chain from here on, the first of which hangs on `above`."""
         self.by_hash[group].update(zip(hashes, taken, strict=True))
         block_tokens, start = self.arena.layout.groups[group].block_tokens, 0
-        if self.arena.layout.groups[group].kind == "linear_state":
+        if self.is_state(group):
             self.states[group].setdefault(parent, {})[hashes[0]] = num_tokens
         run = self._growing(group, parent=parent, above=above, num_tokens=num_tokens)
         while start < len(taken):

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,9 @@ from prfaas.cachepool.bandwidth import Bandwidth
 from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import LeaseId, Pool, SlotPool
+from prfaas.cachepool.removal import Cut
 from prfaas.cachepool.run import BlockIdentity
+from prfaas.cachepool.slots import Slots
 from prfaas.errors import ConfigError
 from prfaas.events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
@@ -95,7 +97,8 @@ class Ssd:
         self._to_write: deque[Key] = deque(maxlen=MAX_WAITING)
         self._to_read: deque[_Reading] = deque()
         self._too_wide: set[bytes] = set()  # layouts whose blocks the budget does not hold
-        self._num_writing = 0
+        self._writing: set[_Writing] = set()
+        self._after_writing: list[tuple[set[_Writing], Callable[[], None]]] = []
         self._num_reading = 0
         self._is_closed = False
 
@@ -132,10 +135,23 @@ class Ssd:
         arena = self._arena(layout)
         return {} if arena is None else self._pool.states_after(arena, group, unit)
 
-    def remove(self, end_hash: BlockHash) -> int:
-        """As `Pool.remove`, of every layout; bytes that left. What is being written at this moment may come after it."""
-        arenas = self._pool.arenas
-        return sum(self._pool.remove(arena, end_hash) * arena.stride_bytes for arena in arenas)
+    @property
+    def tables(self) -> list[Slots]:
+        """As `Pool.tables`."""
+        return self._pool.tables
+
+    def cut(self, cuts: Iterable[Cut]) -> int:
+        """As `Pool.cut`."""
+        return self._pool.cut(cuts)
+
+    def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> None:
+        """Nothing of these blocks waits to be written any more; `then` is called once none of them is being written."""
+        self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
+        writing = {its for its in self._writing if its.block.block_hash in hashes}
+        if writing:
+            self._after_writing.append((writing, then))
+        else:
+            then()
 
     def _arena(self, layout: Layout) -> FileArena | None:
         return self._pool.arena_of(layout.fingerprint)
@@ -145,7 +161,7 @@ class Ssd:
 
     def is_idle(self) -> bool:
         """Whether nothing waits to be written or read."""
-        return not (self._to_write or self._to_read or self._num_writing or self._num_reading)
+        return not (self._to_write or self._to_read or self._writing or self._num_reading)
 
     # Writing behind
 
@@ -176,7 +192,7 @@ class Ssd:
         now = time.monotonic()
         while self._to_read and self._num_reading < self._settings.num_threads and self._read_budget.has_room(now):
             self._begin_read(self._to_read.popleft())
-        while self._to_write and self._num_writing < self._settings.num_threads and self._write_budget.has_room(now):
+        while self._to_write and len(self._writing) < self._settings.num_threads and self._write_budget.has_room(now):
             if not self._begin_write(self._to_write[0]):
                 return
             self._to_write.popleft()
@@ -224,9 +240,9 @@ class Ssd:
         block, reader = self._memory.identity(source, source_slot), self._memory.open_lease("ssd")
         self._memory.pin(source, [source_slot], reader, is_use=False)
         self._write_budget.spend(_num_bytes(arena, block))
-        self._num_writing += 1
-        memory = source.slot_view(source_slot)
-        self._threads.submit(self._write, _Writing(arena, taken[0], block, reader, lease), memory)
+        its = _Writing(arena, taken[0], block, reader, lease)
+        self._writing.add(its)
+        self._threads.submit(self._write, its, source.slot_view(source_slot))
         return True
 
     def _write(self, its: _Writing, memory: memoryview) -> None:
@@ -242,14 +258,23 @@ class Ssd:
     def _written(self, its: _Writing, error: str) -> None:
         if self._is_closed:
             return
-        self._num_writing -= 1
+        self._writing.discard(its)
         if error:
             self._write_failed(error)
         else:
             self._pool.publish(its.arena, its.slot, **asdict(its.block))
         self._pool.end_lease(its.target)
         self._memory.end_lease(its.source)
+        self._tell_who_waits()
         self.pump()
+
+    def _tell_who_waits(self) -> None:
+        waiting, self._after_writing = self._after_writing, []
+        for writing, then in waiting:
+            if self._writing.isdisjoint(writing):
+                then()
+            else:
+                self._after_writing.append((writing, then))
 
     # Reading back
 

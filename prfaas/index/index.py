@@ -172,7 +172,7 @@ class Index:
     # -- questions
 
     def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> Answer:
-        """What every live node and cluster can serve of a prompt.
+        """What every live node and cluster can serve of a prompt, and all of them together where that is asked for.
 
         Raises:
             IndexRefusal: nobody has registered the model, or the query's hashes are not of our making.
@@ -184,7 +184,7 @@ class Index:
         parts = self._answering_parts(tiers)
         reach, marks = self._find_blocks(query, units, evidence, parts=parts)
         odd_lengths = self._find_exact(query, units, evidence, parts=parts, reach_tokens=reach, marks=marks)
-        return evidence.answer(odd_lengths)
+        return evidence.answer(odd_lengths, with_world=query.with_world)
 
     def _answering_parts(self, tiers: frozenset[Tier]) -> _Answering:
         """The family and place of every holding of live nodes in `tiers`, as they are until a node or holding comes or

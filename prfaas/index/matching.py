@@ -32,6 +32,7 @@ class Kind:
     """One such kind. An index has one object of each, compared by identity: it is a key on the hot path."""
 
     cluster: ClusterName
+    packing: str
     num_ranks: int
     rules: Rules
 
@@ -75,7 +76,7 @@ class Kinds:
         shapes = tuple(GroupShape(group.kind, group.block_tokens, group.window_tokens or 0) for group in layout.groups)
         key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, shapes)
         rules = self._rules.setdefault(shapes, Rules(shapes))
-        return self._known.setdefault(key, Kind(cluster, layout.shard.size, rules))
+        return self._known.setdefault(key, Kind(cluster, layout.packing, layout.shard.size, rules))
 
     def keep(self, used: Set[Kind]) -> None:
         """Forget every other kind."""
@@ -117,7 +118,7 @@ class Evidence:
         for family, place, at in named:
             self.add(family, place, sum(1 << positions[length] for length in at))
 
-    def answer(self, odd_lengths: Iterable[int]) -> Answer:
+    def answer(self, odd_lengths: Iterable[int], *, with_world: bool = False) -> Answer:
         """Nodes and clusters, best first; of `odd_lengths` those that would beat every node."""
         nodes: list[_Ranked[NodeMatch]] = []
         clusters: list[_Ranked[ClusterMatch]] = []
@@ -139,7 +140,8 @@ class Evidence:
         ranked = _best_of_each(nodes)
         best = ranked[0].usable_tokens if ranked else 0
         beyond = tuple([length for length in odd_lengths if length > best])
-        return Answer(tuple(ranked), tuple(_best_of_each(clusters)), beyond)
+        world = self._everywhere() if with_world else None
+        return Answer(tuple(ranked), tuple(_best_of_each(clusters)), beyond, world)
 
     def _usable(self, kind: Kind, bits: Sequence[int]) -> Usable:
         return usable_prefix(kind.rules, kind.held(bits, self._ends), self._limit_tokens)
@@ -148,6 +150,16 @@ class Evidence:
         """What several nodes of one kind can serve."""
         held = _union([kind.held(bits, self._ends) for bits in places])
         return usable_prefix(kind.rules, held, self._limit_tokens)
+
+    def _everywhere(self) -> Usable:
+        """What the nodes of all clusters can serve; of unlike engine shapes, whose blocks do not add up, the best."""
+        by_shape: dict[tuple[Rules, int, str], list[Held]] = {}
+        for family, found in self._found.items():
+            kind = family.kind
+            shape = (kind.rules, kind.num_ranks, kind.packing)
+            by_shape.setdefault(shape, []).append(kind.held(found, self._ends))
+        its = [usable_prefix(shape[0], _union(held), self._limit_tokens) for shape, held in by_shape.items()]
+        return max(its, key=lambda usable: usable[:2], default=Usable(0, 0, "nothing"))
 
 
 def _ones(bits: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.usable import CutReason
+from prfaas.index.usable import CutReason, Usable
 from prfaas.types import AgentName, BlockHash, ClusterName
 
 
@@ -23,6 +23,7 @@ class Query:
     units: bytes
     limit_tokens: int  # the longest prefix of use: the prompt without its last token
     checkpoints: tuple[tuple[int, BlockHash], ...] = ()
+    with_world: bool = False  # ask for what all clusters can serve together as well
 
     def check(self) -> None:
         """Raises:
@@ -64,7 +65,8 @@ class ClusterMatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """`nodes` and `clusters` with anything of the prompt, best first.
+    """`nodes` and `clusters` with anything of the prompt, best first; `world`, where it is asked for, is what the nodes of all
+    clusters can serve together.
 
     `odd_lengths` are lengths beyond every answer at which a checkpoint hangs on this prompt's units, whose hash the
     query did not state: who has the tokens hashes them (`HashChain.at`) and asks again with these `checkpoints`.
@@ -73,3 +75,4 @@ class Answer:
     nodes: tuple[NodeMatch, ...]
     clusters: tuple[ClusterMatch, ...]
     odd_lengths: tuple[int, ...] = ()
+    world: Usable | None = None

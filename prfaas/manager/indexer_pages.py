@@ -18,7 +18,8 @@ from prfaas.events import Tier
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, HashChain, root_hash
 from prfaas.index.engine_feed import EngineSource
 from prfaas.index.index import Index
-from prfaas.index.query import Query
+from prfaas.index.query import Answer, Query
+from prfaas.index.usable import Usable
 from prfaas.manager.engine_indexer import EngineIndexer
 from prfaas.manager.http_server import MAX_BODY_BYTES
 from prfaas.types import AgentName, InstanceId
@@ -61,12 +62,13 @@ class IndexerPages:
         chain = HashChain(root_hash(model, (salt or tenant).encode()), tokens)
         if any(body.get(name) for name in _NOT_HASHED) or (salt and tenant not in ("", salt)):
             return {"instances": {}}
-        return self._answer(Query(model, b"".join(chain.units), len(tokens)))
+        return self._answer(Query(model, b"".join(chain.units), len(tokens), with_world=_flag(body, "with_world")))
 
     def _query_by_hash(self, body: dict[str, Any]) -> dict[str, Any]:
         """`block_hashes` are our unit hashes, one per 16 tokens, in hexadecimal."""
         units = b"".join(map(bytes.fromhex, _list(body, "block_hashes")))
-        return self._answer(Query(_model(body), units, len(units) // HASH_BYTES * HASH_UNIT_TOKENS))
+        num_tokens = len(units) // HASH_BYTES * HASH_UNIT_TOKENS
+        return self._answer(Query(_model(body), units, num_tokens, with_world=_flag(body, "with_world")))
 
     def _answer(self, query: Query) -> dict[str, Any]:
         query.check()
@@ -77,13 +79,15 @@ class IndexerPages:
         for word, tier in _TIERS.items() if known else ():
             for match in self._index.match(query, tiers=frozenset({tier})).nodes:
                 _of(found, match.node)[word] = match.attention_tokens
-        for match in self._index.match(query).nodes if known else ():
+        answer = self._index.match(query) if known else Answer((), (), world=Usable(0, 0, "nothing"))
+        for match in answer.nodes:
             its = _of(found, match.node)
             its |= {"usable_tokens": match.usable_tokens, "reason": match.reason, "cluster": match.cluster}
             its["longest_matched"] = match.attention_tokens
         for its in found.values():
             its["longest_matched"] = max(its["longest_matched"], *(its[word] for word in _TIERS))
-        return {"instances": found}
+        world = {"world": answer.world._asdict()} if query.with_world and answer.world is not None else {}
+        return {"instances": found, **world}
 
 
 def _of(found: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
@@ -112,6 +116,13 @@ def _list(body: dict[str, Any], name: str) -> list[Any]:
     value = body[name]
     if not isinstance(value, list):
         raise ValueError(f"{name}: write a list")
+    return value
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r}; write true or false")
     return value
 
 

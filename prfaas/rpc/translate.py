@@ -200,7 +200,8 @@ def _load(message: pb.EngineLoad) -> EngineLoad:
 
 
 def query_from(message: pb.MatchRequest) -> Query:
-    return Query(message.model, message.units, message.limit_tokens, checkpoints_from(message.checkpoints))
+    stated = checkpoints_from(message.checkpoints)
+    return Query(message.model, message.units, message.limit_tokens, stated, message.with_world)
 
 
 def tiers_from(names: Iterable[str]) -> frozenset[Tier]:
@@ -221,6 +222,7 @@ def answer_message(answer: Answer) -> pb.MatchResponse:
         nodes=[pb.NodeMatch(**its._asdict()) for its in answer.nodes],
         clusters=[pb.ClusterMatch(**its._asdict()) for its in answer.clusters],
         odd_lengths=answer.odd_lengths,
+        world=None if answer.world is None else pb.WorldMatch(**answer.world._asdict()),
     )
 
 
@@ -281,7 +283,11 @@ def copy_end_message(its: CopyEnd) -> pb.ReportCommandsRequest.End:
     return pb.ReportCommandsRequest.End(**vars(its))
 
 
-_OUTCOMES: dict[str, CopyOutcome] = {"completed": "completed", **{reason: reason for reason in get_args(FailureReason)}}
+_OUTCOMES: dict[str, CopyOutcome] = {
+    "completed": "completed",
+    "pinned": "pinned",
+    **{reason: reason for reason in get_args(FailureReason)},
+}
 
 
 def copy_end_from(message: pb.ReportCommandsRequest.End) -> CopyEnd:

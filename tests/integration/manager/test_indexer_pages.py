@@ -43,6 +43,9 @@ async def test_a_node_is_answered_by_tier_and_with_what_its_groups_serve_togethe
     expected = {"longest_matched": 320, "gpu": 0, "cpu": 320, "disk": 0}
     expected |= {"usable_tokens": 160, "reason": "state", "cluster": "east"}  # type: ignore[dict-item]
     assert await instances(manager) == {"n1": expected}
+    question = {"model_name": MODEL, "token_ids": TOKENS, "with_world": True}
+    _, asked = await post(manager, "query", question)
+    assert asked["world"] == {"usable_tokens": 160, "attention_tokens": 320, "reason": "state"}
     hashes = [unit.hex() for unit in CHAIN.units]
     _, by_hash = await post(manager, "query_by_hash", {"model_name": MODEL, "block_hashes": hashes})
     assert by_hash["instances"] == {"n1": expected}
@@ -87,6 +90,7 @@ async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistere
         ("query", {"model_name": MODEL, "token_ids": "123"}, "token_ids: write a list"),
         ("query", {"model_name": MODEL, "token_ids": [1], "tenant_id": 5}, "tenant_id: write a text"),
         ("query", {"model_name": 5, "token_ids": [1]}, "model_name: write a text"),
+        ("query", {"model_name": MODEL, "token_ids": [1], "with_world": 1}, "with_world: 1; write true or false"),
         ("query", [], "write an object"),
         ("query_by_hash", {"model_name": MODEL, "block_hashes": ["zz"]}, "hexadecimal"),
         ("query_by_hash", {"model_name": MODEL, "block_hashes": ["00"]}, "16 bytes"),

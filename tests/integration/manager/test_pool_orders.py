@@ -13,6 +13,7 @@ from tests.integration.agent.prefixes import Hand, chain_of, prefix_of
 from tests.integration.manager.deployment import Deployment
 from tests.integration.manager.site import Site
 from tests.waiting import PATIENCE_SECONDS, until
+from tools.demo.client import get_json
 
 LENGTH = 64  # two attention blocks, two of the window, a state: a third of what memory holds
 NUM_OTHERS = 6
@@ -69,6 +70,31 @@ async def test_what_is_removed_is_gone_from_memory_ssd_and_index(
     await until(lambda: site.manager.world.index.num_blocks() == 5 * 2, what="one prefix in both tiers")
     assert not await _holds(hand, _prefix(1))
     assert await _holds(hand, _prefix(2))
+
+
+async def test_a_prefix_leaves_with_all_that_follows_it_and_leaves_a_shorter_one_whole(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    hand = await site.node("a", **{"ssd-directory": str(tmp_path_factory.mktemp("ssd"))})
+    short, middle, long = (prefix_of(chain_of(257), length) for length in (64, 96, 256))
+    for prefix in (short, middle, long):
+        await asyncio.to_thread(hand.leave, prefix)
+    await until(lambda: site.manager.world.index.num_blocks() == (8 + 5 + 3) * 2, what="all of it in both tiers")
+    removed = await _order(site, "remove", middle)
+    assert removed.outcome == "completed"
+    await until(lambda: site.manager.world.index.num_blocks() == (2 + 2 + 1) * 2, what="the short one in both tiers")
+    assert [await _holds(hand, prefix) for prefix in (short, middle, long)] == [True, False, False]
+
+
+async def test_a_soft_pin_of_what_is_pinned_is_refused_and_the_pin_stays(site: Site) -> None:
+    hand = await site.node("a")
+    await asyncio.to_thread(hand.leave, _prefix(1))
+    pinned = await _order(site, "pin", _prefix(1))
+    softer = await _order(site, "soft_pin", _prefix(1))
+    assert (softer.outcome, softer.held_bytes) == ("pinned", pinned.held_bytes)
+    page = await asyncio.to_thread(get_json, f"http://{site.agents['a'].status}/status")
+    its = {"end_hash": _prefix(1).end_hash.hex(), "order": "pin", "num_bytes": pinned.held_bytes}
+    assert page["pins"] == [its]
 
 
 async def test_orders_for_what_nobody_holds_or_nobody_answers_end_with_a_word(

@@ -21,10 +21,11 @@ from tests.integration.manager.deployment import (
     chain_of,
     hybrid_layout,
     match_request,
+    removed,
     stored,
     until_usable,
 )
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 LAYOUT = hybrid_layout()
 
@@ -44,6 +45,33 @@ async def test_questions_that_are_asked_at_once_get_their_own_answers(deployment
     with pytest.raises(IndexRefusal) as refusal:
         await nobodys
     assert refusal.value.reason == "unknown_model"
+
+
+async def test_what_all_clusters_hold_together_is_answered_where_it_is_asked_for(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    east, west = deployment.reporter("n1", manager), deployment.reporter("n2", manager, cluster="west")
+    for reporter in (east, west):
+        deployment.run(reporter)
+    chain = chain_of(321)
+    east.publish(stored(LAYOUT, chain, 160, state=False))
+    gone = [its for end in range(16, 161, 16) for its in removed(LAYOUT, chain, end)]
+    west.publish([*stored(LAYOUT, chain, 320), *gone])
+    client, request = deployment.client(manager), match_request(chain)
+    request.with_world = True
+    await until(manager.world.index.models, what="a node")
+    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while _whole(found := await client.match(request)) != ([0], 320, 320, "complete"):
+        assert asyncio.get_running_loop().time() < deadline, found
+        await asyncio.sleep(POLL_SECONDS)
+    request.with_world = False
+    assert found.HasField("world") and not (await client.match(request)).HasField("world")
+
+
+def _whole(answer: pb.MatchResponse) -> tuple[list[int], int, int, str]:
+    """What single clusters could serve, and the world."""
+    world = answer.world
+    alone = [its.usable_tokens for its in answer.clusters]
+    return alone, world.usable_tokens, world.attention_tokens, world.reason
 
 
 async def test_questions_of_one_message_get_their_answers_and_refusals_together(deployment: Deployment) -> None:

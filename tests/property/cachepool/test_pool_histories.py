@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
 from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.removal import removal
 from prfaas.cachepool.room import NO_LIMITS, Shares
 from prfaas.events import BlockStored, PoolChange, PoolEvent
 from prfaas.hashing import root_hash
@@ -138,7 +139,7 @@ class History:
             group=group,
             block_hash=block,
             parent=parent,
-            num_tokens=32 * number,
+            num_tokens=32 * _depth_of(number),
             root=_tenant_of(number, arena.layout.model),
         )
         self.publishing = None
@@ -183,12 +184,11 @@ class History:
 
     def remove(self) -> None:
         """One block and all that hangs on it, as far as it is not in use."""
-        arena, number = self.rng.choice(self.arenas), self.rng.randrange(1, 40)
         before = len(self.stored)
         self.is_removing = True
-        num_removed = self.pool.remove(arena, name(number))
+        num_bytes = self.pool.cut(removal(self.pool.tables, name(self.rng.randrange(1, 40))))
         self.is_removing = False
-        assert len(self.stored) == before - num_removed
+        assert len(self.stored) == before - num_bytes // SLOT_BYTES
 
     def check(self) -> None:
         self.pool.check_integrity()
@@ -218,6 +218,11 @@ class History:
             self.end()
         self.check()
         assert self._num_transfer() == 0
+
+
+def _depth_of(number: int) -> int:
+    """Of a block in its tree."""
+    return 1 if number < 4 else 1 + _depth_of(number // 2)
 
 
 def _tenant_of(number: int, model: str) -> BlockHash:

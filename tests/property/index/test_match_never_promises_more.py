@@ -29,7 +29,8 @@ def run_history(seed: int) -> tuple[int, int]:
 
 
 def check(world: World, prompt: list[int], answer: Answer, seed: int) -> tuple[int, int]:
-    """Compare what every node and cluster is said to hold of a prompt with what it does: (nodes, those that hold more)."""
+    """Compare what every node, every cluster and the world are said to hold of a prompt with what they do: (answers about a
+    node or the world, those that are too short)."""
     chain, missed = world.chain(prompt), 0
     usable = {match.node: match.usable_tokens for match in answer.nodes}
     for node in world.nodes:
@@ -42,7 +43,13 @@ def check(world: World, prompt: list[int], answer: Answer, seed: int) -> tuple[i
         best = usable_by_brute_force(members, chain, len(prompt))
         promised = match.usable_tokens
         assert promised <= best, f"seed {seed}: {match.cluster} promises {promised}, holds {best}"
-    return len(world.nodes), missed
+    best = usable_by_brute_force(world.nodes, chain, len(prompt))
+    assert answer.world is not None
+    promised = answer.world.usable_tokens
+    assert promised <= best, f"seed {seed}: the world promises {promised}, holds {best}"
+    alone = max((match.usable_tokens for match in answer.clusters), default=0)
+    assert promised >= alone, f"seed {seed}: the world promises {promised}, a cluster {alone}"
+    return len(world.nodes) + 1, missed + (promised < best)
 
 
 def run_histories(count: int) -> str:

@@ -10,10 +10,11 @@ import pytest
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
 from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool, SlotPool
+from prfaas.cachepool.removal import removal
 from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
-ATTENTION, STATE = 0, 1
+ATTENTION, STATE, WINDOW = 0, 1, 2
 
 
 class Node:
@@ -34,10 +35,11 @@ class Node:
         """Publish a chain of idle blocks."""
         lease = self.pool.open_lease("test")
         before = ROOT if parent is None else name(parent)
+        start = 0 if parent is None else self._tokens_at(parent)
         for depth, number in enumerate(numbers):
             slots = self.pool.allocate(self.arena, 1, lease)
             assert slots is not None
-            tokens = 32 * (depth + 1)
+            tokens = start if start and group == STATE else start + 32 * (depth + 1)
             stored = self.pool.publish(
                 self.arena, slots[0], group=group, block_hash=name(number), parent=before, num_tokens=tokens
             )
@@ -45,6 +47,16 @@ class Node:
             before = name(number)
         self.pool.end_lease(lease)
         self.pool.check_integrity()
+
+    def _tokens_at(self, number: int) -> int:
+        """How long the chain up to an attention block is; 0 where that is not here."""
+        slot = self.pool.find(self.arena, ATTENTION, name(number))
+        return 0 if slot is None else self.pool.identity(self.arena, slot).num_tokens
+
+    def remove(self, number: int) -> int:
+        """How many blocks leave with the one of that number."""
+        cuts = removal(self.pool.tables, name(number))
+        return self.pool.cut(cuts) // self.arena.stride_bytes
 
     def holds(self, *numbers: int, group: int = ATTENTION) -> list[int]:
         return [number for number in numbers if self.pool.find(self.arena, group, name(number)) is not None]
@@ -303,12 +315,32 @@ def test_what_is_removed_takes_along_what_follows_it_and_what_only_it_needed() -
     node.keep(4, parent=4, group=STATE)
     node.keep(5, parent=2)
     node.keep(7, 8)
-    assert node.pool.remove(node.arena, name(3)) == 3
+    assert node.remove(3) == 3
     assert node.holds(1, 2, 3, 4, 5, 7, 8) == [1, 2, 5, 7, 8]
     assert node.holds(4, group=STATE) == []
-    assert node.pool.remove(node.arena, name(5)) == 3
+    assert node.remove(5) == 3
     assert node.holds(1, 2, 5, 7, 8) == [7, 8]
     assert {event.block_hash for event in node.events if isinstance(event, BlockRemoved)} == set(map(name, range(1, 6)))
+    node.pool.check_integrity()
+
+
+def test_a_window_that_begins_beyond_the_end_of_what_is_removed_leaves_with_it() -> None:
+    node = Node(num_prefix=12)
+    node.keep(1, 2, 3, 4, 5, 6, 7, 8)
+    node.keep(7, 8, parent=6, group=WINDOW)
+    assert node.remove(2) == 10
+    assert node.holds(7, 8, group=WINDOW) == []
+    node.pool.check_integrity()
+
+
+def test_a_state_before_the_end_of_what_is_removed_keeps_its_window_and_all_attention_before_it() -> None:
+    node = Node(num_prefix=12)
+    node.keep(1, 2, 3, 4)
+    node.keep(1, 2, 3, 4, group=WINDOW)
+    node.keep(3, parent=3, group=STATE)
+    node.keep(4, parent=4, group=STATE)
+    assert node.remove(4) == 3
+    assert [node.holds(1, 2, 3, 4, group=its) for its in (ATTENTION, WINDOW, STATE)] == [[1, 2, 3], [1, 2, 3], [3]]
     node.pool.check_integrity()
 
 
@@ -317,10 +349,10 @@ def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
     node.keep(1, 2, 3, 4)
     lease = node.pool.open_lease("reader")
     node.pool.pin(node.arena, [node.slot(1), node.slot(2), node.slot(3)], lease)
-    assert node.pool.remove(node.arena, name(2)) == 1
+    assert node.remove(2) == 1
     assert node.holds(1, 2, 3, 4) == [1, 2, 3]
     node.pool.end_lease(lease)
-    assert node.pool.remove(node.arena, name(2)) == 3
+    assert node.remove(2) == 3
     node.pool.check_integrity()
 
 
@@ -350,6 +382,6 @@ def test_an_arena_with_a_prefix_block_is_not_dropped_and_one_that_comes_after_an
     assert not node.pool.drop(second.layout.fingerprint)
     assert not node.pool.drop(node.arena.layout.fingerprint)
     node.pool.arena(hybrid("third"))
-    assert node.pool.remove(second, name(7)) == 1
+    assert node.remove(7) == 1
     assert node.holds(1, 2) == [1, 2]
     assert node.pool.drop(second.layout.fingerprint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prfaas.cachepool.layout import Layout
@@ -103,6 +105,37 @@ def test_nodes_of_one_cluster_add_up() -> None:
     answer = index.match(query())
     assert [(match.node, match.usable_tokens) for match in answer.nodes] == [(NODE, 160)]
     assert [(match.cluster, match.usable_tokens) for match in answer.clusters] == [(EAST, 320)]
+
+
+def test_all_clusters_add_up_where_the_world_is_asked_for() -> None:
+    early, late = blocks(HYBRID, range(160)), blocks(HYBRID, range(160, 320))
+    index, west = index_of(HYBRID, *early), AgentName("n2")
+    inventory = Inventory()
+    inventory.add_layout(HYBRID)
+    inventory.apply(early)
+    index.register(west, cluster=ClusterName("west"), epoch=1, layouts=[HYBRID])
+    index.apply(west, inventory.apply([*late, *state(HYBRID, 320)]))
+    answer = index.match(replace(query(), with_world=True))
+    assert [(match.cluster, match.usable_tokens, match.attention_tokens) for match in answer.clusters] == [
+        (EAST, 0, 160)
+    ]
+    assert answer.world == (320, 320, "blocks")
+    assert index.match(query()).world is None
+    index.set_live(west, False)
+    assert index.match(replace(query(), with_world=True)).world == (0, 160, "state")
+
+
+def test_blocks_of_unlike_engine_shapes_do_not_add_up_for_the_world() -> None:
+    halves = layouts("m", group("full_attention", 16), size=2)
+    index, both = index_of(DENSE, *blocks(DENSE, range(160))), AgentName("n2")
+    inventory = Inventory()
+    for layout in halves:
+        inventory.add_layout(layout)
+    told = [its for layout in halves for its in inventory.apply(blocks(layout, range(320)))]
+    gone = [BlockRemoved(layout.fingerprint, 0, LONG.at(end)) for layout in halves for end in range(16, 161, 16)]
+    index.register(both, cluster=ClusterName("west"), epoch=1, layouts=halves)
+    index.apply(both, [*told, *inventory.apply(gone)])
+    assert index.match(replace(query(), with_world=True)).world == (160, 160, "blocks")
 
 
 def test_a_new_epoch_voids_everything_at_once_and_sweeping_frees_it() -> None:

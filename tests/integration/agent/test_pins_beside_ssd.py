@@ -1,0 +1,29 @@
+"""Operators' orders while blocks are written behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prfaas.agent.pins import Pins
+from prfaas.types import CopyEnd, PoolCommand, TransferId
+from tests.integration.cachepool.tier import Tier
+from tests.unit.cachepool.layouts import name
+
+
+def test_a_removal_waits_for_what_is_being_written_and_leaves_nothing(tmp_path: Path) -> None:
+    tier, ends = Tier(tmp_path), list[CopyEnd]()
+    pins = Pins(tier.memory, tier.ssd, report=ends.append)
+    blocks = [name(number) for number in range(16)]
+    tier.keep(blocks)
+    tier.ssd.pump()
+    pins.take(PoolCommand(TransferId(bytes(16)), blocks[7], "remove"))
+    assert not ends, "blocks are being written"
+    tier.turn(lambda: bool(ends))
+    assert ends[0].outcome == "completed"
+    tier.settle()
+    assert tier.memory.find_all(tier.arena, 0, blocks) == [None] * 16
+    assert not any(map(tier.has, blocks))
+    tier.close()
+    later = Tier(tmp_path)
+    assert not any(map(later.has, blocks)), "what was removed came back with the agent"
+    later.close()
