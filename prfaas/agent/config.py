@@ -106,7 +106,7 @@ class AgentConfig:
         doc="What computes on this machine, such as H200; empty: its NVIDIA GPUs' names. Managers refuse nodes of unlike "
         "hardware in one cluster.",
     )
-    pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory for KV, over all layouts.")
+    pool_bytes: int = setting("bytes", default=4 << 30, minimum=1 << 12, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool that transfers in flight may take.")
     eviction: str = setting("text", default="lru", doc="Which prefix blocks leave first: lru, lfu or cost.")
     newcomer_ratio: float = setting(
@@ -231,6 +231,8 @@ class AgentConfig:
         policy_of(self.eviction)
         if len({its.tenant for its in self.tenants}) < len(self.tenants):
             raise ValueError("tenants: one is named twice")
+        if self.ssd_directory is not None and not self.ssd_bytes:
+            raise ValueError("ssd_bytes: 0; write a size such as 64GiB, or no ssd_directory")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_engine_tls(self)
         check_consent(self, "status_listen")

@@ -256,6 +256,11 @@ class ManagerConfig:
                 f"expiry_seconds: {show_seconds(self.expiry_seconds)}; write more than heartbeat_seconds, which is "
                 f"{show_seconds(self.heartbeat_seconds)}: nodes that live would be taken for dead"
             )
+        if self.forget_seconds < self.expiry_seconds:
+            raise ValueError(
+                f"forget_seconds: {show_seconds(self.forget_seconds)}; write at least expiry_seconds, which is "
+                f"{show_seconds(self.expiry_seconds)}: nodes that still answer would be forgotten"
+            )
         if self.traces_endpoint:
             check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
         if self.local_policy == "ppd" and self.ppd_table is None:

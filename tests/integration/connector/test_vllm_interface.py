@@ -192,6 +192,7 @@ def request(**changes: Any) -> Any:
         "mm_features": [],
         "cache_salt": None,
         "prompt_embeds": None,
+        "_prompt_embeds_per_block_hashes": {},
     }
     return SimpleNamespace(**fields | changes)
 
@@ -234,6 +235,8 @@ def test_every_extra_changes_the_hash() -> None:
         request(lora_request=lora),
         request(mm_features=[image]),
         request(mm_features=[moved]),
+        request(prompt_embeds=torch.zeros(100, 4)),
+        request(prompt_embeds=torch.ones(100, 4)),
     ]
     assert len({hash_of(its) for its in variants}) == len(variants)
 

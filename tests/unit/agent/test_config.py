@@ -33,12 +33,19 @@ def test_an_engine_s_url_at_which_nothing_can_be_asked_stops_the_start(url: str)
         ("status_listen", "0.0.0.0:7400", "status_listen: 0.0.0.0:7400 is taken by listen"),
         ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
         ("engines", [ENGINE, ENGINE], "engines: instance e1 is named twice"),
+        ("pool_bytes", 0, "pool_bytes: .*at least 4KiB"),
+        ("ssd_bytes", 0, "ssd_bytes: 0; write a size such as 64GiB, or no ssd_directory"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(name: str, value: object, says: str) -> None:
-    given = {"name": "n", "secret_file": "s", "cluster": "west", "insecure_plaintext": True, name: value}
+    given = {"name": "n", "secret_file": "s", "cluster": "west", "insecure_plaintext": True, "ssd_directory": "d"}
     with pytest.raises(ConfigError, match=says):
-        load_mapping(AgentConfig, given, where="test")
+        load_mapping(AgentConfig, given | {name: value}, where="test")
+
+
+def test_an_agent_without_an_ssd_may_say_that_it_has_no_room_there() -> None:
+    given = {"name": "n", "secret_file": "s", "ssd_bytes": 0}
+    assert load_mapping(AgentConfig, given, where="test").ssd() is None
 
 
 def test_ports_that_the_system_chooses_are_not_one() -> None:

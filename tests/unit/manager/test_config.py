@@ -19,6 +19,8 @@ from prfaas.manager.config import ManagerConfig
         ("listen", "127.0.0.1:7411", "http_listen: 127.0.0.1:7411 is taken by listen"),
         ("expiry_seconds", "10s", "expiry_seconds: 10s; write more than heartbeat_seconds, which is 10s"),
         ("heartbeat_seconds", "45s", "expiry_seconds: 30s; write more than heartbeat_seconds, which is 45s"),
+        ("forget_seconds", "29s", "forget_seconds: 29s; write at least expiry_seconds, which is 30s"),
+        ("expiry_seconds", "31m", "forget_seconds: 30m; write at least expiry_seconds, which is 31m"),
         ("threshold_tokens", "4294967296", "threshold_tokens"),
         ("session_seconds", "0s", "session_seconds"),
     ],
