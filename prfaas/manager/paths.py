@@ -28,6 +28,10 @@ STEP_SECONDS = 1.0  # agents report once a second, and what has changed twice
 LIMITS = CongestionLimits()
 IDLE_RATIO = 0.01  # of its capacity: a link that carries less says nothing of its round trip
 MEAN_SECONDS = 10.0  # over which use is averaged
+# A low rate is planned with until so long after it was known. A link knows its rate for half a minute: together that is the
+# minute in which t is back. A link that stays narrow is known anew sooner, as t halves every 40 s.
+LOW_SECONDS = 30.0
+BEST_SECONDS = 300.0  # for which the most that a path carried is what it carries when it is well
 Pair = tuple[ClusterName, ClusterName]
 _Cost = Callable[[ClusterName, float], PathCost | None]
 _StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
@@ -57,11 +61,29 @@ class _Watched:
     known: list[LinkFigures] = field(default_factory=list)
     planned_bytes_per_second: float = 0.0  # its capacity at `known_at`, with the mean for links that were not known
     known_at: float = float("-inf")  # when any was last
+    num_links: int = 0
+    best_bytes_per_second: float = 0.0  # of one link on average, the most of it lately
+    best_at: float = float("-inf")
     is_abundant: bool = False
     is_down: bool = False
     weighed_at: float = float("-inf")
     use_ratios: list[float] = field(default_factory=list)  # at each step since it was weighed
     retransmit_ratio: float = 0.0  # the highest at these steps
+
+    def plan_with(self, figures: Sequence[LinkFigures], *, now: float) -> None:
+        """These are its links; some of their rates are known."""
+        mean = _capacity(self.known) / len(self.known)
+        self.planned_bytes_per_second, self.known_at = mean * len(figures), now
+        if mean >= self.best_bytes_per_second or now - self.best_at >= BEST_SECONDS:
+            self.best_bytes_per_second, self.best_at = mean, now
+
+    def planned(self, *, now: float, within_seconds: float) -> float:
+        """What it carries, as far as that was known so lately; 0 when it was not."""
+        if now - self.known_at >= within_seconds:
+            return 0.0
+        if now - self.known_at < LOW_SECONDS or now - self.best_at >= within_seconds:
+            return self.planned_bytes_per_second
+        return max(self.planned_bytes_per_second, self.best_bytes_per_second * self.num_links)
 
 
 class Paths:
@@ -97,12 +119,12 @@ class Paths:
         self._watched = {pair: self._watched.get(pair) or _Watched() for pair in links}
         for pair, figures in links.items():
             its = self._watched[pair]
+            its.num_links = len(figures)
             its.bytes_per_second = sum(link.bytes_per_second for link in figures)
             its.known = [link for link in figures if link.capacity_bytes_per_second]
             its.capacity_bytes_per_second = sum(map(_carries, figures)) if its.known else 0.0
             if its.known:
-                its.planned_bytes_per_second = _capacity(its.known) * len(figures) / len(its.known)
-                its.known_at = self._clock()
+                its.plan_with(figures, now=self._clock())
             its.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
         return links
@@ -158,9 +180,12 @@ class Paths:
         ]
 
     def planned_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
-        """What a path was known to carry at most so lately; 0 when that was not known. Those unknown count like the others."""
+        """What a path was known to carry at most so lately; 0 when that was not known. Those unknown count like the others.
+
+        A link that has been slow and is no longer known counts as it was before.
+        """
         its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
-        return its.planned_bytes_per_second if self._clock() - its.known_at < within_seconds else 0.0
+        return its.planned(now=self._clock(), within_seconds=within_seconds)
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
         """What a cluster's links take and its instances make; None: not known, and its bandwidth counts as scarce."""

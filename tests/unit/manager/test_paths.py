@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from prfaas.index.membership import LinkFigures, Node
-from prfaas.manager.paths import STEP_SECONDS, Paths
+from prfaas.manager.paths import LOW_SECONDS, STEP_SECONDS, Paths
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterName
@@ -114,6 +114,26 @@ def test_for_plans_a_path_carries_what_its_known_links_say_until_that_is_too_lon
     assert planned(unknown) == 0.0
     assert planned(LINK) == 10e6
     assert site.paths.planned_bytes_per_second("west", "east", within_seconds=50.0) == 0.0
+
+
+def _planned(site: Site, capacity: float, *, at: float) -> float:
+    site.now = at
+    site.world.hear(AgentName("d1"), epoch=1, links=None)
+    site.report(replace(LINK, capacity_bytes_per_second=capacity))
+    site.paths.step()
+    return site.paths.planned_bytes_per_second("east", "west", within_seconds=300.0)
+
+
+def test_a_link_that_was_slow_is_planned_with_as_it_was_before_within_a_minute(site: Site) -> None:
+    """It knows its rate for half a minute after the last transfer that waited; a manager for another half."""
+    assert _planned(site, 10e6, at=10.0) == 10e6
+    assert _planned(site, 1e6, at=20.0) == _planned(site, 0.0, at=20.0 + LOW_SECONDS - 1.0) == 1e6
+    assert _planned(site, 0.0, at=20.0 + LOW_SECONDS) == _planned(site, 0.0, at=300.0) == 10e6
+    assert _planned(site, 0.0, at=310.0) == 1e6, "what it carried before is too long ago"
+
+
+def test_a_link_that_stays_slow_is_planned_with_as_slow(site: Site) -> None:
+    assert {_planned(site, 1e6 if at % 40 < 30 else 0.0, at=float(at)) for at in range(10, 400)} == {1e6}
 
 
 def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_raise_t(site: Site) -> None:
