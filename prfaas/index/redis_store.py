@@ -171,8 +171,17 @@ class RedisStore:
             info = await self._client.xinfo_stream(key)
         return _text(info["last-generated-id"])
 
-    async def write_snapshot(self, lease: Lease, *, covers: str, chunks: AsyncIterator[bytes]) -> None:
+    async def write_snapshot(
+        self,
+        lease: Lease,
+        *,
+        covers: str,
+        chunks: AsyncIterator[bytes],
+        renewed: Callable[[], Lease | None] = lambda: None,
+    ) -> None:
         """Write all chunks, then make them the current snapshot, which covers the stream up to `covers`.
+
+        `renewed` is the lease that was taken anew meanwhile, None where there is none.
 
         Raises:
             Fenced: the lease is somebody else's by now; the current snapshot stays.
@@ -185,6 +194,7 @@ class RedisStore:
         old = self.keys.snapshot_chunks(lease.cluster, _text(before)) if before else new
         cluster = lease.cluster
         keys = [self.keys.lease(cluster), self.keys.snapshot(cluster), self.keys.events(cluster), new, old]
+        lease = renewed() or lease
         await self._run("commit_snapshot", keys, [lease.owner, lease.epoch, covers, generation])
 
     async def _write_chunks(self, new: str, chunks: AsyncIterator[bytes]) -> None:

@@ -220,7 +220,7 @@ class ClusterWriter:
     async def _write_snapshot(self, lease: Lease, *, chunks: AsyncIterator[bytes]) -> None:
         covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
         try:
-            await self._store.write_snapshot(lease, covers=covers, chunks=chunks)
+            await self._store.write_snapshot(lease, covers=covers, chunks=chunks, renewed=lambda: self._lease)
         except (RecordUnreachable, Fenced):
             metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
             raise

@@ -238,3 +238,31 @@ async def test_while_a_snapshot_is_written_batches_are_recorded_and_figures_told
     assert (entry.before, entry.data) == (covers, node_record(node("n2")))
     await writer.close()
     await store.close()
+
+
+async def test_a_lease_that_was_taken_anew_while_a_snapshot_was_written_completes_it(redis: EmbeddedRedis) -> None:
+    store = RedisStore(redis.url, timeout_seconds=PATIENCE_SECONDS)
+    world = Endless(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
+    writer = ClusterWriter(
+        EAST, store=store, world=world, owner="first:7410 x", lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0
+    )
+    writer._told_at = float("inf")  # figures that are told under an ended lease end the writer
+    lease = await store.acquire(EAST, owner="first:7410 x", seconds=PATIENCE_SECONDS)
+    writer.start(lease, START_ID, behind=True)
+    await until(lambda: world.has_begun, what="the snapshot")
+    await store._client.delete(store.keys.lease(EAST))  # as when this manager stood still for long
+
+    async def has_ended() -> object:
+        return writer.lost.is_set() or await store._client.exists(store.keys.snapshot(EAST))
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await _until_there(lambda: store._client.exists(store.keys.lease(EAST)))
+        world.may_end = True
+        await _until_there(has_ended)
+        assert not writer.lost.is_set(), "nobody else has written the cluster"
+        await writer.append(node_record(node("n2")))
+    covers, _ = await store.read_snapshot(EAST)
+    (entry,) = await store.tail(EAST, covers)
+    assert entry.data == node_record(node("n2"))
+    await writer.close()
+    await store.close()
