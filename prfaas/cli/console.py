@@ -94,7 +94,7 @@ def _explain(call: Call) -> Answer:
             failures.append(str(error))
             continue
         if found is not None:
-            return Answer(found, [tables.explanation_table(found)])
+            return Answer(found, [tables.explanation_table(its) for its in (found, *found.get("others", ()))])
     reasons = "".join(f"; {failure}" for failure in failures)
     raise PageUnreachable(f"{request}: none of the latest requests of the routers and managers asked{reasons}")
 

@@ -88,7 +88,8 @@ class Router:
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
-            self._records.add(record)  # not before: a stranger's id may be another's
+            record.client = client.name
+            self._records.add(record)
             with self._admission.place():
                 parsed = parse(endpoint, await request.read(), tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))
@@ -157,10 +158,10 @@ class Router:
         refusal = self._refusal(request, "decision")
         if refusal is not None:
             return refusal
-        record = self._records.get(request.match_info["request_id"])
-        if record is None:
+        found = [record.explanation() for record in self._records.of(request.match_info["request_id"])]
+        if not found:
             return error_response(404, "no recent request of that id", kind="not_found")
-        return web.json_response(record.explanation())
+        return web.json_response(found[0] | ({"others": found[1:]} if found[1:] else {}))
 
     def _refusal(self, request: web.Request, page: Literal["metrics", "decision"]) -> web.Response | None:
         """What somebody is told who may not see a page of operators; None: he may."""

@@ -25,6 +25,7 @@ class Record:
     """One request. `plan` is the last one made for it; `failures` are the legs that failed before a first byte."""
 
     request_id: str
+    client: str = ""  # whose request it is, once he is let in
     plan: Plan | None = None
     failures: list[LegFailed] = field(default_factory=list)
     status: int = 0
@@ -155,9 +156,10 @@ class Record:
 
     def explanation(self) -> dict[str, Any]:
         """Everything: in words, and as the data from which `scheduler.route` makes the same decision again."""
+        said = self.summary() | {"client": self.client}
         if self.plan is None:
-            return self.summary() | {"explanation": "it was refused before a decision"}
-        return self.summary() | {
+            return said | {"explanation": "it was refused before a decision"}
+        return said | {
             "explanation": self._words(self.plan),
             "failures": [f"{failure.reason}: {failure}" for failure in self.failures],
             "snapshot": self.plan.snapshot.to_dict() if self.plan.decided_by == "router" else None,
@@ -176,15 +178,16 @@ class Record:
 
 
 class Records:
-    """The last `MAX_RECORDS` requests by id."""
+    """The last `MAX_RECORDS` requests. Clients choose ids: one of another client's takes nobody's place."""
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[str, Record] = OrderedDict()
+        self._by_client: OrderedDict[tuple[str, str], Record] = OrderedDict()  # and id
 
     def add(self, record: Record) -> None:
-        self._by_id[record.request_id] = record
-        if len(self._by_id) > MAX_RECORDS:
-            self._by_id.popitem(last=False)
+        self._by_client[record.client, record.request_id] = record
+        if len(self._by_client) > MAX_RECORDS:
+            self._by_client.popitem(last=False)
 
-    def get(self, request_id: str) -> Record | None:
-        return self._by_id.get(request_id)
+    def of(self, request_id: str) -> list[Record]:
+        """The requests of this id, one of each client that used it, oldest first."""
+        return [its for (_, name), its in self._by_client.items() if name == request_id]

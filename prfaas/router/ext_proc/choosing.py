@@ -78,7 +78,7 @@ class Choosing:
             NobodyReady: no instance that may be chosen can decode, or the policy has it refused.
         """
         client = self.admission.admit(asked.headers.get("authorization"))
-        record = Record(request_id_of(asked.headers.get("x-request-id")))
+        record = Record(request_id_of(asked.headers.get("x-request-id")), client.name)
         self.records.add(record)
         path = unquote(asked.path.partition("?")[0])
         check_path(path)

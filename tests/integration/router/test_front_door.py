@@ -16,6 +16,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import QuotaConfig
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from tests.integration.console.terminal import run_on_terminal
 from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.integration.router.paced_engine import MODEL
@@ -262,6 +263,28 @@ async def test_a_stranger_leaves_no_record_and_takes_nobodys_place(tmp_path: Pat
         status, record = await door.get("/debug/decision/r1")
         assert (status, record["route"]) == (200, "local")
         assert (await door.get("/debug/decision/r2"))[0] == 404
+
+
+async def test_a_clients_request_id_takes_no_other_clients_place(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("key-a acme\nkey-b beta\n")
+    async with make_door(api_keys_file=tmp_path / "clients") as door:
+
+        async def ask(key: str, prompt: str) -> None:
+            headers = {"Authorization": f"Bearer {key}", "x-request-id": "r1"}
+            assert (await door.post({"prompt": prompt}, **headers))[0] == 200
+
+        await ask("key-a", LONG)
+        await ask("key-b", SHORT)
+        _, first = await door.get("/debug/decision/r1")
+        assert (first["client"], first["route"]) == ("acme", "remote")
+        assert [(its["client"], its["route"]) for its in first["others"]] == [("beta", "local")]
+        await ask("key-a", SHORT)
+        _, first = await door.get("/debug/decision/r1")
+        assert (first["client"], first["route"]) == ("acme", "local"), "his own later one takes its place"
+        assert [its["client"] for its in first["others"]] == ["beta"]
+        flags = [f"--routers={door.url}", f"--router-key-file={tmp_path / 'operators'}", "--timeout=60"]
+        ran = await asyncio.to_thread(run_on_terminal, "explain", "r1", *flags)
+        assert ran.status == 0 and "acme" in ran.output and "beta" in ran.output, ran.output
 
 
 def _page_refusals() -> float:
