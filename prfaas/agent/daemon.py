@@ -336,8 +336,9 @@ class Agent:
         self._early.forget(engine)
         instance = engine.attach.instance
         entirely = not any(other.attach.instance == instance for other in self._engines.connections)
-        for owner in (self._sending, self._receiving, self._keeping):
-            owner.engine_lost(instance, entirely=entirely)
+        self._sending.engine_lost(engine, entirely=entirely)
+        self._keeping.engine_lost(engine, entirely=entirely)
+        self._receiving.engine_lost(engine)
 
     # The wire: its threads hand everything over to the loop
 

@@ -101,13 +101,23 @@ class Keeping:
 
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
         """A worker has filled one layer of some blocks, or writes nothing more for them."""
+        if entry.kind is EntryKind.SCHEDULER_BACK:
+            for orphan in [name for name, its in self._stored.items() if its.engine.lost]:
+                self._rank_done(orphan, worker)
+            return
         transfer_id = self._by_handle.get(entry.handle)
         stored = self._stored.get(transfer_id) if transfer_id is not None else None
         if stored is None or transfer_id is None or stored.engine.attach.instance != worker.attach.instance:
             return
         if entry.kind is EntryKind.LAYER_READY:
             stored.filling.layer_ready(worker.attach.rank, entry)
-        elif entry.kind is EntryKind.REQUEST_ENDED and stored.filling.rank_done(worker.attach.rank):
+        elif entry.kind is EntryKind.REQUEST_ENDED:
+            self._rank_done(transfer_id, worker)
+
+    def _rank_done(self, transfer_id: TransferId, worker: EngineConnection) -> None:
+        """A rank writes nothing more to these blocks, where they are its engine's."""
+        stored = self._stored[transfer_id]
+        if stored.engine.attach.instance == worker.attach.instance and stored.filling.rank_done(worker.attach.rank):
             self.end(transfer_id, worker.attach.instance)
 
     # Looking up
@@ -202,10 +212,13 @@ class Keeping:
         if waiting is not None:
             waiting.promotion.cancel()
 
-    def engine_lost(self, instance: str, *, entirely: bool) -> None:
-        """A process of an engine died; once it is `entirely` gone nobody touches its slots."""
-        for transfer_id in [*self._stored, *self._reading, *self._waiting] if entirely else ():
-            self.end(transfer_id, instance)
+    def engine_lost(self, engine: EngineConnection, *, entirely: bool) -> None:
+        """A process of an engine is gone, and with it what it asked to read: a worker that still does finds out by the slots'
+        generations. What workers may still write to stays until they say so, or the engine is `entirely` gone."""
+        ended = [name for name, its in self._reading.items() if its.engine is engine]
+        ended += [name for name, its in self._waiting.items() if its.engine is engine]
+        for transfer_id in [*ended, *self._stored] if entirely else ended:
+            self.end(transfer_id, engine.attach.instance)
 
 
 def _taken(uses: dict[TransferId, Use], transfer_id: TransferId, instance: str) -> Use | None:

@@ -20,8 +20,10 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
                worker copies the slots into engine blocks, compares generations
                Release: the slots are no longer read
 
-A connection's death is the answer to every lease that it holds. "Layer ready" is not a message but a 32-byte entry in a
-ring in shared memory, announced by an eventfd (see ring.py).
+A connection's death ends what its engine reads. What its ranks may be writing to stays until they say that they do not, which
+they do for all of it once a scheduler that has attached anew plans a step (SCHEDULER_BACK), or until the engine's last
+connection has gone, as when its process dies. "Layer ready" is not a message but a 32-byte entry in a ring in shared memory,
+announced by an eventfd (see ring.py).
 """
 
 from __future__ import annotations

@@ -310,10 +310,11 @@ class Receiving:
         else:
             self._fail(inbound.grant.transfer_id, "cancelled", "the receiving engine gave up")
 
-    def engine_lost(self, instance: str, *, entirely: bool) -> None:
-        """A process of an engine died; its claims end, and once it is `entirely` gone nobody reads its slots."""
+    def engine_lost(self, engine: EngineConnection) -> None:
+        """A process of an engine is gone, and with it what it claimed. A worker that still reads these slots finds them given
+        to others by their generations."""
         for inbound in list(self._inbound.values()):
-            if inbound.reader is not None and inbound.reader.attach.instance == instance and entirely:
+            if inbound.reader is engine:
                 self._unclaim(inbound)
 
     def expire(self, now: float) -> None:

@@ -192,6 +192,10 @@ class Sending:
 
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
         """A worker has filled one layer of some blocks: they leave; or it writes nothing more for a transfer."""
+        if entry.kind is EntryKind.SCHEDULER_BACK:
+            for orphan in [its for its in self._by_id.values() if its.engine.lost]:
+                self._rank_done(orphan, worker)
+            return
         outbound = self._by_handle.get(entry.handle)
         if outbound is None or outbound.engine.attach.instance != worker.attach.instance:
             return
@@ -201,8 +205,14 @@ class Sending:
         elif entry.kind is EntryKind.FORWARD_ENDED:
             outbound.record.end_forward(entry.time_ns)
             outbound.record.span.event("forward_ended")
-        elif outbound.filling.rank_done(worker.attach.rank):
-            self.engine_done(outbound.transfer_id, worker.attach.instance)
+        else:
+            self._rank_done(outbound, worker)
+
+    def _rank_done(self, outbound: Outbound, worker: EngineConnection) -> None:
+        """A rank writes nothing more to these slots, where they are its engine's."""
+        instance = worker.attach.instance
+        if outbound.engine.attach.instance == instance and outbound.filling.rank_done(worker.attach.rank):
+            self.engine_done(outbound.transfer_id, instance)
 
     def engine_done(self, transfer_id: TransferId, instance: str) -> None:
         """No rank of its engine writes to this transfer's slots any more: what is whole still travels, what is not never
@@ -215,11 +225,12 @@ class Sending:
             outbound.link.cancel(outbound.transfer_id, "incomplete", "the request ended before all its layers came")
         self._maybe_end(outbound)
 
-    def engine_lost(self, instance: str, *, entirely: bool) -> None:
-        """A process of an engine died: its unfinished transfers cannot be completed.
+    def engine_lost(self, engine: EngineConnection, *, entirely: bool) -> None:
+        """A process of an engine is gone: its unfinished transfers cannot be completed.
 
-        Only when the engine is `entirely` gone can none of its ranks write to a slot any more.
+        Its ranks may write to their slots until they say that they do not, or the engine is `entirely` gone.
         """
+        instance = engine.attach.instance
         for outbound in list(self._by_id.values()):
             if outbound.engine.attach.instance != instance:
                 continue

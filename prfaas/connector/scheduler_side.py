@@ -218,7 +218,7 @@ class SchedulerSide:
             self._pause()  # nobody asks for them, so nobody else sleeps
         failed, self._failed_loads = (*self._failed_loads, *self._incoming.take_failed_loads()), []
         loads, ends = self._incoming.take_loads(), self._outgoing.take_ends()
-        return Step(written, loads, ends, self._client.attached.epoch, failed)
+        return Step(written, loads, ends, self._client.attached.epoch, failed, self._client.num_attached)
 
     def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
         """The workers have read these requests' slots."""

@@ -66,6 +66,7 @@ class Step:
     """All copies of one engine step. `ends`: handles of transfers that were given up.
 
     `epoch` is that of the agent whose slots and handles these are; a worker attached to another one copies nothing.
+    `session` numbers the scheduler's connections: what was asked for over an earlier one is in no later step.
     """
 
     saves: tuple[Save, ...] = ()
@@ -73,9 +74,10 @@ class Step:
     ends: tuple[int, ...] = ()
     epoch: int = 0
     failed_loads: tuple[str, ...] = ()  # requests whose load was planned with an agent that has gone since
+    session: int = 1
 
     def without_copies(self) -> Step:
         """The same step for a worker that has lost its agent: loads fail, finished requests are released."""
         released = tuple(Save(0, True, (), save.release) for save in self.saves if save.release is not None)
         failed = (*self.failed_loads, *(load.request_id for load in self.loads))
-        return Step(saves=released, epoch=self.epoch, failed_loads=failed)
+        return Step(saves=released, epoch=self.epoch, failed_loads=failed, session=self.session)

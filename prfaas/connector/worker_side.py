@@ -53,6 +53,7 @@ class WorkerSide:
         self._linear = {name for name, its in layers.items() if layout.groups[its.group].kind == "linear_state"}
         self._rank = layout.shard.rank
         self._step = Step()
+        self._session = self._step.session  # of the scheduler's connections, the latest of which a step has run
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save
         self._unpushed: deque[RingEntry] = deque()  # what the ring had no room for, in order; the copier's to change
         self._lock = threading.Lock()
@@ -142,6 +143,9 @@ class WorkerSide:
         entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in self._step.saves]
         over = [*(its.handle for its in self._step.saves if its.last), *self._step.ends]
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
+        if self._step.epoch == self._epoch and self._step.session != self._session:
+            self._session = self._step.session
+            entries.append(RingEntry(EntryKind.SCHEDULER_BACK, 0))
         if entries or self._unpushed:
             self._copier.then_saved(partial(self._push, entries))
         released = [its.release for its in self._step.saves if its.release is not None]

@@ -77,6 +77,17 @@ class Nodes:
             # what arrived and nobody claims stays until its grant has expired
             wait_until(lambda agent=agent: self._is_idle(agent), seconds=GRANT_SECONDS + PATIENCE_SECONDS, what=what)  # type: ignore[misc]
 
+    def are_idle(self) -> bool:
+        return self._is_idle(self.east) and self._is_idle(self.west)
+
+    def await_nothing_read(self) -> None:
+        """No engine waits for blocks of a node, or reads them."""
+        for agent in (self.east, self.west):
+            wait_until(
+                lambda agent=agent: not self.status(agent)["receiving"] + self.status(agent)["keeping"],  # type: ignore[misc]
+                what="the end of what was read",
+            )
+
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)
         slots = status["pool"]["transfer"] + status["pool"]["quarantined"]

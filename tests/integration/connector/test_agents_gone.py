@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 from functools import partial
 
 import torch
@@ -107,6 +108,39 @@ def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) ->
 
     wait_until(has_met_the_new_one, what="the new agent")
     assert ends == []
+
+
+def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_slots_behind(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    reader = nodes.start(nodes.west, SHAPES["dense"], reuse=True)
+    whole, begun, opened = (prompt_of(seed) for seed in (1, 2, 3))
+    grant = nodes.grant(whole)
+    received, sent = receiving(decoder, whole, grant), sending(prefiller, whole, grant)
+    prefiller.await_answer(sent)
+    prefiller.prefill(sent, chunk_tokens=100)
+    wait_until(lambda: decoder.scheduler.num_external_tokens(received.request_id, 0) == NUM_TOKENS, what="the KV")
+    reader.await_answer(reader.submit("reader", whole, {}))
+    prefiller.finish(sent)
+    wait_until(lambda: nodes.status(nodes.east)["sending"] == 0, what="the end of what was sent")
+    sends = [sending(prefiller, prompt, nodes.grant(prompt)) for prompt in (begun, opened)]
+    for its in sends:
+        prefiller.await_answer(its)
+    prefiller.step([(sends[0], 100)])
+    for engine in (prefiller, decoder, reader):
+        engine.client._opened.socket.shutdown(socket.SHUT_RDWR)
+    nodes.await_nothing_read()
+    assert nodes.status(nodes.east)["sending"] == len(sends), "its worker may still write"
+
+    def are_idle() -> bool:
+        for engine in (prefiller, decoder, reader):
+            engine.step([])
+        return nodes.are_idle()
+
+    wait_until(are_idle, what="nodes without slots in use")
+    attached = [its for agent in (nodes.east, nodes.west) for its in nodes.status(agent)["engines"]]
+    for engine in (prefiller, decoder, reader):
+        assert {f"{engine._instance}/{role}/0" for role in ("scheduler", "worker")} <= set(attached)
+    assert prefiller.outcomes()["send agent_lost"] == len(sends)
 
 
 def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: Nodes) -> None:
