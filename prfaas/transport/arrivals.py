@@ -54,11 +54,12 @@ AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], 
 
 
 class _Answer(NamedTuple):
-    """A frame for a transfer's sender, on any of these connections."""
+    """A frame for a transfer's sender, on any of these connections; an ending on all of them, as any may be dead already."""
 
     transfer_id: bytes
     connections: list[Connection]
     frame: bytes
+    is_ending: bool = False
 
 
 @dataclass(eq=False)
@@ -294,7 +295,7 @@ class Arrivals:
 
     def _end(self, arrival: _Arrival, answer: bytes) -> None:
         arrival.ended_at = time.monotonic()
-        arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), answer))
+        arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), answer, is_ending=True))
         self._remember(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
     def _remember(self, peer: str, transfer_id: bytes, answer: bytes) -> None:
@@ -362,15 +363,17 @@ class Arrivals:
                 arrival.answers.tell()
 
     def _say(self, answer: _Answer) -> None:
-        """Write a frame on the first connection that takes it at once, or at a later tick."""
-        is_lost = True  # with the last of its connections
+        """Write a frame on the first connection that takes it at once, an ending on each; where none does, at a later tick."""
+        is_lost, is_said = True, False  # lost with the last of its connections
         for connection in answer.connections:
             if not connection.wait_writable(0):
                 is_lost = False
             elif say(connection, answer.frame):
-                return
-        if is_lost:
-            return  # whose sender asks again
+                is_said = True
+                if not answer.is_ending:
+                    break
+        if is_said or is_lost:
+            return  # a sender that heard nothing asks again
         with self._changed:
             arrival = self._arrivals.get(answer.transfer_id)
             is_over = arrival is None or arrival.has_ended

@@ -31,6 +31,7 @@ from prfaas.types import FailureReason
 
 MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
 MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
+SLOW_BYTES_PER_SECOND = 1e6  # an OPEN has so long for its bytes before it is repeated
 
 
 @dataclass(eq=False)
@@ -47,6 +48,8 @@ class _Sending:
     unready_bytes: int = 0  # of those
     said_end: bool = False
     num_users: int = 0  # threads that read its memory
+    waits_since: float | None = None  # for the peer's word, as `ask_again` has seen it
+    num_repeats: int = 0  # of its OPEN, for want of an answer
     ended_at: float | None = None
 
     @property
@@ -65,6 +68,10 @@ class _Sending:
     def awaits_answer(self) -> bool:
         """Whether the next word is the peer's: losing a connection may have lost it."""
         return not self.is_accepted or self.acked.num_bytes == self.missing_bytes
+
+    def patience(self, least_seconds: float) -> float:
+        """How long an answer may take until OPEN is repeated, which costs as much again as it is long."""
+        return float((least_seconds + len(self.transfer.open_body) / SLOW_BYTES_PER_SECOND) * 2**self.num_repeats)
 
     def wanted(self, slab: Slab) -> Iterator[Slab]:
         """The parts of a slab whose objects the peer does not hold."""
@@ -227,6 +234,7 @@ class Outbox:
         _check_have(sending.sizes, have)
         sending.is_accepted = True
         sending.said_end = False
+        sending.waits_since = None
         sending.held, sending.acked = have.held, Area(have.arrived)
         sending.missing_bytes = sending.sizes.total_bytes - sending.sizes.bytes_of(have.held)
         sending.unready_bytes = sending.missing_bytes
@@ -278,6 +286,24 @@ class Outbox:
         for sending in self._sendings.values():
             if is_last or sending.awaits_answer:
                 self._open_again(sending)
+
+    def ask_again(self, *, now: float, patience_seconds: float) -> bool:
+        """Repeat the OPEN of whoever waits for an answer for so long, twice as long each time; returns whether any does.
+
+        The answer may be lost with its connection, or say what chunks that came damaged have undone: HAVE and DONE tell.
+        """
+        is_any = False
+        for sending in self._sendings.values():
+            if sending.has_ended or sending.id in self._to_open or not sending.awaits_answer:
+                sending.waits_since = None
+            elif sending.waits_since is None:
+                sending.waits_since = now
+            elif now - sending.waits_since > sending.patience(patience_seconds):
+                sending.num_repeats += 1
+                sending.waits_since = None
+                self._open_again(sending)
+                is_any = True
+        return is_any
 
     def _open_again(self, sending: _Sending) -> None:
         sending.is_accepted = False

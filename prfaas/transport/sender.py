@@ -48,6 +48,7 @@ __all__ = [
 
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
+ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that is not there by then is asked for again
 UNUSED_RATIO = 0.8  # a link that carries less than this of its share leaves the rest to others, with some room to grow
 SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still finding its rate
 PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
@@ -192,6 +193,7 @@ class Link:
         while not self._dialler.is_closed.wait(TICK_SECONDS if self._outbox.num_transfers else IDLE_TICK_SECONDS):
             now = time.monotonic()
             self._end_late(now)
+            self._ask_again(now)
             self._free_stuck_memory(now)
             self._measure(now)
 
@@ -203,6 +205,12 @@ class Link:
         for transfer_id, reason in late:
             message = f"{self._peer_name} at {self.address} did not take it in time {self._dialler.last_error}"
             self.cancel(transfer_id, reason, message.rstrip())
+
+    def _ask_again(self, now: float) -> None:
+        with self._changed:
+            rtt = max((line.seen.rtt_seconds for line in self._lines if line.seen), default=0.0)
+            if self._outbox.ask_again(now=now, patience_seconds=max(ANSWER_SECONDS, ANSWER_ROUND_TRIPS * rtt)):
+                self._changed.notify_all()
 
     def _free_stuck_memory(self, now: float) -> None:
         """A peer that takes nothing does not keep an ended transfer's memory: the connection goes."""

@@ -16,13 +16,15 @@ import pytest
 from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
 from prfaas.transport.egress_budget import Demand, EgressBudget
+from prfaas.transport.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, chunk_header
+from prfaas.transport.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
-from tools.link import LinkShape, Relay
+from tools.link import Filter, LinkShape, Relay
 
 MIB = 1 << 20
 
@@ -84,6 +86,66 @@ def test_a_peer_that_never_answers_open_ends_at_the_deadline(near_to: Callable[.
         near = near_to(receiver.address)
         end = near.end(send(near, objects_of(10), deadline=0.5))
         assert isinstance(end, SendFailed) and end.reason == "deadline"
+
+
+def test_an_end_that_was_lost_with_its_connection_is_asked_for_again(near_to: Callable[..., Near]) -> None:
+    """Every byte is acknowledged on one connection; DONE is said on another, which is dead for the sender alone."""
+    num_opened = 0
+
+    def serve(connection: Connection) -> None:
+        nonlocal num_opened
+        num_chunks = 0
+        while True:
+            header = connection.read_header()
+            connection.read_payload(header)
+            if header.type is FrameType.CHUNK:
+                num_chunks += 1
+                connection.write(Header(FrameType.ACK, 0, offset=num_chunks).encode())
+            elif header.type is FrameType.OPEN:
+                num_opened += 1
+                answer = encode_have(header.transfer_id, Have(Ranges(), ()))
+                connection.write(answer if num_opened == 1 else encode_done(header.transfer_id, Done(10, 0)))
+
+    with RawReceiver(serve) as receiver:
+        near = near_to(receiver.address, num_connections=2)
+        assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+
+
+def test_a_chunk_whose_header_was_damaged_comes_again(far: Far, near_to: Callable[..., Near]) -> None:
+    """It reads as one of an unknown transfer, and is acknowledged."""
+    damaged: list[Header] = []
+
+    def damage() -> Filter:
+        return lambda data: data if damaged else _with_another_transfer(data, damaged)
+
+    with Relay(far.address) as relay:
+        relay.filter(damage)
+        near, objects = near_to(relay.address), objects_of(3_000_000)
+        transfer_id = send(near, objects)
+        assert isinstance(near.end(transfer_id), SendCompleted) and damaged
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+
+
+def _with_another_transfer(data: bytes, damaged: list[Header]) -> bytes:
+    """The first chunk in `data` has another transfer id."""
+    at = data.find(MAGIC)
+    while 0 <= at <= len(data) - HEADER_BYTES:
+        header = Header.decode(data[at : at + HEADER_BYTES])
+        if header.type is FrameType.CHUNK:
+            damaged.append(header)
+            return data[: at + 12] + bytes([data[at + 12] ^ 1]) + data[at + 13 :]
+        at = data.find(MAGIC, at + 1)
+    return data
+
+
+def test_every_connection_of_a_transfer_hears_its_end(far: Far) -> None:
+    with RawSender(far.address) as one, RawSender(far.address) as other:
+        transfer_id = one.open(100)
+        other.chunk(transfer_id, Slab(0, 1, 0, 50), bytes(50))
+        assert other.heard()[0].type is FrameType.ACK
+        one.chunk(transfer_id, Slab(0, 1, 50, 50), bytes(50))
+        assert {one.heard()[0].type, one.heard()[0].type} == {FrameType.ACK, FrameType.DONE}
+        assert other.heard()[0].type is FrameType.DONE
 
 
 def test_a_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:

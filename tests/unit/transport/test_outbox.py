@@ -1,0 +1,83 @@
+"""The transfers that leave over a link: what is asked again when no answer comes."""
+
+from __future__ import annotations
+
+from prfaas.transport.area import Slab
+from prfaas.transport.messages import Done, Have
+from prfaas.transport.outbound import Outgoing, SendCompleted, SendEvent
+from prfaas.transport.outbox import SLOW_BYTES_PER_SECOND, Outbox
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+
+ID = bytes(range(16))
+PATIENCE = 1.0
+WHOLE = Slab(0, 1, 0, 100)
+NOTHING = Have(Ranges(), ())
+
+
+class _Sender:
+    """An outbox with one transfer of a hundred bytes, all of them ready, whose OPEN has left."""
+
+    def __init__(self, *, body: bytes = b"") -> None:
+        self.events: list[SendEvent] = []
+        self.outbox = Outbox(self.events.append, num_connections=1)
+        self.outbox.open(Outgoing(ID, body, [100], lambda index: memoryview(bytes(100)), 0, 3600.0), now=0.0)
+        self.outbox.ready(ID, WHOLE)
+        assert self.said() == [FrameType.OPEN]
+
+    def said(self) -> list[FrameType]:
+        frames = iter(lambda: self.outbox.next_frame(now=0.0), None)
+        return [Header.decode(frame[:HEADER_BYTES]).type for frame in frames]
+
+    def after(self, seconds: float) -> list[FrameType]:
+        """What leaves when the clock stands there."""
+        is_any = self.outbox.ask_again(now=seconds, patience_seconds=PATIENCE)
+        said = self.said()
+        assert is_any == bool(said)
+        return said
+
+    def send_all(self) -> None:
+        """Every byte leaves and is acknowledged."""
+        while (taken := self.outbox.take()) is not None:
+            self.outbox.sent(taken[0])
+            self.outbox.landed([taken[0]], time_ns=0)
+        self.said()
+
+
+def test_an_open_that_nobody_answers_is_repeated_and_ever_more_seldom() -> None:
+    sender = _Sender()
+    asked = [quarter / 4 for quarter in range(40) if sender.after(quarter / 4)]
+    assert asked == [1.25, 3.75, 8.25]  # more than 1, 2 and 4 s after the first look
+
+
+def test_a_long_open_has_time_to_arrive_before_it_is_repeated() -> None:
+    sender = _Sender(body=bytes(int(3 * SLOW_BYTES_PER_SECOND)))
+    assert not sender.after(0.0) and not sender.after(3.9)
+    assert sender.after(4.1) == [FrameType.OPEN]
+
+
+def test_an_end_that_got_lost_is_asked_for_once_everything_is_acknowledged() -> None:
+    sender = _Sender()
+    sender.outbox.have(ID, NOTHING)
+    sender.send_all()
+    assert not sender.after(10.0) and not sender.after(10.9)
+    assert sender.after(11.1) == [FrameType.OPEN]
+    sender.outbox.done(ID, Done(100, 0), now=11.2)
+    assert [type(event) for event in sender.events if isinstance(event, SendCompleted)] == [SendCompleted]
+
+
+def test_bytes_that_were_acknowledged_and_are_missing_leave_again() -> None:
+    sender = _Sender()
+    sender.outbox.have(ID, NOTHING)
+    sender.send_all()
+    sender.after(10.0)
+    assert sender.after(11.1) == [FrameType.OPEN]
+    sender.outbox.have(ID, Have(Ranges(), (Slab(0, 1, 0, 60),)))
+    taken = sender.outbox.take()
+    assert taken is not None and taken[0].slab == Slab(0, 1, 60, 40)
+
+
+def test_nobody_is_asked_while_bytes_are_on_their_way() -> None:
+    sender = _Sender()
+    sender.outbox.have(ID, NOTHING)
+    assert not any(sender.after(second) for second in range(100))
