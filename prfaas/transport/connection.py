@@ -37,7 +37,7 @@ _SO_MAX_PACING_RATE, _UNPACED = 47, (1 << 64) - 1
 class PlainStream:
     """Bytes as they are. One call gives or takes a whole chunk: the socket blocks, with the kernel's own time-outs."""
 
-    is_worn = False
+    is_worn = is_worn_out = False
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -264,6 +264,11 @@ class Connection:
     def is_worn(self) -> bool:
         """Whether its keys have served for long enough: another connection should take over."""
         return self._stream.is_worn
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether the peer, which sends, should have retired it."""
+        return self._stream.is_worn_out
 
     # Ending
 

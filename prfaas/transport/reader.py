@@ -60,13 +60,13 @@ class Reader:
         self._answered: dict[bytes, None] = {}  # unwanted transfers whose sender was told so on this connection
 
     def run(self) -> None:
-        """Read until the connection is lost.
+        """Read until the connection is lost, or has served for longer than its sender should have let it.
 
         Raises:
             OSError: it is.
             RemoteProtocolError: the peer breaks the protocol.
         """
-        while True:
+        while not self._connection.is_worn_out:
             pending = self._num_chunks - self._num_acknowledged
             is_much = pending >= MAX_CHUNKS_PER_ACK or self._unacknowledged_bytes >= MAX_BYTES_PER_ACK
             is_late = time.monotonic() - self._acknowledged_at >= MAX_ACK_SECONDS

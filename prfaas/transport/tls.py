@@ -22,8 +22,9 @@ from prfaas.errors import ConfigError
 
 _log = logs.get("transport")
 BATCH_BYTES = 256 << 10  # encrypted or decrypted per system call; what a connection keeps besides, twice
-# AES-GCM keys serve 2^24.5 full records (RFC 8446 5.5); certificates are looked at again with the next connection.
-MAX_BYTES, MAX_SECONDS = 256 << 30, 3600.0
+# AES-GCM keys serve 2^24.5 full records (RFC 8446 5.5), 388 GiB; certificates are looked at again with the next connection.
+MAX_BYTES, MAX_SECONDS = 320 << 30, 3600.0
+RETIRES_RATIO = 0.8  # of either: whoever sends retires a connection by then, so that the other side need not end it
 _EXPIRED, _REVOKED = 10, 23  # X509_V_ERR_*
 EngineTls = Literal["system", "deployment"]  # who vouches for engines at https
 TlsRefusal = Literal["tls_none", "tls_expired", "tls_revoked", "tls_untrusted", "tls_failed"]
@@ -60,9 +61,15 @@ class TlsSettings(Protocol):
 class Certificates:
     """Contexts made from the files, anew when these change. Any thread may ask."""
 
-    def __init__(self, files: CertificateFiles, *, speaks: Sequence[str] = ()) -> None:
-        """`speaks`: the protocols inside that a listener offers (ALPN). Raises ConfigError when the files cannot be used."""
-        self._files, self._speaks = files, speaks
+    def __init__(
+        self, files: CertificateFiles, *, speaks: Sequence[str] = (), serves_seconds: float = MAX_SECONDS
+    ) -> None:
+        """`speaks`: the protocols inside that a listener offers (ALPN); `serves_seconds`: how long a stream may.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        self._files, self._speaks, self._serves_seconds = files, speaks, serves_seconds
         self._lock = threading.Lock()
         self._lasting: ssl.SSLContext | None = None
         self._changed_at = self._changes()
@@ -84,7 +91,8 @@ class Certificates:
         """A stream over `sock`; its handshake is still to be done."""
         with self._lock:
             self._reload()
-            return TlsStream(sock, self._contexts[is_listener], is_listener=is_listener)
+            context = self._contexts[is_listener]
+            return TlsStream(sock, context, is_listener=is_listener, serves_seconds=self._serves_seconds)
 
     def dialling(self) -> ssl.SSLContext:
         """The dialling side's context, from the files as they are."""
@@ -158,19 +166,28 @@ def use(files: CertificateFiles, context: ssl.SSLContext) -> None:
 class TlsStream:
     """Bytes over a blocking socket, encrypted. One thread at a time sends, one receives."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_listener: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, is_listener: bool, serves_seconds: float
+    ) -> None:
         self._socket = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=is_listener)
         self._lock = threading.Lock()
         self._received = memoryview(bytearray(BATCH_BYTES))
-        self._num_bytes = 0
-        self._worn_at = time.monotonic() + MAX_SECONDS * random.uniform(0.5, 1.0)  # not all connections at once
+        self._sent_bytes = self._received_bytes = 0
+        self._ends_at = time.monotonic() + serves_seconds
+        left = serves_seconds * random.uniform(1 - RETIRES_RATIO, 0.5)  # not all connections at once
+        self._retires_at = self._ends_at - left
 
     @property
     def is_worn(self) -> bool:
-        """Whether another connection should take over."""
-        return self._num_bytes > MAX_BYTES or time.monotonic() > self._worn_at
+        """Whether another connection should take over, if this side sends."""
+        return self._sent_bytes > RETIRES_RATIO * MAX_BYTES or time.monotonic() > self._retires_at
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether the other side should have retired it: it must not go on."""
+        return self._received_bytes > MAX_BYTES or time.monotonic() > self._ends_at
 
     def handshake(self, *, within_seconds: float) -> str:
         """Agree with the peer; returns the name that its certificate is for.
@@ -206,7 +223,7 @@ class TlsStream:
                     waiting = 0
         self._flush(deadline)
         total = sum(map(len, buffers))
-        self._num_bytes += total
+        self._sent_bytes += total
         return total
 
     def receive(self, views: Sequence[memoryview], *, within_seconds: float) -> int:
@@ -219,7 +236,9 @@ class TlsStream:
                 at += got
                 if not got:
                     self._pull(deadline)
-        return sum(map(len, views))
+        total = sum(map(len, views))
+        self._received_bytes += total
+        return total
 
     def has_input(self) -> bool:
         """Whether bytes of the peer have been taken from the socket and not been asked for."""

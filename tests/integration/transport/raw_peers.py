@@ -15,6 +15,7 @@ from prfaas.transport.connection import Connection, make_socket
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Ending, Open
 from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.tls import Certificates
 from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport.ends import KEY
 from tests.waiting import PATIENCE_SECONDS
@@ -23,10 +24,12 @@ from tests.waiting import PATIENCE_SECONDS
 class RawSender:
     """One connection to a receiver, past its handshake."""
 
-    def __init__(self, address: str, *, name: str = "raw") -> None:
+    def __init__(self, address: str, *, name: str = "raw", certificates: Certificates | None = None) -> None:
         self.connection = Connection(
             make_socket(address, congestion_control="bbr", allow_public=False), state="challenge"
         )
+        if certificates is not None:
+            self.connection.secure(certificates, is_listener=False)
         handshake.dial(self.connection, Identity(name, KEY), peer_name="far")
         self.connection.set_read_timeout(PATIENCE_SECONDS)
 

@@ -20,10 +20,12 @@ from prfaas.errors import ConfigError
 from prfaas.transport.connection import make_socket
 from prfaas.transport.receiver import ReceiverConfig
 from prfaas.transport.sender import SendCompleted, SendFailed
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.tls import MAX_SECONDS, CertificateFiles, Certificates
+from prfaas.transport.wire import FrameType, Header
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, make_near, objects_of, send
+from tests.integration.transport.raw_peers import RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
-from tools.link import Relay
+from tools.link import Filter, Relay
 
 SIZES = (1 << 20, 3 << 20, 77, 1 << 16)
 
@@ -33,8 +35,9 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def _certificates(issued: Issued) -> Certificates:
-    return Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key, issued.revocations))
+def _certificates(issued: Issued, *, serves_seconds: float = MAX_SECONDS) -> Certificates:
+    files = CertificateFiles(issued.authority, issued.certificate, issued.key, issued.revocations)
+    return Certificates(files, serves_seconds=serves_seconds)
 
 
 @contextlib.contextmanager
@@ -149,6 +152,44 @@ def test_a_certificate_that_is_revoked_meanwhile_is_refused_at_the_next_connecti
         with _refused(far, theirs) as near:
             assert isinstance(_end(near), SendFailed)
             wait_until(lambda: bool(far.receiver.refused.get("tls_revoked")))
+
+
+def test_a_sender_that_keeps_its_connection_is_ended_once_it_has_served_for_long(authority: Authority) -> None:
+    """Else its certificate would count for ever after it was revoked."""
+    far = make_far(certificates=_certificates(authority.issue("far"), serves_seconds=1.0))
+    with RawSender(far.address, name="near", certificates=_certificates(authority.issue("near"))) as raw:
+        with pytest.raises(OSError):
+            _ping_on(raw)
+        wait_until(lambda: far.receiver.num_connections == 0)
+    assert far.receiver.refused == {}
+    far.receiver.close()
+
+
+def _ping_on(raw: RawSender) -> None:
+    while True:
+        raw.connection.write(Header(FrameType.PING, 0).encode())
+        assert raw.heard()[0].type is FrameType.PONG
+
+
+def test_a_sender_replaces_a_connection_that_has_served_for_long(authority: Authority) -> None:
+    dialled: list[int] = []
+
+    def count() -> Filter:
+        dialled.append(len(dialled))
+        return bytes
+
+    with _far(authority.issue("far")) as far, Relay(far.address) as relay:
+        relay.filter(count)
+        certificates = _certificates(authority.issue("near"), serves_seconds=2.0)
+        near = make_near(relay.address, certificates=certificates, num_connections=1)
+
+        def is_replaced() -> bool:
+            assert isinstance(_end(near), SendCompleted)
+            return len(dialled) > 1
+
+        wait_until(is_replaced)
+        assert far.receiver.refused == {}
+        near.link.close()
 
 
 def test_a_new_certificate_is_taken_up_under_traffic(authority: Authority) -> None:
