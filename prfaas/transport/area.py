@@ -40,6 +40,11 @@ class Slab(NamedTuple):
             self.first < other.last and other.first < self.last and self.offset < other.end and other.offset < self.end
         )
 
+    def precedes(self, other: Slab) -> bool:
+        """Whether it may stand before `other` among disjoint slabs that are listed column by column."""
+        is_same_column = (self.offset, self.length) == (other.offset, other.length)
+        return self.last <= other.first if is_same_column else self.end <= other.offset
+
 
 class Area:
     """A union of slabs, each byte counted once."""

@@ -6,6 +6,7 @@ stands in the header's `offset`; so no msgpack structure from a peer is longer t
 
 from __future__ import annotations
 
+import itertools
 import re
 import typing
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from prfaas.transport.wire import MAX_PAYLOAD_BYTES, NO_TRANSFER, FrameType, Hea
 from prfaas.types import FailureReason
 
 MAX_STRUCTURE_BYTES = 1 << 20
+MAX_SLABS = 1 << 12  # of HAVE: what else has arrived comes again
 MAX_BODY_BYTES = MAX_PAYLOAD_BYTES[FrameType.OPEN] - MAX_STRUCTURE_BYTES
 MAX_NAME_BYTES = 255
 MAX_MESSAGE_CHARACTERS = 500
@@ -62,7 +64,7 @@ class Open:
 @dataclass(frozen=True)
 class Have:
     held: Ranges  # objects
-    arrived: tuple[Slab, ...]
+    arrived: tuple[Slab, ...]  # as `Area.slabs` gives them
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,8 @@ def decode_open(header: Header, payload: bytes | bytearray) -> Open:
 
 
 def encode_have(transfer_id: bytes, have: Have) -> bytes:
-    """The whole frame. What does not fit of `arrived` is left out, and comes again."""
-    slabs = list(have.arrived)
-    while len(structure := msgpack.packb([[list(slab) for slab in slabs]])) > MAX_STRUCTURE_BYTES:
-        del slabs[len(slabs) // 2 :]
+    """The whole frame. What of `arrived` is beyond MAX_SLABS is left out."""
+    structure = msgpack.packb([[list(slab) for slab in have.arrived[:MAX_SLABS]]])
     bits = to_bitmap(have.held)
     head = Header(FrameType.HAVE, len(structure) + len(bits), transfer_id, offset=len(structure))
     return b"".join((head.encode(), structure, bits))
@@ -169,9 +169,11 @@ def decode_have(header: Header, payload: bytes | bytearray) -> Have:
         raise RemoteProtocolError("body", f"HAVE: more than {MAX_OBJECTS} objects")
 
     def read(slabs: Any) -> Have:
-        arrived = tuple(Slab(*map(_whole, slab)) for slab in slabs)
+        arrived = tuple(Slab(*map(_whole, slab)) for slab in itertools.islice(slabs, MAX_SLABS))
         if not all(slab.num_objects and slab.length for slab in arrived):
             raise ValueError("an empty slab")
+        if not all(one.precedes(next_one) for one, next_one in itertools.pairwise(arrived)):
+            raise ValueError("slabs that overlap, or are not in the order of their columns")
         return Have(from_bitmap(bits), arrived)
 
     return _decode(FrameType.HAVE, structure, read)

@@ -32,6 +32,29 @@ from prfaas.types import FailureReason
 MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
 MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
 SLOW_BYTES_PER_SECOND = 1e6  # an OPEN has so long for its bytes before it is repeated
+MAX_GAPS = 1 << 18  # between the slabs that have come, times the ranges of objects that the peer does not hold
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a HAVE says of a transfer. Made outside of any lock, as a long HAVE takes a second."""
+
+    held: Ranges
+    arrived: Area
+    missing_bytes: int  # that must travel, or have
+
+    @staticmethod
+    def of(have: Have, sizes: ObjectSizes) -> Standing:
+        """Of what has arrived between many held objects some is left out, and comes again.
+
+        Raises:
+            RemoteProtocolError: it names what the transfer does not have.
+        """
+        last_held = have.held.to_list()[-1][1] if len(have.held) else 0
+        if last_held > len(sizes) or not all(sizes.holds(slab) for slab in have.arrived):
+            raise RemoteProtocolError("range", "HAVE of objects that the transfer does not have")
+        arrived = have.arrived[: MAX_GAPS // (1 + len(have.held))]
+        return Standing(have.held, Area(arrived), sizes.total_bytes - sizes.bytes_of(have.held))
 
 
 @dataclass(eq=False)
@@ -222,26 +245,25 @@ class Outbox:
 
     # What the peer says
 
-    def have(self, transfer_id: bytes, have: Have) -> None:
-        """The peer has accepted a transfer and says what it holds; all else that is ready may leave.
+    def sizes_of(self, transfer_id: bytes) -> ObjectSizes | None:
+        """The objects of a transfer whose HAVE is awaited; None: there is no such transfer."""
+        sending = self._live(transfer_id)
+        return None if sending is None or sending.is_accepted else sending.sizes
 
-        Raises:
-            RemoteProtocolError: it names what the transfer does not have.
-        """
+    def have(self, transfer_id: bytes, standing: Standing) -> None:
+        """The peer has accepted a transfer and says what it holds; all else that is ready may leave."""
         sending = self._live(transfer_id)
         if sending is None or sending.is_accepted:
             return
-        _check_have(sending.sizes, have)
         sending.is_accepted = True
         sending.said_end = False
         sending.waits_since = None
-        sending.held, sending.acked = have.held, Area(have.arrived)
-        sending.missing_bytes = sending.sizes.total_bytes - sending.sizes.bytes_of(have.held)
-        sending.unready_bytes = sending.missing_bytes
+        sending.held, sending.acked = standing.held, standing.arrived
+        sending.missing_bytes = sending.unready_bytes = standing.missing_bytes
         self._queue(sending, list(sending.ready.slabs()))
         if not sending.was_accepted:
             sending.was_accepted = True
-            self._on_event(SendAccepted(transfer_id, sending.missing_bytes, have.held.copy()))
+            self._on_event(SendAccepted(transfer_id, sending.missing_bytes, standing.held.copy()))
 
     def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:
         """Chunks have arrived whole."""
@@ -350,9 +372,3 @@ def _open_frame(sending: _Sending, now: float) -> bytes:
     left = max(MIN_DEADLINE_SECONDS, sending.deadline - now)
     opened = messages.Open(sending.sizes, max(0, transfer.priority), left, transfer.open_body)
     return messages.encode_open(sending.id, opened)
-
-
-def _check_have(sizes: ObjectSizes, have: Have) -> None:
-    last_held = have.held.to_list()[-1][1] if len(have.held) else 0
-    if last_held > len(sizes) or not all(sizes.holds(slab) for slab in have.arrived):
-        raise RemoteProtocolError("range", "HAVE of objects that the transfer does not have")

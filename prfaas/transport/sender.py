@@ -30,7 +30,7 @@ from prfaas.transport.outbound import (
     SendMemoryFree,
     SendProgress,
 )
-from prfaas.transport.outbox import Outbox
+from prfaas.transport.outbox import Outbox, Standing
 from prfaas.transport.packing_choice import PackSample
 from prfaas.types import FailureReason
 
@@ -397,8 +397,13 @@ class Link:
     def have(self, line: Line, transfer_id: bytes, have: Have) -> None:
         """The peer has accepted a transfer and says what it holds; all else that is ready leaves."""
         with self._changed:
+            sizes = self._outbox.sizes_of(transfer_id)
+        if sizes is None:
+            return
+        standing = Standing.of(have, sizes)
+        with self._changed:
             if line.generation == self._generation:
-                self._outbox.have(transfer_id, have)
+                self._outbox.have(transfer_id, standing)
                 self._changed.notify_all()
         self._events.tell()
 

@@ -20,6 +20,7 @@ with atheris.instrument_imports(include=["prfaas.transport", "prfaas.errors"]):
     from prfaas.transport.area import Slab
     from prfaas.transport.assembler import Assembler
     from prfaas.transport.object_sizes import ObjectSizes
+    from prfaas.transport.outbox import Standing
     from prfaas.transport.packing import CODECS, Packer, ways
     from prfaas.transport.ranges import Ranges
     from prfaas.transport.wire import (
@@ -71,7 +72,8 @@ def read_answers(data: bytes) -> None:
     header, payload = Header.decode(data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")), data[HEADER_BYTES:]
     if header.type is FrameType.HAVE:
         have = messages.decode_have(header, payload)
-        assert all(slab.num_bytes for slab in have.arrived)
+        standing = Standing.of(have, SIZES)
+        assert standing.arrived.num_bytes <= SIZES.total_bytes
     elif header.type is FrameType.DONE:
         messages.decode_done(payload)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import messages
-from prfaas.transport.area import Slab
-from prfaas.transport.messages import Challenge, Done, Ending, Have, Hello, Open
+from prfaas.transport.area import Area, Slab
+from prfaas.transport.messages import MAX_SLABS, Challenge, Done, Ending, Have, Hello, Open
 from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
@@ -25,6 +25,7 @@ words = st.lists(st.text(max_size=10), max_size=4).map(tuple)
 runs = st.lists(st.tuples(st.integers(1, 1 << 32), st.integers(1, 1000)), max_size=20)
 object_sets = st.sets(st.integers(0, 300)).map(lambda its: Ranges((index, index + 1) for index in its))
 slabs = st.builds(Slab, st.integers(0, 99), st.integers(1, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
+areas = st.lists(slabs, max_size=10).map(lambda its: tuple(Area(its).slabs()))
 
 
 def _parts(frame: bytes) -> tuple[Header, bytes]:
@@ -53,7 +54,7 @@ def test_open_comes_back_whole(its_runs: list[tuple[int, int]], priority: int, s
     )
 
 
-@given(object_sets, st.lists(slabs, max_size=10).map(tuple))
+@given(object_sets, areas)
 def test_have_comes_back_whole(held: Ranges, arrived: tuple[Slab, ...]) -> None:
     header, payload = _parts(messages.encode_have(ID, Have(held, arrived)))
     assert messages.decode_have(header, payload) == Have(held, arrived)
@@ -77,10 +78,32 @@ def test_a_have_that_claims_more_objects_than_a_transfer_may_have_takes_no_memor
 
 
 def test_a_have_of_too_many_pieces_leaves_some_out_instead_of_failing() -> None:
-    arrived = tuple(Slab(2 * index, 1, 1 << 30, 1 << 20) for index in range(200_000))
+    arrived = tuple(Slab(2 * index, 1, 1 << 30, 1 << 20) for index in range(2 * MAX_SLABS))
     header, payload = _parts(messages.encode_have(ID, Have(Ranges(), arrived)))
-    some = messages.decode_have(header, payload).arrived
-    assert 10_000 < len(some) < len(arrived) and some == arrived[: len(some)]
+    assert messages.decode_have(header, payload).arrived == arrived[:MAX_SLABS]
+
+
+def test_of_a_have_of_too_many_pieces_some_are_read() -> None:
+    many = [Slab(2 * index, 1, 0, 10) for index in range(2 * MAX_SLABS)]
+    structure = msgpack.packb([many])
+    header = Header(FrameType.HAVE, len(structure), ID, offset=len(structure))
+    assert messages.decode_have(header, structure).arrived == tuple(many[:MAX_SLABS])
+
+
+@pytest.mark.parametrize(
+    "arrived",
+    [
+        [Slab(0, 5, 0, 10), Slab(4, 5, 0, 10)],  # overlap
+        [Slab(5, 5, 0, 10), Slab(0, 5, 0, 10)],  # an earlier object of the same column
+        [Slab(0, 5, 0, 10), Slab(5, 5, 5, 10)],  # columns that overlap
+        [Slab(0, 5, 10, 10), Slab(0, 5, 0, 10)],  # an earlier column
+        [*(Slab(0, 1, 2 * at, 1) for at in range(1000)), Slab(0, 1, 0, 2000)],  # each of which would visit all before
+    ],
+)
+def test_a_have_whose_slabs_are_not_disjoint_and_in_order_breaks_the_protocol(arrived: list[Slab]) -> None:
+    structure = msgpack.packb([arrived])
+    with pytest.raises(RemoteProtocolError, match="order"):
+        messages.decode_have(Header(FrameType.HAVE, len(structure), ID, offset=len(structure)), structure)
 
 
 def test_an_ending_of_an_unknown_reason_reads_protocol_and_a_long_message_is_cut() -> None:

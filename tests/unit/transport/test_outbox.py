@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
 from prfaas.transport.messages import Done, Have
+from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.outbound import Outgoing, SendCompleted, SendEvent
-from prfaas.transport.outbox import SLOW_BYTES_PER_SECOND, Outbox
+from prfaas.transport.outbox import MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 
 ID = bytes(range(16))
 PATIENCE = 1.0
 WHOLE = Slab(0, 1, 0, 100)
-NOTHING = Have(Ranges(), ())
+SIZES = ObjectSizes([(100, 1)])
+NOTHING = Standing.of(Have(Ranges(), ()), SIZES)
 
 
 class _Sender:
@@ -72,7 +77,7 @@ def test_bytes_that_were_acknowledged_and_are_missing_leave_again() -> None:
     sender.send_all()
     sender.after(10.0)
     assert sender.after(11.1) == [FrameType.OPEN]
-    sender.outbox.have(ID, Have(Ranges(), (Slab(0, 1, 0, 60),)))
+    sender.outbox.have(ID, Standing.of(Have(Ranges(), (Slab(0, 1, 0, 60),)), SIZES))
     taken = sender.outbox.take()
     assert taken is not None and taken[0].slab == Slab(0, 1, 60, 40)
 
@@ -81,3 +86,18 @@ def test_nobody_is_asked_while_bytes_are_on_their_way() -> None:
     sender = _Sender()
     sender.outbox.have(ID, NOTHING)
     assert not any(sender.after(second) for second in range(100))
+
+
+def test_what_arrived_between_very_many_held_objects_is_in_part_left_out() -> None:
+    num_held, slabs = 1000, tuple(Slab(0, 1, 2 * at, 1) for at in range(1000))
+    sizes = ObjectSizes([(2000, 2 * num_held + 1)])
+    held = Ranges((1 + 2 * at, 2 + 2 * at) for at in range(num_held))
+    standing = Standing.of(Have(held, slabs), sizes)
+    assert tuple(standing.arrived.slabs()) == slabs[: MAX_GAPS // (num_held + 1)]
+    assert standing.missing_bytes == 2000 * (num_held + 1)
+
+
+@pytest.mark.parametrize("have", [Have(Ranges([(0, 2)]), ()), Have(Ranges(), (Slab(0, 1, 50, 51),))])
+def test_a_have_of_what_the_transfer_has_not_breaks_the_protocol(have: Have) -> None:
+    with pytest.raises(RemoteProtocolError, match="does not have"):
+        Standing.of(have, SIZES)
