@@ -54,35 +54,48 @@ class Area:
         self._ends: list[int] = []
         self._objects: list[Ranges] = []
         self.num_bytes = 0
+        self.num_fragments = 0  # how many disjoint pieces it is kept as; memory is proportional to it
         for slab in slabs:
             self.add(slab)
-
-    @property
-    def num_fragments(self) -> int:
-        """How many disjoint pieces it is kept as; memory is proportional to it."""
-        return sum(map(len, self._objects))
 
     def add(self, slab: Slab) -> int:
         """Cover a slab; returns how many bytes were not covered before."""
         new = 0
         for at in self._columns(slab.offset, slab.end):
-            width = self._ends[at] - self._starts[at]
-            new += width * self._objects[at].add(slab.first, slab.last)
+            objects, width = self._objects[at], self._ends[at] - self._starts[at]
+            before = len(objects)
+            new += width * objects.add(slab.first, slab.last)
+            self.num_fragments += len(objects) - before
         self.num_bytes += new
         return new
 
     def remove(self, slab: Slab) -> int:
         """Uncover a slab; returns how many bytes were covered before."""
+        for position in (slab.offset, slab.end):
+            at = self._within(position)
+            if at is not None and self._objects[at].touches(slab.first, slab.last):
+                self._split(at, position)
         gone = 0
-        for at in self._columns(slab.offset, slab.end):
-            width = self._ends[at] - self._starts[at]
-            gone += width * self._objects[at].remove(slab.first, slab.last)
+        for at in reversed(range(bisect_right(self._ends, slab.offset), bisect_left(self._starts, slab.end))):
+            objects, width = self._objects[at], self._ends[at] - self._starts[at]
+            before = len(objects)
+            gone += width * objects.remove(slab.first, slab.last)
+            self.num_fragments += len(objects) - before
+            if not len(objects):
+                del self._starts[at], self._ends[at], self._objects[at]
         self.num_bytes -= gone
         return gone
 
     def covers(self, slab: Slab) -> bool:
         """Whether every byte of a slab is covered."""
-        return next(self.missing(slab), None) is None
+        at, position = bisect_right(self._ends, slab.offset), slab.offset
+        while position < slab.end:
+            is_gap = at == len(self._starts) or self._starts[at] > position
+            if is_gap or not self._objects[at].covers(slab.first, slab.last):
+                return False
+            position = self._ends[at]
+            at += 1
+        return True
 
     def missing(self, slab: Slab) -> Iterator[Slab]:
         """The parts of a slab that are not covered, column by column."""
@@ -110,8 +123,10 @@ class Area:
         first = bisect_left(self._starts, start)
         if first < len(self._starts) and self._starts[first] == start and self._ends[first] == end:
             return range(first, first + 1)
-        self._split(start)
-        self._split(end)
+        for position in (start, end):
+            at = self._within(position)
+            if at is not None:
+                self._split(at, position)
         at = bisect_left(self._starts, start)
         first = at
         while start < end:
@@ -122,11 +137,16 @@ class Area:
             at += 1
         return range(first, at)
 
-    def _split(self, position: int) -> None:
+    def _within(self, position: int) -> int | None:
+        """The column that has bytes on both sides of a position."""
         at = bisect_right(self._starts, position) - 1
-        if at >= 0 and self._starts[at] < position < self._ends[at]:
-            self._insert(at + 1, position, self._ends[at], self._objects[at].copy())
-            self._ends[at] = position
+        return at if at >= 0 and self._starts[at] < position < self._ends[at] else None
+
+    def _split(self, at: int, position: int) -> None:
+        objects = self._objects[at].copy()
+        self._insert(at + 1, position, self._ends[at], objects)
+        self._ends[at] = position
+        self.num_fragments += len(objects)
 
     def _insert(self, at: int, start: int, end: int, objects: Ranges) -> None:
         self._starts.insert(at, start)

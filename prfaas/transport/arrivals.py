@@ -12,6 +12,7 @@ whose sender has evidently given it up).
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from typing import Literal, NamedTuple
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.area import Slab
-from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, Assembler
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import (
     Accepted,
@@ -34,7 +35,7 @@ from prfaas.transport.inbound import (
     Rejected,
     TransferStats,
 )
-from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.messages import MAX_SLABS, Done, Ending, Have
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.ranges import Ranges
@@ -45,20 +46,24 @@ MAX_TRANSFERS = 1024  # asked and arriving, over all peers
 MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
 MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
 MAX_UNSAID = 4096  # answers that no connection took at once
-MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 200 bytes each
+MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes each
 FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
+HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second of the lock
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
 
 
 class _Answer(NamedTuple):
-    """A frame for a transfer's sender, on any of these connections; an ending on all of them, as any may be dead already."""
+    """A frame for a transfer's sender, on any of these connections; an ending on all of them, as any may be dead already.
+
+    None stands for a HAVE, made when it is said.
+    """
 
     transfer_id: bytes
     connections: list[Connection]
-    frame: bytes
+    frame: bytes | None
     is_ending: bool = False
 
 
@@ -68,13 +73,14 @@ class _Arrival:
     sizes: ObjectSizes
     deadline: float
     answers: OrderedEvents[_Answer]
-    connections: set[Connection] = field(default_factory=set)
+    connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
     alone_since: float | None = None  # when its last connection went
     accepted: Accepted | None = None
     assembler: Assembler | None = None
     writers: dict[Connection, Slab] = field(default_factory=dict)
     wire_bytes: int = 0
     num_pieces: int = 0  # of what has arrived, disjoint
+    had_at: float = 0.0  # when a HAVE was last asked for that is said at once
     ended_at: float | None = None
 
     @property
@@ -105,7 +111,7 @@ class Arrivals:
         self._arrivals: dict[bytes, _Arrival] = {}
         self._num_pieces = 0  # of all of them
         self._remembered: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  # what a late OPEN or chunk is answered
-        self._unsaid: OrderedDict[bytes, _Answer | None] = OrderedDict()  # by transfer; None: a HAVE
+        self._unsaid: OrderedDict[bytes, _Answer] = OrderedDict()  # by transfer
 
     # Opening
 
@@ -117,7 +123,7 @@ class Arrivals:
             is_new = refusal is None and arrival is None
             if is_new:
                 deadline = time.monotonic() + request.deadline_seconds
-                arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._say), {connection})
+                arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._say), {connection: None})
                 self._arrivals[request.transfer_id] = arrival
             elif refusal is None and arrival is not None:
                 self._again(connection, arrival)
@@ -148,11 +154,16 @@ class Arrivals:
         return sum(len(its.request.open_body) for its in self._arrivals.values())
 
     def _again(self, connection: Connection, arrival: _Arrival) -> None:
-        """Answer another OPEN of a transfer that is here, once the caller has decided."""
-        arrival.connections.add(connection)
+        """Answer another OPEN of a transfer that is here, once the caller has decided; at a later tick if that is often."""
+        transfer_id, now = arrival.request.transfer_id, time.monotonic()
+        arrival.connections.pop(connection, None)
+        arrival.connections[connection] = None
         arrival.alone_since = None
-        if arrival.assembler:
-            arrival.answers.put(_Answer(arrival.request.transfer_id, [connection], _have(arrival)))
+        if arrival.assembler and now - arrival.had_at >= HAVE_SECONDS:
+            arrival.had_at = now
+            arrival.answers.put(_Answer(transfer_id, [], None))
+        elif arrival.assembler:
+            self._say_later(_Answer(transfer_id, [], None))
 
     def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
@@ -165,7 +176,7 @@ class Arrivals:
                 arrival.assembler = Assembler(arrival.sizes, ranges_of(decision.held))
                 frame = _have(arrival)
             if not arrival.has_ended:
-                arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), frame))
+                arrival.answers.put(_Answer(arrival.request.transfer_id, _latest_first(arrival), frame))
             if arrival.assembler is not None:
                 self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
         self._tell(arrival)
@@ -189,7 +200,7 @@ class Arrivals:
                 return None
             if arrival.request.peer_name != peer:
                 raise RemoteProtocolError("owner", "a chunk of another peer's transfer")
-            arrival.connections.add(connection)
+            arrival.connections[connection] = None
             arrival.alone_since = None
             arrival.wire_bytes += HEADER_BYTES + wire_bytes
             if arrival.num_pieces > FAIR_PIECES and self._num_pieces > self._max_pieces:
@@ -240,10 +251,12 @@ class Arrivals:
             elif outcome == "whole":
                 arrival.assembler.landed(slab)
                 self._complete_if_whole(arrival)
+            elif outcome == "lost":
+                arrival.assembler.lost(slab)
             elif outcome == "changed":
                 comes_again = arrival.assembler.changed(slab)
                 if not comes_again:
-                    text = f"{slab} came changed {MAX_ATTEMPTS_PER_CHUNK} times"
+                    text = f"{slab} came changed {MAX_ATTEMPTS_PER_CHUNK} times, or {MAX_CHANGED} chunks did"
                     self._fail(arrival, "checksum", text)
             self._count_pieces(arrival)
         self._tell(arrival)
@@ -336,7 +349,7 @@ class Arrivals:
         with self._changed:
             for arrival in self._arrivals.values():
                 if connection in arrival.connections:
-                    arrival.connections.discard(connection)
+                    del arrival.connections[connection]
                     if not arrival.connections:
                         arrival.alone_since = now
 
@@ -362,8 +375,11 @@ class Arrivals:
             if arrival is not None:
                 arrival.answers.tell()
 
-    def _say(self, answer: _Answer) -> None:
+    def _say(self, said: _Answer) -> None:
         """Write a frame on the first connection that takes it at once, an ending on each; where none does, at a later tick."""
+        answer = said if said.frame is not None else self._have_of(said.transfer_id)
+        if answer is None or answer.frame is None:
+            return
         is_lost, is_said = True, False  # lost with the last of its connections
         for connection in answer.connections:
             if not connection.wait_writable(0):
@@ -375,23 +391,29 @@ class Arrivals:
         if is_said or is_lost:
             return  # a sender that heard nothing asks again
         with self._changed:
-            arrival = self._arrivals.get(answer.transfer_id)
-            is_over = arrival is None or arrival.has_ended
-            self._unsaid[answer.transfer_id] = answer if is_over else None  # HAVE may be long, and is made anew
-            if len(self._unsaid) > MAX_UNSAID:
-                self._unsaid.popitem(last=False)
+            arrival = self._arrivals.get(said.transfer_id)
+            is_live = arrival is not None and not arrival.has_ended
+            self._say_later(_Answer(said.transfer_id, [], None) if is_live else said)
+
+    def _have_of(self, transfer_id: bytes) -> _Answer | None:
+        """A transfer's HAVE as it now is; None: it has ended."""
+        with self._changed:
+            arrival = self._arrivals.get(transfer_id)
+            if arrival is None or arrival.has_ended or arrival.assembler is None:
+                return None
+            return _Answer(transfer_id, _latest_first(arrival), _have(arrival))
+
+    def _say_later(self, answer: _Answer) -> None:
+        """With the lock held."""
+        self._unsaid[answer.transfer_id] = answer
+        if len(self._unsaid) > MAX_UNSAID:
+            self._unsaid.popitem(last=False)
 
     def _say_again(self) -> None:
         with self._changed:
-            unsaid = list(self._unsaid)
-        for transfer_id in unsaid:
-            with self._changed:
-                answer = self._unsaid.pop(transfer_id, None)
-                arrival = self._arrivals.get(transfer_id)
-                if answer is None and arrival is not None and not arrival.has_ended:
-                    answer = _Answer(transfer_id, list(arrival.connections), _have(arrival))
-            if answer is not None:
-                self._say(answer)
+            unsaid, self._unsaid = self._unsaid, OrderedDict()
+        for answer in unsaid.values():
+            self._say(answer)
 
     def _lateness(self, arrival: _Arrival, now: float) -> FailureReason | None:
         if arrival.has_ended:
@@ -417,9 +439,14 @@ def ranges_of(indices: Collection[int]) -> Ranges:
     return Ranges((index, index + 1) for index in indices)
 
 
+def _latest_first(arrival: _Arrival) -> list[Connection]:
+    return list(reversed(arrival.connections))
+
+
 def _have(arrival: _Arrival) -> bytes:
     assert arrival.assembler is not None
-    have = Have(arrival.assembler.held, tuple(arrival.assembler.arrived.slabs()))
+    slabs = itertools.islice(arrival.assembler.arrived.slabs(), MAX_SLABS)
+    have = Have(arrival.assembler.held, tuple(slabs))
     return messages.encode_have(arrival.request.transfer_id, have)
 
 

@@ -14,7 +14,8 @@ from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ranges import Ranges
 
 MAX_ATTEMPTS_PER_CHUNK = 3
-MAX_FRAGMENTS = 1 << 16  # of the arrived area, about 200 bytes each; an honest sender stays far below
+MAX_CHANGED = 64  # chunks of one transfer that may come changed
+MAX_FRAGMENTS = 1 << 14  # of the arrived area, about 300 bytes each; an honest sender's are its layers times the runs of missing objects
 Use = Literal["write", "discard"]
 
 
@@ -27,12 +28,16 @@ class Assembler:
         self.total_bytes = sizes.total_bytes - sizes.bytes_of(held)  # that must come
         self.num_changed = 0
         self.arrived = Area()
-        self.num_pieces = 0  # that what has arrived is kept as
         self._attempts: dict[Slab, int] = {}
 
     @property
     def missing_bytes(self) -> int:
         return self.total_bytes - self.arrived.num_bytes
+
+    @property
+    def num_pieces(self) -> int:
+        """That what has arrived is kept as."""
+        return self.arrived.num_fragments
 
     def use_of(self, slab: Slab) -> Use:
         """Whether a chunk that begins to arrive is written to memory; bytes that count are never written over.
@@ -49,14 +54,23 @@ class Assembler:
         return "discard" if self.arrived.covers(slab) else "write"
 
     def landed(self, slab: Slab) -> None:
-        """A chunk was written, and its checksum matches."""
-        self.arrived.add(slab)
-        self.num_pieces = self.arrived.num_fragments
+        """A chunk was written, and its checksum matches; of too many pieces it must come again.
+
+        There may be, as chunks on several connections began before there were.
+        """
+        if self.num_pieces <= MAX_FRAGMENTS:
+            self.arrived.add(slab)
+
+    def lost(self, slab: Slab) -> None:
+        """A chunk was written in part, over whatever was there; of too many pieces everything must come again."""
+        if self.num_pieces <= MAX_FRAGMENTS:
+            self.arrived.remove(slab)
+        else:
+            self.arrived = Area()
 
     def changed(self, slab: Slab) -> bool:
         """A chunk was written, and its checksum does not match; returns whether to ask for it again."""
-        self.arrived.remove(slab)
-        self.num_pieces = self.arrived.num_fragments
+        self.lost(slab)
         self.num_changed += 1
         self._attempts[slab] = self._attempts.get(slab, 0) + 1
-        return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_changed < MAX_FRAGMENTS
+        return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_changed < MAX_CHANGED

@@ -179,6 +179,26 @@ def test_a_second_copy_ends_the_connection_on_which_the_first_is_stuck(far: Far)
     assert bytes(far.memory[transfer_id][0]) == payload
 
 
+def test_what_a_chunk_has_written_over_before_it_was_cut_off_comes_again(far: Far) -> None:
+    payload = objects_of(200_000)[0]
+    half = Slab(0, 1, 0, 100_000)
+    with RawSender(far.address) as first, RawSender(far.address) as second:
+        transfer_id = first.open(len(payload))
+        first.chunk(transfer_id, half, payload[:100_000])
+        assert first.heard()[0].type is FrameType.ACK
+        wrong = bytes(its ^ 1 for its in payload[:50_000])
+        second.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, 200_000), 1) + wrong)
+        wait_until(lambda: far.memory[transfer_id][0][:50_000] == wrong)
+        second.connection.close()
+        wait_until(lambda: far.receiver.num_connections == 1)
+        first.chunk(transfer_id, Slab(0, 1, 100_000, 100_000), payload[100_000:])
+        assert first.heard()[0].type is FrameType.ACK
+        assert not far.of(ReceiveCompleted), "50 000 bytes are not what they were"
+        first.chunk(transfer_id, half, payload[:100_000])
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+    assert bytes(far.memory[transfer_id][0]) == payload
+
+
 def test_memory_is_not_free_while_a_chunk_lands_and_nothing_lands_after(far: Far) -> None:
     with RawSender(far.address) as raw:
         transfer_id = raw.open(200_000)

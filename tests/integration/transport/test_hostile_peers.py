@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.transport import handshake
 from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import FAIR_PIECES, MAX_OPENING_BYTES
+from prfaas.transport.arrivals import FAIR_PIECES, HAVE_SECONDS, MAX_OPENING_BYTES
 from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
@@ -188,6 +189,23 @@ def test_every_open_of_a_peer_that_reads_late_is_answered() -> None:
         heard = [raw.heard()[0] for _ in transfers]
     assert sorted((its.transfer_id, its.type) for its in heard) == [(its, FrameType.HAVE) for its in transfers]
     receiver.close()
+
+
+def test_an_open_that_is_repeated_without_end_is_answered_ten_times_a_second(far: Far) -> None:
+    with RawSender(far.address) as raw:
+        began_at = time.monotonic()
+        transfer_id = raw.open(100)
+        again = encode_open(transfer_id, Open(ObjectSizes.of([100]), 0, PATIENCE_SECONDS, b"body"))
+        for _ in range(1000):
+            raw.connection.write(again)
+        raw.connection.write(Header(FrameType.PING, 0).encode())
+        heard: list[FrameType] = []
+        while FrameType.PONG not in heard:
+            heard.append(raw.heard()[0].type)
+        at_most = 2 + 2 * (time.monotonic() - began_at) / HAVE_SECONDS  # one at once, one at a tick
+        assert heard.count(FrameType.HAVE) <= at_most
+        raw.connection.write(again)
+        assert raw.heard()[0].type is FrameType.HAVE, "who asks is answered, if later"
 
 
 def test_a_sender_that_dawdles_within_a_chunk_holds_up_nobody_else(far: Far, near_to: Callable[..., Near]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_FRAGMENTS, Assembler
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, MAX_FRAGMENTS, Assembler
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ranges import Ranges
 
@@ -50,10 +50,37 @@ def test_a_chunk_that_keeps_coming_changed_is_given_up() -> None:
     assert again == [True] * (MAX_ATTEMPTS_PER_CHUNK - 1) + [False]
 
 
-def test_an_area_in_too_many_pieces_breaks_the_protocol() -> None:
-    assembler = Assembler(ObjectSizes([(4 * MAX_FRAGMENTS, 1)]), Ranges())
+def _scattered() -> Assembler:
+    """In one piece more than may be."""
+    assembler = Assembler(ObjectSizes([(4 * MAX_FRAGMENTS, 4)]), Ranges())
     for at in range(MAX_FRAGMENTS + 1):
-        assembler.arrived._insert(at, 4 * at, 4 * at + 1, Ranges([(0, 1)]))  # adding them one by one takes seconds
-    assembler.landed(Slab(0, 1, 4 * MAX_FRAGMENTS - 1, 1))
+        assembler.landed(Slab(0, 1, 2 * at, 1))
+    return assembler
+
+
+def test_an_area_in_too_many_pieces_breaks_the_protocol() -> None:
     with pytest.raises(RemoteProtocolError, match="separate pieces"):
-        assembler.use_of(Slab(0, 1, 2, 1))
+        _scattered().use_of(Slab(0, 1, 2, 1))
+
+
+def test_chunks_that_had_begun_before_make_it_no_more_pieces() -> None:
+    """Of a column of many objects each would make twice as many."""
+    assembler = _scattered()
+    assembler.landed(Slab(1, 1, 0, 1))
+    assert assembler.num_pieces == MAX_FRAGMENTS + 1
+    assembler.lost(Slab(0, 1, 0, 1))
+    assert assembler.missing_bytes == assembler.total_bytes, "all of it comes again"
+
+
+def test_a_chunk_that_was_lost_takes_back_what_it_has_written_over() -> None:
+    assembler = _assembler()
+    assembler.landed(Slab(0, 1, 0, 60))
+    before = assembler.missing_bytes
+    assembler.lost(Slab(0, 1, 50, 50))
+    assert assembler.missing_bytes == before + 10 and assembler.num_changed == 0
+
+
+def test_a_transfer_of_which_many_chunks_come_changed_is_given_up() -> None:
+    assembler = Assembler(ObjectSizes([(MAX_CHANGED, 1)]), Ranges())
+    again = [assembler.changed(Slab(0, 1, at, 1)) for at in range(MAX_CHANGED)]
+    assert again == [True] * (MAX_CHANGED - 1) + [False]
