@@ -42,7 +42,7 @@ from prfaas.transport.receiver import (
 )
 from prfaas.types import AgentName, FailureReason, TransferId
 
-MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 300 bytes each
+MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 400 bytes each
 REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
 _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]

@@ -54,7 +54,7 @@ class Area:
         self._ends: list[int] = []
         self._objects: list[Ranges] = []
         self.num_bytes = 0
-        self.num_fragments = 0  # how many disjoint pieces it is kept as; memory is proportional to it
+        self.num_fragments: int = 0  # how many disjoint pieces it is kept as; memory is proportional to it
         for slab in slabs:
             self.add(slab)
 

@@ -39,12 +39,17 @@ from prfaas.transport.messages import MAX_SLABS, Done, Ending, Have
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.ranges import Ranges
+from prfaas.transport.remembered import Remembered
+from prfaas.transport.shares import Shares
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 from prfaas.types import FailureReason
 
-MAX_TRANSFERS = 1024  # asked and arriving, over all peers
+# Bounds over all peers, of which the last quarter is for those that have little.
+MAX_TRANSFERS = 1024  # asked and arriving
 MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
-MAX_REMEMBERED = 4096  # ended transfers, about 200 bytes each
+RUN_BYTES = 200  # that a run of sizes takes
+MAX_REMEMBERED = 4096  # ended transfers, about 400 bytes each
+MAX_REMEMBERED_MESSAGE_BYTES = 100
 MAX_UNSAID = 4096  # answers that no connection took at once
 MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes each
 FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
@@ -103,14 +108,14 @@ class Arrivals:
         reconnect_seconds: float,
         max_pieces: int = MAX_PIECES,
     ) -> None:
-        self._max_pieces = max_pieces
         self._accept = accept
         self._events: OrderedEvents[ReceiveEvent] = OrderedEvents(on_event)
         self._reconnect_seconds = reconnect_seconds
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, _Arrival] = {}
-        self._num_pieces = 0  # of all of them
-        self._remembered: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  # what a late OPEN or chunk is answered
+        self._transfers, self._opening_bytes = Shares(MAX_TRANSFERS), Shares(MAX_OPENING_BYTES)
+        self._max_pieces, self._pieces = max_pieces, Shares(max_pieces)
+        self._remembered = Remembered(MAX_REMEMBERED)
         self._unsaid: OrderedDict[bytes, _Answer] = OrderedDict()  # by transfer
 
     # Opening
@@ -119,12 +124,12 @@ class Arrivals:
         """A peer opens a transfer, or asks again after it lost a connection."""
         with self._changed:
             arrival = self._arrivals.get(request.transfer_id)
-            refusal = self._refusal(arrival, request)
+            refusal = self._refusal(arrival, request, sizes)
             is_new = refusal is None and arrival is None
             if is_new:
                 deadline = time.monotonic() + request.deadline_seconds
                 arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._say), {connection: None})
-                self._arrivals[request.transfer_id] = arrival
+                self._keep(arrival)
             elif refusal is None and arrival is not None:
                 self._again(connection, arrival)
         if refusal is not None:
@@ -134,24 +139,33 @@ class Arrivals:
             if is_new:
                 self._accept(request, functools.partial(self._decided, arrival))
 
-    def _refusal(self, arrival: _Arrival | None, request: OpenRequest) -> bytes | None:
+    def _refusal(self, arrival: _Arrival | None, request: OpenRequest, sizes: ObjectSizes) -> bytes | None:
         """How a transfer of this id has ended already, or why it is not taken; `arrival` is the one that is here."""
-        transfer_id = request.transfer_id
-        known = self._remembered.get((request.peer_name, transfer_id))
+        transfer_id, peer = request.transfer_id, request.peer_name
+        known = self._remembered.get(peer, transfer_id)
         if known is not None:
             return known
         if arrival is not None:
-            if arrival.request.peer_name == request.peer_name and not arrival.has_ended:
+            if arrival.request.peer_name == peer and not arrival.has_ended:
                 return None
             return _error(transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
-        if len(self._arrivals) >= MAX_TRANSFERS:
-            return _error(transfer_id, "no_memory", f"{MAX_TRANSFERS} transfers are arriving already")
-        if self._body_bytes() + len(request.open_body) > MAX_OPENING_BYTES:
+        if not self._transfers.has_room(peer):
+            return _error(transfer_id, "no_memory", f"too many of {MAX_TRANSFERS} transfers are arriving already")
+        if not self._opening_bytes.has_room(peer, _opening_bytes(request, sizes)):
             return _error(transfer_id, "no_memory", "what opens transfers takes too much memory already")
         return None
 
-    def _body_bytes(self) -> int:
-        return sum(len(its.request.open_body) for its in self._arrivals.values())
+    def _keep(self, arrival: _Arrival) -> None:
+        peer = arrival.request.peer_name
+        self._arrivals[arrival.request.transfer_id] = arrival
+        self._transfers.change(peer, 1)
+        self._opening_bytes.change(peer, _opening_bytes(arrival.request, arrival.sizes))
+
+    def _drop(self, arrival: _Arrival) -> None:
+        peer = arrival.request.peer_name
+        del self._arrivals[arrival.request.transfer_id]
+        self._transfers.change(peer, -1)
+        self._opening_bytes.change(peer, -_opening_bytes(arrival.request, arrival.sizes))
 
     def _again(self, connection: Connection, arrival: _Arrival) -> None:
         """Answer another OPEN of a transfer that is here, once the caller has decided; at a later tick if that is often."""
@@ -169,8 +183,9 @@ class Arrivals:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
         with self._changed:
             if isinstance(decision, Rejected):
-                frame = _error(arrival.request.transfer_id, decision.reason, decision.message)
-                del self._arrivals[arrival.request.transfer_id]
+                ending = Ending(decision.reason, decision.message)
+                frame = messages.encode_ending(FrameType.ERROR, arrival.request.transfer_id, ending)
+                self._drop(arrival)
             else:
                 arrival.accepted = decision
                 arrival.assembler = Assembler(arrival.sizes, ranges_of(decision.held))
@@ -203,10 +218,8 @@ class Arrivals:
             arrival.connections[connection] = None
             arrival.alone_since = None
             arrival.wire_bytes += HEADER_BYTES + wire_bytes
-            if arrival.num_pieces > FAIR_PIECES and self._num_pieces > self._max_pieces:
-                raise RemoteProtocolError(
-                    "fragments", f"more than {self._max_pieces} separate pieces over all transfers"
-                )
+            if arrival.num_pieces > FAIR_PIECES and not self._pieces.has_room(peer):
+                raise RemoteProtocolError("fragments", f"too many of {self._max_pieces} pieces over all transfers")
             if arrival.assembler.use_of(slab) == "discard":
                 return None
             self._displace(arrival, slab)
@@ -265,15 +278,16 @@ class Arrivals:
     def _count_pieces(self, arrival: _Arrival) -> None:
         is_here = self._arrivals.get(arrival.request.transfer_id) is arrival
         now = arrival.assembler.num_pieces if is_here and arrival.assembler is not None else 0
-        self._num_pieces += now - arrival.num_pieces
-        arrival.num_pieces = now
+        if now != arrival.num_pieces:
+            self._pieces.change(arrival.request.peer_name, now - arrival.num_pieces)
+            arrival.num_pieces = now
 
     def what_became_of(self, peer: str, transfer_id: bytes) -> bytes | None:
         """The frame that answers a chunk of a transfer that does not take it any more; None when it does."""
         with self._changed:
             if transfer_id in self._arrivals:
                 return None
-            known = self._remembered.get((peer, transfer_id))
+            known = self._remembered.get(peer, transfer_id)
             return known or Header(FrameType.REOPEN, 0, transfer_id).encode()
 
     def all_sent(self, connection: Connection, peer: str, header: Header) -> None:
@@ -309,18 +323,13 @@ class Arrivals:
     def _end(self, arrival: _Arrival, answer: bytes) -> None:
         arrival.ended_at = time.monotonic()
         arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), answer, is_ending=True))
-        self._remember(arrival.request.peer_name, arrival.request.transfer_id, answer)
-
-    def _remember(self, peer: str, transfer_id: bytes, answer: bytes) -> None:
-        self._remembered[peer, transfer_id] = answer
-        if len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+        self._remembered.put(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
     def _free(self, arrival: _Arrival) -> None:
         """Forget an ended transfer once nobody writes to its memory, nor decides about it."""
         is_mine = self._arrivals.get(arrival.request.transfer_id) is arrival
         if not arrival.writers and arrival.accepted is not None and is_mine:
-            del self._arrivals[arrival.request.transfer_id]
+            self._drop(arrival)
             self._count_pieces(arrival)
             self._events.put(ReceiveMemoryFree(arrival.request.transfer_id))
 
@@ -334,13 +343,14 @@ class Arrivals:
 
     def cancelled(self, peer: str, transfer_id: bytes, ending: Ending) -> None:
         """The sender gave up, perhaps before its OPEN came (they may cross on two connections)."""
+        reason, message = ending.reason, _short(ending.message)
         with self._changed:
             arrival = self._arrivals.get(transfer_id)
             if arrival is not None and arrival.request.peer_name == peer and not arrival.has_ended:
-                self._fail(arrival, ending.reason, ending.message)
-            elif arrival is None and (peer, transfer_id) not in self._remembered:
-                self._remember(peer, transfer_id, _error(transfer_id, ending.reason, ending.message))
-                self._events.put(ReceiveFailed(transfer_id, peer, ending.reason, ending.message))
+                self._fail(arrival, reason, message)
+            elif arrival is None and self._remembered.get(peer, transfer_id) is None:
+                self._remembered.put(peer, transfer_id, _error(transfer_id, reason, message))
+                self._events.put(ReceiveFailed(transfer_id, peer, reason, message))
         self._tell(arrival)
 
     def forget(self, connection: Connection) -> None:
@@ -455,5 +465,14 @@ def _done(arrival: _Arrival) -> bytes:
     return messages.encode_done(arrival.request.transfer_id, Done(stats.wire_bytes, stats.checksum_failures))
 
 
+def _opening_bytes(request: OpenRequest, sizes: ObjectSizes) -> int:
+    return len(request.open_body) + RUN_BYTES * len(sizes.runs)
+
+
 def _error(transfer_id: bytes, reason: FailureReason, message: str) -> bytes:
-    return messages.encode_ending(FrameType.ERROR, transfer_id, Ending(reason, message))
+    return messages.encode_ending(FrameType.ERROR, transfer_id, Ending(reason, _short(message)))
+
+
+def _short(message: str) -> str:
+    """So much of it as is remembered."""
+    return message.encode(errors="replace")[:MAX_REMEMBERED_MESSAGE_BYTES].decode(errors="ignore")

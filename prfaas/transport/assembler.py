@@ -15,7 +15,8 @@ from prfaas.transport.ranges import Ranges
 
 MAX_ATTEMPTS_PER_CHUNK = 3
 MAX_CHANGED = 64  # chunks of one transfer that may come changed
-MAX_FRAGMENTS = 1 << 14  # of the arrived area, about 300 bytes each; an honest sender's are its layers times the runs of missing objects
+# Of the arrived area, about 300 bytes each. An honest sender's are its layers times the runs of missing objects.
+MAX_FRAGMENTS = 1 << 14
 Use = Literal["write", "discard"]
 
 

@@ -17,7 +17,7 @@ import msgpack
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
+from prfaas.transport.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import MAX_PAYLOAD_BYTES, NO_TRANSFER, FrameType, Header, control
 from prfaas.types import FailureReason
@@ -152,7 +152,7 @@ def decode_open(header: Header, payload: bytes | bytearray) -> Open:
             raise ValueError("the deadline is no time")
         return Open(sizes, _whole(priority), deadline_seconds, body)
 
-    return _decode(FrameType.OPEN, structure, read)
+    return _decode(FrameType.OPEN, structure, read, max_items=MAX_RUNS)
 
 
 def encode_have(transfer_id: bytes, have: Have) -> bytes:
@@ -230,12 +230,16 @@ def from_bitmap(bits: bytes) -> Ranges:
 def _split(header: Header, payload: bytes | bytearray) -> tuple[bytes, bytes]:
     if header.offset > min(len(payload), MAX_STRUCTURE_BYTES):
         raise RemoteProtocolError("body", f"{header.type.name}: its first part is longer than allowed")
-    return bytes(payload[: header.offset]), bytes(payload[header.offset :])
+    whole = memoryview(payload)
+    return bytes(whole[: header.offset]), bytes(whole[header.offset :])
 
 
-def _decode(kind: FrameType, payload: bytes | bytearray, read: Callable[..., T]) -> T:
+def _decode(
+    kind: FrameType, payload: bytes | bytearray, read: Callable[..., T], *, max_items: int = MAX_STRUCTURE_BYTES
+) -> T:
+    """What `read` makes of an array's items; none of its arrays may be longer than `max_items`."""
     try:
-        return read(*msgpack.unpackb(payload))
+        return read(*msgpack.unpackb(payload, max_array_len=max_items))
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("body", f"{kind.name}: {error!r}"[:MAX_MESSAGE_CHARACTERS]) from error
 

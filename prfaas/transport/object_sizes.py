@@ -12,19 +12,20 @@ from prfaas.transport.ranges import Ranges
 
 MAX_OBJECTS = 1 << 21  # 1M tokens in blocks of 16, 8 ranks, 4 groups; as a bitmap 256 KiB
 MAX_OBJECT_BYTES = 1 << 32
-MAX_RUNS = 1 << 16  # under 1 MiB on the wire
+MAX_RUNS = 1 << 12  # about 200 bytes each; an honest sender's are its KV groups times its ranks
 
 
 class ObjectSizes(Sequence[int]):
     """Sizes in bytes, by object index."""
 
     def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
-        """`runs` are (size, count).
+        """`runs` are (size, count); neighbours of one size become one.
 
         Raises:
             ValueError: a size or the number of objects is out of bounds.
         """
-        self.runs = [(size, count) for size, count in runs]
+        alike = itertools.groupby(runs, key=lambda run: run[0])
+        self.runs: list[tuple[int, int]] = [(size, sum(count for _, count in its)) for size, its in alike]
         if not all(0 < size <= MAX_OBJECT_BYTES and 0 < count <= MAX_OBJECTS for size, count in self.runs):
             raise ValueError("an object of no bytes, or of too many")
         self._lasts = list(itertools.accumulate(count for _, count in self.runs))

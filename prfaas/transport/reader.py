@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import lossy_cast, messages
 from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
-from prfaas.transport.connection import Connection
+from prfaas.transport.connection import FRAME_SECONDS, Connection
 from prfaas.transport.inbound import OpenRequest
 from prfaas.transport.packing import Packer, read_head
+from prfaas.transport.shares import Shares
 from prfaas.transport.wire import FrameType, Header, chunk_checksum
 
 MAX_CHUNKS_PER_ACK = 16
@@ -22,17 +23,35 @@ MAX_ACK_SECONDS = 0.05  # and however slow: a chunk that has come does not wait 
 SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
 MAX_ANSWERED = 64
 LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
-LARGE_FRAME_PATIENCE_SECONDS = 5.0
 MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over all connections
 MAX_PACKED_FRAMES = 64  # packed chunks that are being read and unpacked, 3 MiB each
 
 
 class FrameBounds:
-    """How many frames may be in memory at once, over all connections."""
+    """How many frames may be in memory at once, over all connections. Who finds no room waits, and TCP holds its peer back."""
 
     def __init__(self) -> None:
-        self.large = threading.Semaphore(MAX_LARGE_FRAMES)
-        self.packed = threading.Semaphore(MAX_PACKED_FRAMES)
+        self.large, self.packed = Shares(MAX_LARGE_FRAMES), Shares(MAX_PACKED_FRAMES)
+        self.decoding = threading.Lock()  # one OPEN at a time, whose small items take sixty times their bytes
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def one_of(self, frames: Shares, peer: str) -> Iterator[None]:
+        """Hold one of these frames.
+
+        Raises:
+            RemoteProtocolError: there has been no room for as long as a frame may take.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: frames.has_room(peer), FRAME_SECONDS):
+                raise RemoteProtocolError("memory", "too many large frames at once; come again")
+            frames.change(peer, 1)
+        try:
+            yield
+        finally:
+            with self._changed:
+                frames.change(peer, -1)
+                self._changed.notify_all()
 
 
 class Reader:
@@ -48,7 +67,7 @@ class Reader:
         takes_lossy: bool = False,
     ) -> None:
         self._takes_lossy = takes_lossy
-        self._large_frames, self._packed_frames = bounds.large, bounds.packed
+        self._bounds = bounds
         self._packer = Packer()
         self._arrivals = arrivals
         self._connection = connection
@@ -83,24 +102,14 @@ class Reader:
         if header.type in (FrameType.PACKED, FrameType.LOSSY):
             if header.type is FrameType.LOSSY and not self._takes_lossy:
                 raise RemoteProtocolError("lossy", "lossy chunks are not taken here")
-            with self._allowed(self._packed_frames):
+            with self._bounds.one_of(self._bounds.packed, self._peer):
                 self._packed(header) if header.type is FrameType.PACKED else self._lossy(header)
             return
         if header.length <= LARGE_FRAME_BYTES:
             self._control(header)
         else:
-            with self._allowed(self._large_frames):
+            with self._bounds.one_of(self._bounds.large, self._peer):
                 self._control(header)
-
-    @contextlib.contextmanager
-    def _allowed(self, frames: threading.Semaphore) -> Iterator[None]:
-        """Hold one of the frames that may be in memory at once, over all connections."""
-        if not frames.acquire(timeout=LARGE_FRAME_PATIENCE_SECONDS):
-            raise RemoteProtocolError("memory", "too many large frames at once; come again")
-        try:
-            yield
-        finally:
-            frames.release()
 
     def _control(self, header: Header) -> None:
         payload = self._connection.read_payload(header)
@@ -114,7 +123,8 @@ class Reader:
             self._arrivals.cancelled(self._peer, header.transfer_id, messages.decode_ending(payload))
 
     def _open(self, header: Header, payload: bytearray) -> None:
-        opened = messages.decode_open(header, payload)
+        with self._bounds.decoding:
+            opened = messages.decode_open(header, payload)
         request = OpenRequest(
             transfer_id=header.transfer_id,
             peer_name=self._peer,

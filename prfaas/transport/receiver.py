@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prfaas import logs, metrics
@@ -32,6 +32,7 @@ from prfaas.transport.inbound import (
 from prfaas.transport.inlet import Inlet, InletConfig, InletState
 from prfaas.transport.messages import Ending, Hello
 from prfaas.transport.reader import FrameBounds, Reader
+from prfaas.transport.shares import Shares
 from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER, FrameType
 from prfaas.types import FailureReason
@@ -67,6 +68,7 @@ class ReceiverConfig:
     reconnect_seconds: float = 3.0
     congestion_control: str = "bbr"
     max_pieces: int = MAX_PIECES  # that all arriving transfers together may be kept as
+    max_connections: int = MAX_CONNECTIONS
     num_connections: int = 0  # to each of `fetch_from`; 0: as many as the round trip asks for
     lossy_fp8: bool = False  # takes chunks whose values were cast to 8 bits, which loses some of each
     fetch_from: Mapping[str, str] = field(
@@ -102,7 +104,7 @@ class Receiver:
             accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds, max_pieces=config.max_pieces
         )
         self._send_over = send_over or {}
-        self._bounds = FrameBounds()
+        self._bounds, self._admitted = FrameBounds(), Shares(config.max_connections)
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
         self._strangers: dict[Connection, str] = {}  # in order of arrival, and from where
@@ -219,7 +221,8 @@ class Receiver:
         """Why a connection from this address is not let in; with the lock held."""
         if not self._allows_public and is_public(address):  # through a port that is forwarded to a private one
             return "public"
-        return "connections" if len(self._connections) >= MAX_CONNECTIONS or self._is_closed.is_set() else None
+        is_full = len(self._connections) >= self._config.max_connections
+        return "connections" if is_full or self._is_closed.is_set() else None
 
     def _watch_forever(self) -> None:
         while not self._is_closed.wait(TICK_SECONDS):
@@ -231,12 +234,11 @@ class Receiver:
             if self._config.certificates is not None:
                 connection.secure(self._config.certificates, is_listener=True)
             hello = handshake.answer(connection, self._identity, sends_to=self._send_over)
-            with self._lock:
-                self._strangers.pop(connection, None)
-            if connection.state == "sending":
-                self._send(connection, hello)
-            else:
-                self._read(connection, hello.name)
+            with self._admitted_one(connection, hello.name):
+                if connection.state == "sending":
+                    self._send(connection, hello)
+                else:
+                    self._read(connection, hello.name)
         except RemoteProtocolError as error:
             self._refuse(connection, error)
         except ssl.SSLError as error:
@@ -246,6 +248,24 @@ class Receiver:
             self._count_slowness(error)
         finally:
             self._forget(connection)
+
+    @contextlib.contextmanager
+    def _admitted_one(self, connection: Connection, peer: str) -> Iterator[None]:
+        """A connection is no stranger's any more, but one of this peer's.
+
+        Raises:
+            RemoteProtocolError: it has so many that others would find no room.
+        """
+        with self._lock:
+            self._strangers.pop(connection, None)
+            if not self._admitted.has_room(peer):
+                raise RemoteProtocolError("connections", f"{peer} has too many connections")
+            self._admitted.change(peer, 1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._admitted.change(peer, -1)
 
     def _forget(self, connection: Connection) -> None:
         with self._lock:

@@ -48,7 +48,7 @@ __all__ = [
 
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
-ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that is not there by then is asked for again
+ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that takes more is asked for again
 UNUSED_RATIO = 0.8  # a link that carries less than this of its share leaves the rest to others, with some room to grow
 SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still finding its rate
 PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel

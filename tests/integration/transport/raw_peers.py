@@ -39,10 +39,16 @@ class RawSender:
     def __exit__(self, *exception: object) -> None:
         self.connection.close()
 
-    def open(self, *sizes: int, transfer_id: bytes | None = None, deadline_seconds: float = PATIENCE_SECONDS) -> bytes:
+    def open(
+        self,
+        *sizes: int,
+        transfer_id: bytes | None = None,
+        deadline_seconds: float = PATIENCE_SECONDS,
+        body: bytes = b"body",
+    ) -> bytes:
         """Open a transfer and read its HAVE."""
         transfer_id = transfer_id or os.urandom(16)
-        opened = Open(ObjectSizes.of(sizes), 0, deadline_seconds, b"body")
+        opened = Open(ObjectSizes.of(sizes), 0, deadline_seconds, body)
         self.connection.write(messages.encode_open(transfer_id, opened))
         assert self.heard()[0].type is FrameType.HAVE
         return transfer_id

@@ -17,12 +17,22 @@ from prometheus_client import REGISTRY
 
 from prfaas.transport import handshake
 from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import FAIR_PIECES, HAVE_SECONDS, MAX_OPENING_BYTES
+from prfaas.transport.arrivals import FAIR_PIECES, HAVE_SECONDS, MAX_OPENING_BYTES, RUN_BYTES, Arrivals
 from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity
-from prfaas.transport.messages import MAX_BODY_BYTES, Hello, Open, decode_ending, encode_hello, encode_open
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.reader import MAX_LARGE_FRAMES
+from prfaas.transport.messages import (
+    MAX_BODY_BYTES,
+    Ending,
+    Hello,
+    Open,
+    decode_ending,
+    encode_ending,
+    encode_hello,
+    encode_open,
+)
+from prfaas.transport.object_sizes import MAX_RUNS, ObjectSizes
+from prfaas.transport.packing import Packer, ways
+from prfaas.transport.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES, MAX_PACKED_FRAMES
 from prfaas.transport.receiver import (
     MAX_STRANGERS,
     Accepted,
@@ -44,6 +54,7 @@ from prfaas.transport.wire import (
     chunk_checksum,
     chunk_header,
     control,
+    packed_header,
 )
 from tests.integration.transport.ends import GIVES_UP_SECONDS, KEY, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
@@ -220,13 +231,16 @@ def test_a_sender_that_dawdles_within_a_chunk_holds_up_nobody_else(far: Far, nea
 
 
 def test_what_has_arrived_is_kept_in_so_many_pieces_and_who_scatters_most_is_refused() -> None:
-    far = make_far(max_pieces=FAIR_PIECES + 50)
+    max_pieces, at_most = 8 * FAIR_PIECES, 6 * FAIR_PIECES  # of one peer
+    far = make_far(max_pieces=max_pieces)
     with RawSender(far.address, name="scatters") as greedy, RawSender(far.address, name="honest") as honest:
-        mine, theirs = honest.open(100), greedy.open(4 * FAIR_PIECES)
-        for piece in range(FAIR_PIECES + 52):  # the last one is one too many
+        mine, theirs = honest.open(4 * FAIR_PIECES), greedy.open(2 * max_pieces)
+        for piece in range(at_most + 1):  # the last one is one too many
             greedy.chunk(theirs, Slab(0, 1, 2 * piece, 1), b"x")
         assert greedy.refusal().message.startswith("fragments")
-        honest.chunk(mine, Slab(0, 1, 0, 100), bytes(100))
+        for piece in range(FAIR_PIECES + 10):
+            honest.chunk(mine, Slab(0, 1, 2 * piece, 1), b"y")
+        honest.chunk(mine, Slab(0, 1, 0, 4 * FAIR_PIECES), bytes(4 * FAIR_PIECES))
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
     assert far.receiver.refused == {"fragments": 1}
     far.receiver.close()
@@ -461,27 +475,89 @@ def _noisy_frame(source: random.Random, transfer_id: bytes) -> bytes:
     return bytes(frame)
 
 
-def test_large_control_frames_are_read_a_few_at_a_time_and_small_ones_meanwhile(
+def test_large_control_frames_are_read_a_few_at_a_time_and_those_of_other_peers_meanwhile(
     far: Far, near_to: Callable[..., Near]
 ) -> None:
     promise = Header(FrameType.OPEN, MAX_PAYLOAD_BYTES[FrameType.OPEN], bytes(16), offset=5).encode()
-    greedy = [RawSender(far.address, name=f"greedy{number}") for number in range(MAX_LARGE_FRAMES + 1)]
+    greedy = [RawSender(far.address, name="greedy") for _ in range(MAX_LARGE_FRAMES + 1)]
     for peer in greedy:
         peer.connection.write(promise)  # and none of the 16 MiB, which are set aside for it
-    wait_until(lambda: far.receiver.refused.get("memory") == 1)
+    with RawSender(far.address, name="honest") as honest:
+        honest.open(10, body=bytes(2 * LARGE_FRAME_BYTES))
+    assert "memory" not in far.receiver.refused, "the rest of them waits"
     _assert_good_peers_are_served(far, near_to)
     for peer in greedy:
         peer.connection.close()
 
 
-def test_what_opens_transfers_may_take_so_much_memory_and_no_more(far: Far) -> None:
-    body = bytes(MAX_BODY_BYTES)
+def test_packed_chunks_of_one_peer_leave_room_for_those_of_others(far: Far) -> None:
+    payload = bytes(10_000)
+    packed = Packer().pack(payload, ways(["lz4"])[0])
+    assert packed is not None
+    greedy = [RawSender(far.address, name="greedy") for _ in range(MAX_PACKED_FRAMES)]
+    for peer in greedy:
+        peer.connection.write(packed_header(bytes(16), Slab(0, 1, 0, 1), 0, packed_bytes=MAX_CHUNK_BYTES))
+    with RawSender(far.address, name="honest") as honest:
+        transfer_id, slab = honest.open(len(payload)), Slab(0, 1, 0, len(payload))
+        checksum = chunk_checksum(transfer_id, slab, [memoryview(payload)])
+        honest.connection.write(packed_header(transfer_id, slab, checksum, packed_bytes=len(packed)), packed)
+        wait_until(lambda: bool(far.of(ReceiveCompleted)))
+    assert "memory" not in far.receiver.refused
+    for peer in greedy:
+        peer.connection.close()
+
+
+def test_one_peer_leaves_room_for_the_connections_of_others() -> None:
+    far = make_far(max_connections=8)
+    greedy = [RawSender(far.address, name="greedy") for _ in range(7)]
+    assert greedy[6].refusal().message.startswith("connections")
+    greedy[6].connection.close()
+    wait_until(lambda: far.receiver.num_connections == 6)
+    others = [RawSender(far.address, name="honest") for _ in range(2)]
+    for peer in others:
+        peer.open(10)
+    assert far.receiver.refused == {"connections": 1}
+    for peer in (*greedy, *others):
+        peer.connection.close()
+    far.receiver.close()
+
+
+def test_what_opens_transfers_may_take_so_much_memory_and_that_of_one_peer_less(far: Far) -> None:
+    with RawSender(far.address) as peer, RawSender(far.address, name="honest") as honest:
+        answers = [_answer_to_open(peer, bytes(MAX_BODY_BYTES))]
+        while answers[-1][0].type is FrameType.HAVE:
+            answers.append(_answer_to_open(peer, bytes(MAX_BODY_BYTES)))
+        assert len(answers) - 1 == 3 * MAX_OPENING_BYTES // (4 * MAX_BODY_BYTES)
+        assert decode_ending(answers[-1][1]).reason == "no_memory"
+        assert _answer_to_open(honest, bytes(MAX_BODY_BYTES))[0].type is FrameType.HAVE
+
+
+def _answer_to_open(peer: RawSender, body: bytes) -> tuple[Header, bytes]:
+    peer.connection.write(encode_open(os.urandom(16), Open(ObjectSizes.of([10]), 0, 60.0, body)))
+    return peer.heard()
+
+
+def test_the_sizes_of_objects_count_in_what_opens_transfers() -> None:
+    sizes = ObjectSizes([(1 + number % 2, 1) for number in range(MAX_RUNS)])  # one, which all of these transfers share
+    asked: list[OpenRequest] = []
+    arrivals = Arrivals(
+        accept=lambda request, reply: asked.append(request), on_event=lambda event: None, reconnect_seconds=60.0
+    )
+    connection, peer = (Connection(its, state="sending") for its in socket.socketpair())
+    while not peer.has_input():
+        request = OpenRequest(os.urandom(16), "peer", b"", sizes, 60.0)
+        arrivals.open(connection, request, sizes)
+    assert decode_ending(peer.read_payload(peer.read_header())).reason == "no_memory"
+    assert len(asked) == 3 * MAX_OPENING_BYTES // (4 * RUN_BYTES * MAX_RUNS)
+    connection.close()
+    peer.close()
+
+
+def test_of_why_a_peer_cancels_so_much_is_kept(far: Far) -> None:
+    transfer_id = os.urandom(16)
     with RawSender(far.address) as peer:
-        answers = []
-        for _ in range(MAX_OPENING_BYTES // MAX_BODY_BYTES + 1):
-            peer.connection.write(encode_open(os.urandom(16), Open(ObjectSizes.of([10]), 0, 60.0, body)))
-            answers.append(peer.heard())
-        assert [header.type for header, _ in answers[:-1]] == [FrameType.HAVE] * (len(answers) - 1)
-        header, payload = answers[-1]
-        assert header.type is FrameType.ERROR
-        assert decode_ending(payload).reason == "no_memory"
+        peer.connection.write(encode_ending(FrameType.CANCEL, transfer_id, Ending("cancelled", "\N{SNOWMAN}" * 500)))
+        peer.connection.write(encode_open(transfer_id, Open(ObjectSizes.of([10]), 0, 60.0, b"")))
+        assert decode_ending(peer.heard()[1]) == Ending("cancelled", "\N{SNOWMAN}" * 33)  # of three bytes each
+        (failed,) = far.of(ReceiveFailed)
+        assert isinstance(failed, ReceiveFailed) and len(failed.message.encode()) == 99

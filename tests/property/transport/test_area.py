@@ -25,7 +25,7 @@ def test_an_area_equals_a_set_of_bytes(done: list[tuple[bool, Slab]], asked: Sla
             assert area.remove(slab) == len(cells(slab) & model)
             model -= cells(slab)
         assert area.num_bytes == len(model)
-        assert len(area._starts) <= area.num_fragments == len(list(area.slabs())), "nothing is kept of what is not covered"
+        assert len(area._starts) <= area.num_fragments == len(list(area.slabs())), "what is not covered takes nothing"
     missing = list(area.missing(asked))
     assert set().union(*map(cells, missing)) == cells(asked) - model
     assert sum(slab.num_bytes for slab in missing) == len(cells(asked) - model), "no byte is named twice"

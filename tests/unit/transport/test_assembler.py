@@ -66,7 +66,7 @@ def test_an_area_in_too_many_pieces_breaks_the_protocol() -> None:
 def test_chunks_that_had_begun_before_make_it_no_more_pieces() -> None:
     """Of a column of many objects each would make twice as many."""
     assembler = _scattered()
-    assembler.landed(Slab(1, 1, 0, 1))
+    assembler.landed(Slab(2, 1, 0, 1))
     assert assembler.num_pieces == MAX_FRAGMENTS + 1
     assembler.lost(Slab(0, 1, 0, 1))
     assert assembler.missing_bytes == assembler.total_bytes, "all of it comes again"

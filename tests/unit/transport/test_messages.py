@@ -47,7 +47,7 @@ def test_open_comes_back_whole(its_runs: list[tuple[int, int]], priority: int, s
     header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes(its_runs), priority, seconds, body)))
     opened = messages.decode_open(header, payload)
     assert (opened.sizes.runs, opened.priority, opened.deadline_seconds, opened.body) == (
-        its_runs,
+        ObjectSizes(its_runs).runs,
         priority,
         seconds,
         body,
@@ -114,6 +114,25 @@ def test_an_ending_of_an_unknown_reason_reads_protocol_and_a_long_message_is_cut
 
 def test_done_comes_back_whole() -> None:
     assert messages.decode_done(_parts(messages.encode_done(ID, Done(7, 8)))[1]) == Done(7, 8)
+
+
+def test_an_open_of_very_many_sizes_is_refused_before_they_are_made() -> None:
+    structure = msgpack.packb([[[1, 1]] * 300_000, 0, 1.0])
+    header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match="max_array_len"):
+        messages.decode_open(header, structure)
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20, "a copy, and no list"
+    tracemalloc.stop()
+
+
+def test_the_body_of_an_open_is_copied_once() -> None:
+    body = bytes(8 << 20)
+    header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes([(1, 1)]), 0, 1.0, body)))
+    tracemalloc.start()
+    assert messages.decode_open(header, bytearray(payload)).body == body
+    assert tracemalloc.get_traced_memory()[1] < 2 * len(body) + (1 << 20), "the payload, and its body"
+    tracemalloc.stop()
 
 
 def test_an_open_of_two_thousand_million_objects_takes_no_memory() -> None:

@@ -32,6 +32,10 @@ def test_bytes_of_some_objects_are_the_sum_of_their_sizes(plain: list[int], data
     assert ObjectSizes.of(plain).bytes_of(Ranges((i, i + 1) for i in chosen)) == sum(plain[i] for i in chosen)
 
 
+def test_neighbours_of_one_size_are_kept_as_one() -> None:
+    assert ObjectSizes([(5, 1)] * 1000 + [(6, 2), (6, 3)]).runs == [(5, 1000), (6, 5)]
+
+
 @pytest.mark.parametrize(
     "runs", [[(0, 1)], [(1, 0)], [(1, MAX_OBJECTS + 1)], [(1, MAX_OBJECTS), (2, 1)], [(1, 1), (2, 1)] * MAX_RUNS]
 )

@@ -17,7 +17,6 @@ ID = bytes(range(16))
 PATIENCE = 1.0
 WHOLE = Slab(0, 1, 0, 100)
 SIZES = ObjectSizes([(100, 1)])
-NOTHING = Standing.of(Have(Ranges(), ()), SIZES)
 
 
 class _Sender:
@@ -41,6 +40,9 @@ class _Sender:
         assert is_any == bool(said)
         return said
 
+    def hear_have(self, *arrived: Slab) -> None:
+        self.outbox.have(ID, Standing.of(Have(Ranges(), arrived), SIZES))
+
     def send_all(self) -> None:
         """Every byte leaves and is acknowledged."""
         while (taken := self.outbox.take()) is not None:
@@ -63,7 +65,7 @@ def test_a_long_open_has_time_to_arrive_before_it_is_repeated() -> None:
 
 def test_an_end_that_got_lost_is_asked_for_once_everything_is_acknowledged() -> None:
     sender = _Sender()
-    sender.outbox.have(ID, NOTHING)
+    sender.hear_have()
     sender.send_all()
     assert not sender.after(10.0) and not sender.after(10.9)
     assert sender.after(11.1) == [FrameType.OPEN]
@@ -73,18 +75,18 @@ def test_an_end_that_got_lost_is_asked_for_once_everything_is_acknowledged() -> 
 
 def test_bytes_that_were_acknowledged_and_are_missing_leave_again() -> None:
     sender = _Sender()
-    sender.outbox.have(ID, NOTHING)
+    sender.hear_have()
     sender.send_all()
     sender.after(10.0)
     assert sender.after(11.1) == [FrameType.OPEN]
-    sender.outbox.have(ID, Standing.of(Have(Ranges(), (Slab(0, 1, 0, 60),)), SIZES))
+    sender.hear_have(Slab(0, 1, 0, 60))
     taken = sender.outbox.take()
     assert taken is not None and taken[0].slab == Slab(0, 1, 60, 40)
 
 
 def test_nobody_is_asked_while_bytes_are_on_their_way() -> None:
     sender = _Sender()
-    sender.outbox.have(ID, NOTHING)
+    sender.hear_have()
     assert not any(sender.after(second) for second in range(100))
 
 
