@@ -70,7 +70,7 @@ class Copying:
         self._log = transfer_log
         self._report = report
         self._copies: dict[TransferId, _Copy] = {}
-        self._promoting: set[TransferId] = set()  # their blocks are being read from the SSD
+        self._promoting: dict[TransferId, str] = {}  # whose blocks are being read from the SSD, and of which model
         self._ended: OrderedDict[TransferId, CopyEnd] = OrderedDict()
 
     def __len__(self) -> int:
@@ -139,15 +139,17 @@ class Copying:
             return False
 
         def done(placement: Placement | None) -> None:
-            self._promoting.discard(command.transfer_id)
-            if placement is None:
+            if self._promoting.pop(command.transfer_id, None) is None:  # forgotten, which has been reported
+                if placement is not None:
+                    placement.release()
+            elif placement is None:
                 self._end(CopyEnd(command.transfer_id, "evicted", "a block of this prefix could not be read"))
             else:
                 self._send(command, grant, placement)
 
         promotion = promote(self._pool, self._ssd, plan, arenas, done=done)
         if promotion is not None:
-            self._promoting.add(command.transfer_id)
+            self._promoting[command.transfer_id] = command.prefix.model
             promotion.begin()
         return promotion is not None
 
@@ -190,6 +192,16 @@ class Copying:
                     offset_bytes=0,
                     length_bytes=run.group.block_bytes,
                 )
+
+    def forget(self, model: str) -> None:
+        """What was computed before the weights of a model changed is not to reach another pool."""
+        message = "what is held of this model is forgotten"
+        for copy in self._copies.values():
+            if copy.command.prefix.model == model:
+                copy.link.cancel(copy.command.transfer_id, "cancelled", message)
+        for transfer_id in [its for its, its_model in self._promoting.items() if its_model == model]:
+            del self._promoting[transfer_id]
+            self._end(CopyEnd(transfer_id, "cancelled", message))
 
     def on_event(self, event: SendEvent) -> None:
         """What a link says; of transfers that are no copies nothing happens."""

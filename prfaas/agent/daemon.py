@@ -28,6 +28,7 @@ from prfaas.agent.protocol import (
     Attach,
     Attached,
     Cancel,
+    Forget,
     Hold,
     Lookup,
     Message,
@@ -306,18 +307,23 @@ class Agent:
         elif isinstance(message, Receive):
             arenas = tuple(worker.arena for worker in workers if worker.arena is not None)
             self._receiving.claim(engine, arenas, message)
-        elif isinstance(message, Store):
-            self._keeping.store(engine, workers, message)
-        elif isinstance(message, Lookup):
-            self._keeping.lookup(engine, workers, message)
+        elif isinstance(message, Store | Lookup | Hold):
+            self._keeping.on_message(engine, workers, message)
         elif isinstance(message, Promised):
             if self._reporting is not None:
                 self._reporting.on_promise(message)
-        elif isinstance(message, Hold):
-            self._keeping.hold(engine, workers, message)
+        elif isinstance(message, Forget):
+            self._forget(engine, message)
         elif isinstance(message, Release | Cancel):
             self._early.drop(engine, message.transfer_id)
             self._end(engine.attach.instance, message)
+
+    def _forget(self, engine: EngineConnection, request: Forget) -> None:
+        """Nobody finds what was computed for a model before, here, on its way here, or, from here, elsewhere."""
+        self._copying.forget(request.model)
+        self._receiving.forget(request.model)
+        self._keeping.forget(engine, request)
+        self._pins.drop_absent()
 
     def _end(self, instance: str, message: Release | Cancel) -> None:
         """An engine ends its own part; of a transfer within this node the other part is another engine's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from prfaas import logs
@@ -14,7 +15,18 @@ from prfaas.agent.holdings import Holdings
 from prfaas.agent.placement import Placement, place, place_held
 from prfaas.agent.plan import TransferPlan, make_plan
 from prfaas.agent.promoting import Promotion, promote
-from prfaas.agent.protocol import HELD, Hold, LookedUp, Lookup, ReceiveReady, SendOpened, Store, TransferFailed
+from prfaas.agent.protocol import (
+    HELD,
+    Forget,
+    Forgotten,
+    Hold,
+    LookedUp,
+    Lookup,
+    ReceiveReady,
+    SendOpened,
+    Store,
+    TransferFailed,
+)
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
@@ -74,6 +86,17 @@ class Keeping:
 
     def __len__(self) -> int:
         return len(self._stored) + len(self._reading) + len(self._waiting)
+
+    def on_message(
+        self, engine: EngineConnection, workers: list[EngineConnection], message: Store | Lookup | Hold
+    ) -> None:
+        """Answer an engine whose ranks these workers are."""
+        if isinstance(message, Store):
+            self.store(engine, workers, message)
+        elif isinstance(message, Lookup):
+            self.lookup(engine, workers, message)
+        else:
+            self.hold(engine, workers, message)
 
     # Storing
 
@@ -164,6 +187,16 @@ class Keeping:
             placement.plan.nested(placement.generations()),
         )
         engine.post(ReceiveReady(transfer_id, slots, generations))
+
+    def forget(self, engine: EngineConnection, request: Forget) -> None:
+        """Nobody finds what is here of a model any more, nor what is being filled; the engine hears Forgotten."""
+        answer = Forgotten(request.transfer_id)
+        num_bytes = self._pool.forget(request.model)
+        if self._ssd is None:
+            engine.post(answer)
+        else:
+            num_bytes += self._ssd.forget(request.model, partial(engine.post, answer))
+        _log.info("pool.forgotten", model=request.model, instance=engine.attach.instance, num_bytes=num_bytes)
 
     # From the SSD
 

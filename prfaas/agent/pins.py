@@ -65,6 +65,12 @@ class Pins:
         _log.info("pool.ordered", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
         self._report(CopyEnd(command.command_id, outcome, "", removed_bytes, held_bytes))
 
+    def drop_absent(self) -> None:
+        """Pins of what nobody finds here any more end."""
+        for end_hash in [its for its in (*self._pinned, *self._soft) if not self._chains(its)]:
+            self._unpin(end_hash)
+        metrics.POOL_PINNED_BYTES.set(sum(num_bytes for _, num_bytes in self._pinned.values()))
+
     def status(self) -> list[dict[str, Any]]:
         """What is pinned, for the status page; from any thread."""
         pins = [(end_hash, "pin", num_bytes) for end_hash, (_, num_bytes) in list(self._pinned.items())]

@@ -19,6 +19,7 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
     receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
                worker copies the slots into engine blocks, compares generations
                Release: the slots are no longer read
+    resetting  Forget (a model) ──▶ Forgotten
 
 A connection's death ends what its engine reads. What its ranks may be writing to stays until they say that they do not, which
 they do for all of it once a scheduler that has attached anew plans a step (SCHEDULER_BACK), or until the engine's last
@@ -194,6 +195,21 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Forget:
+    """Nobody is to find what was computed for a model before: its weights may be others from here on."""
+
+    transfer_id: TransferId  # names the answer
+    model: str
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """It is done: in memory, on the SSD, and of what is still being filled."""
+
+    transfer_id: TransferId
+
+
+@dataclass(frozen=True)
 class TransferDone:
     """Every byte was acknowledged by the receiver; the sending side's slots are free again."""
 
@@ -224,6 +240,8 @@ Message = (
     | Hold
     | Release
     | Cancel
+    | Forget
+    | Forgotten
     | TransferDone
     | TransferFailed
 )

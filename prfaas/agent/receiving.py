@@ -294,6 +294,18 @@ class Receiving:
         else:
             self._fail(inbound.grant.transfer_id, reason, message)
 
+    def forget(self, model: str) -> None:
+        """What has come or is coming of a model, and that no engine reads yet, is given up: it was computed before."""
+        placed = (
+            (its, its.placement.plan.layouts[0].model) for its in self._inbound.values() if its.placement is not None
+        )
+        for inbound in [its for its, its_model in placed if its_model == model and not its.reading]:
+            message = "what was held of this model is forgotten"
+            if inbound.complete and inbound.reader is None:
+                self._end(inbound, "cancelled", message)
+            else:
+                self._refuse_claim(inbound, "cancelled", message)
+
     def release(self, transfer_id: TransferId, instance: str) -> None:
         """The engine reads these slots no more, or never will; only who claimed a transfer releases it."""
         inbound = self._inbound.get(transfer_id)

@@ -122,7 +122,7 @@ class SlotPool(Generic[Memory]):
                 run.num_written -= end - start
                 self._settle(run)
             else:
-                slots.free += used[start:end]
+                slots.put_back(used[start:end])
                 self._transfer_bytes -= (end - start) * slots.arena.stride_bytes
 
     def quarantine(self, lease: LeaseId) -> None:
@@ -223,10 +223,10 @@ class SlotPool(Generic[Memory]):
 
         `parent` is as `BlocksStored` has it; `before` is the hash one block earlier, where that is another one; `root` says
         whose it is. A block of the same hash that is there already stays instead. Where no room can be made the block stays
-        a transfer block.
+        a transfer block, and so does one of a model that was forgotten while it was being written.
         """
         slots = self._of(arena)
-        if block_hash in slots.by_hash[group] or slots.run_of[slot] is not None:
+        if block_hash in slots.by_hash[group] or slots.run_of[slot] is not None or slot in slots.barred:
             return False
         before = parent if before is None else before
         return self._publish(
@@ -310,12 +310,16 @@ class SlotPool(Generic[Memory]):
             self._room.candidates.discard(run)
 
     def _settle(self, run: Run | None) -> None:
-        """Put a run among the evictable ones when its last block may leave."""
-        if run is not None and run not in self._room.candidates and run.num_kept() < len(run):
-            slots = self._numbered[run.arena_number]
-            key = self._sort_key(slots.tail_facts(run), self._floor)
-            views = self._room.views(self._account_of(run), run)
-            self._room.candidates.add(run, key, soft=run.slots[-1] in slots.soft_pinned, views=views)
+        """Put a run among the evictable ones when its last block may leave; of one that is forgotten it leaves."""
+        if run is None or run in self._room.candidates or run.num_kept() == len(run):
+            return
+        slots = self._numbered[run.arena_number]
+        if slots.is_forgotten(run):
+            self._cut(run, len(run) - run.num_kept())
+            return
+        key = self._sort_key(slots.tail_facts(run), self._floor)
+        views = self._room.views(self._account_of(run), run)
+        self._room.candidates.add(run, key, soft=run.slots[-1] in slots.soft_pinned, views=views)
 
     def _account_of(self, run: Run) -> Account:
         return self._room.account(self._numbered[run.arena_number].arena.layout.model, run.root)
@@ -340,15 +344,16 @@ class SlotPool(Generic[Memory]):
     def _cut(self, run: Run, num_blocks: int) -> None:
         """Evict the last blocks of a run, which nothing keeps."""
         slots, num_asked = self._numbered[run.arena_number], run.num_asked
+        is_told = slots.is_forgotten(run)
         gone, hashes = slots.cut(run, num_blocks)
-        slots.free += gone
+        slots.put_back(gone)
         if self._tier == "ssd":
             slots.arena.bump(gone)  # or the next life of its files would find them
         num_newcomers = num_blocks - (num_asked - run.num_asked)
         self._room.left(self._account_of(run), hashes, slots.arena.stride_bytes, num_newcomers=num_newcomers)
         self._num_evicted += num_blocks
         self._settle(run if len(run) else slots.unhang(run.above))
-        if self._on_change is not None:
+        if self._on_change is not None and not is_told:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
 
     def cut(self, cuts: Iterable[Cut]) -> int:
@@ -360,6 +365,20 @@ class SlotPool(Generic[Memory]):
                 self._room.candidates.discard(run)
                 self._cut(run, num_blocks)
                 num_bytes += num_blocks * slots.arena.stride_bytes
+        return num_bytes
+
+    def forget(self, model: str) -> int:
+        """Nobody finds what is stored, or being written, for a model any more: what is not in use leaves, the rest once its
+        uses end. Bytes that were prefix blocks."""
+        return sum(self._forget(slots) for slots in self._all() if slots.arena.layout.model == model)
+
+    def _forget(self, slots: Slots) -> int:
+        num_bytes, fingerprint = slots.num_blocks * slots.arena.stride_bytes, slots.arena.layout.fingerprint
+        for run in slots.forget():
+            self._room.candidates.discard(run)
+            if self._on_change is not None:
+                self._on_change(BlocksRemoved(fingerprint, run.group, tuple(reversed(run.hashes)), self._tier))
+            self._settle(run)
         return num_bytes
 
     # Facts
@@ -381,8 +400,10 @@ class SlotPool(Generic[Memory]):
         )
 
     def _num_quarantined(self) -> int:
+        """Slots that nobody reads any more as what they hold, and that somebody still uses."""
         written = [its for lease in self._leases.quarantined() for its in lease.written]
-        return sum(slots.run_of[slot] is None for slots, used in written for slot in used)
+        forgotten = sum(slots.run_of[slot] is not None for slots in self._all() for slot in list(slots.barred))
+        return forgotten + sum(slots.run_of[slot] is None for slots, used in written for slot in used)
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with what it is derived from. O(slots): for tests and diagnosis.
@@ -395,7 +416,7 @@ class SlotPool(Generic[Memory]):
         for slots in self._all():
             written = [slot for lease in leases for its, used in lease.written if its is slots for slot in used]
             slots.check_integrity(written)
-            prefix_bytes += slots.num_blocks * slots.arena.stride_bytes
+            prefix_bytes += sum(map(len, slots.runs())) * slots.arena.stride_bytes
             transfer_bytes += sum(slots.run_of[slot] is None for slot in written) * slots.arena.stride_bytes
         assert (prefix_bytes, transfer_bytes) == (self._room.used_bytes, self._transfer_bytes), "a byte count is wrong"
         assert transfer_bytes <= self._transfer_budget, "the transfer budget is exceeded"

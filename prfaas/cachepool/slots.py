@@ -24,6 +24,7 @@ class Slots:
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
         self.soft_pinned: set[int] = set()
+        self.barred: set[int] = set()  # in use, and until they are free nobody finds what they hold or get
         self._awaited: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)  # absent → how many hang on it
         self._first_attention = next((i for i, group in enumerate(groups) if group.kind == "full_attention"), None)
 
@@ -75,6 +76,14 @@ class Slots:
         self.arena.give_back(returned)
         del self.free[-num_slots:]
         self.given_back += returned
+
+    def put_back(self, gone: Sequence[int]) -> None:
+        """These slots are free; what was barred in them is told to readers, and on an SSD to the next life of the pool."""
+        if self.barred:
+            forgotten = self.barred.intersection(gone)
+            self.arena.bump(forgotten)
+            self.barred -= forgotten
+        self.free += gone
 
     def stretches(self, used: Sequence[int]) -> Iterator[tuple[Run | None, int, int, int]]:
         """The slots in order, as far as each holds the next block of one run: (run or None, position, start, end)."""
@@ -151,6 +160,7 @@ class Slots:
             and parent not in distinct
             and self.by_hash[group].keys().isdisjoint(distinct)
             and not any(map(self.run_of.__getitem__, taken))
+            and self.barred.isdisjoint(taken)
         )
 
     def store(
@@ -211,12 +221,15 @@ class Slots:
 
     def cut(self, run: Run, num_blocks: int) -> tuple[list[int], list[BlockHash]]:
         """The last blocks of a run are no prefix blocks any more; their slots and hashes, from the tail on."""
+        is_forgotten = self.is_forgotten(run)
         gone, hashes = run.cut(num_blocks)
         by_hash, run_of = self.by_hash[run.group], self.run_of
-        for block_hash in hashes:
-            del by_hash[block_hash]
         for slot in gone:
             run_of[slot] = None
+        if is_forgotten:  # out of every table already
+            return gone, hashes
+        for block_hash in hashes:
+            del by_hash[block_hash]
         if self.soft_pinned:
             self.soft_pinned.difference_update(gone)
         states = self.states[run.group].get(run.parent)
@@ -225,6 +238,30 @@ class Slots:
             if not states:
                 del self.states[run.group][run.parent]
         return gone, hashes
+
+    def forget(self) -> list[Run]:
+        """Take every block out of the tables, and bar what is in use or being written; the runs, what hung on others first.
+
+        They hang on nothing afterwards, and nothing on them.
+        """
+        found = [run for run in self.runs() if not self.is_forgotten(run)]
+        found.sort(key=lambda run: (run.num_tokens, self.is_state(run.group)), reverse=True)
+        for run in found:
+            run.above = None
+            run.children.clear()
+        for hashes in self.by_hash:
+            hashes.clear()
+        for states in self.states:
+            states.clear()
+        for awaited in self._awaited:
+            awaited.clear()
+        self.soft_pinned.clear()
+        self.barred = set(range(self.never_used)).difference(self.free, self.given_back)
+        return found
+
+    def is_forgotten(self, run: Run) -> bool:
+        """Whether a run is in no table any more, and there only until its uses end."""
+        return bool(self.barred and run.slots) and run.slots[0] in self.barred
 
     def evenly_pinned(self, run: Run) -> int:
         """Position from which on all blocks of a run are soft-pinned, or none is."""
@@ -255,6 +292,7 @@ class Slots:
             AssertionError: two tables disagree.
         """
         absent, runs = set(self.free + self.given_back), self.runs()
+        forgotten = [run for run in runs if self.is_forgotten(run)]
         held = {slot for run in runs for slot in run.slots}
         assert len(absent) == len(self.free) + len(self.given_back), "a slot is free twice"
         assert len(set(written)) == len(written), "a slot is given out twice"
@@ -263,6 +301,12 @@ class Slots:
         for run in runs:
             assert 0 < len(run) == len(run.hashes) <= MAX_RUN_BLOCKS, "a run is empty, uneven or too long"
             assert run.num_written == len(set(run.slots) & set(written)), "the blocks still written are miscounted"
+        assert not self.barred & absent, "a free slot is barred"
+        for run in forgotten:
+            assert self.barred.issuperset(run.slots), "a part of a run is forgotten"
+            assert run.above is None and not run.children, "something hangs on what is forgotten"
+        runs = [run for run in runs if run not in forgotten]
+        assert all(self.barred.isdisjoint(run.slots) for run in runs), "a part of a run is forgotten"
         placed = {(run.group, key): slot for run in runs for key, slot in zip(run.hashes, run.slots, strict=True)}
         found = {(group, key): slot for group, table in enumerate(self.by_hash) for key, slot in table.items()}
         assert placed == found, "blocks are not found under their hashes"

@@ -147,11 +147,22 @@ class Ssd:
     def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> None:
         """Nothing of these blocks waits to be written any more; `then` is called once none of them is being written."""
         self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
-        writing = {its for its in self._writing if its.block.block_hash in hashes}
+        self._once_written({its for its in self._writing if its.block.block_hash in hashes}, then)
+
+    def _once_written(self, writing: set[_Writing], then: Callable[[], None]) -> None:
         if writing:
             self._after_writing.append((writing, then))
         else:
             then()
+
+    def forget(self, model: str, then: Callable[[], None]) -> int:
+        """As `Pool.forget`, of which memory comes first: what it holds is written again when it leaves the SSD.
+
+        `then` is called once nothing of the model is being written any more: an agent that is killed before would leave it.
+        """
+        num_bytes = self._pool.forget(model)
+        self._once_written({its for its in self._writing if its.arena.layout.model == model}, then)
+        return num_bytes
 
     def _arena(self, layout: Layout) -> FileArena | None:
         return self._pool.arena_of(layout.fingerprint)

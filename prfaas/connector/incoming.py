@@ -191,10 +191,10 @@ class IncomingRequests:
             self._give_back(incoming, "aborted")
 
     def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone. Slots stay mapped, so that a load under way ends by itself."""
+        """The agent is gone, or the engine wants none of it. A load under way ends by itself: its slots stay mapped."""
         for incoming in list(self._by_request.values()):
             if not incoming.loading:
-                self._end(incoming, reason)
+                self._give_back(incoming, reason)
 
     def _give_back(self, incoming: Incoming, outcome: Outcome) -> None:
         message = Release if incoming.ready is not None else Cancel

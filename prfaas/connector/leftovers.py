@@ -97,6 +97,6 @@ class Leftovers:
             _log.info("request.stored", request_id=request_id, outcome=outcome, num_tokens=its.num_tokens)
 
     def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone; the blocks are released with the next step."""
+        """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
         for its in self._by_transfer.values():
             its.failed = its.failed or reason

@@ -89,7 +89,7 @@ class Lookups:
             self._end(asked, "aborted")
 
     def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone."""
+        """The agent is gone, or the engine wants none of it."""
         for asked in list(self._by_request.values()):
             self._end(asked, reason)
 

@@ -28,6 +28,7 @@ Outcome = (
         "preempted",  # the engine took the request's blocks away
         "no_prefix",  # this node's pool holds nothing of the prompt that the engine's own cache does not
         "aborted",  # the request ended before its transfer
+        "reset",  # the engine was told to forget what was computed before
     ]
 )
 

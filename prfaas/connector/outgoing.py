@@ -125,7 +125,7 @@ class OutgoingRequests:
         return self._given_up.pop(request_id, None)
 
     def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone."""
+        """The agent is gone, or the engine wants none of it."""
         for outgoing in list(self._by_request.values()):
             self._end(outgoing, reason)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from prfaas import logs
 from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import LookedUp, Message, ReceiveReady, SendOpened, TransferFailed
+from prfaas.agent.protocol import (
+    Forget,
+    Forgotten,
+    LookedUp,
+    Message,
+    ReceiveReady,
+    SendOpened,
+    TransferFailed,
+)
 from prfaas.connector.admission import may_preallocate
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.incoming import IncomingRequests
@@ -27,11 +36,13 @@ from prfaas.connector.transfer_request import (
     tenant_of,
 )
 from prfaas.hashing import HashChain
+from prfaas.types import TransferId
 
 FIRST_PAUSE_SECONDS = (
     0.001  # of an idle engine; each look that finds nothing is followed by a pause of twice the length
 )
 REATTACH_WAIT_SECONDS = 0.02  # a new agent answers its engine's scheduler within a millisecond
+RESET_WAIT_SECONDS = 2.0  # the one thing that an engine waits for: whoever resets its caches has paused it
 _log = logs.get("connector.scheduler")
 Tables = Callable[[], Sequence[Sequence[int]]]
 
@@ -92,6 +103,7 @@ class SchedulerSide:
         )
         self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
+        self._forgotten: TransferId | None = None  # the latest order to forget that the agent has carried out
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
@@ -178,14 +190,43 @@ class SchedulerSide:
         for message in messages:
             self._on_message(message)
         if not self._client.connected:
-            for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
-                requests.fail_all("agent_lost")
-            self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
+            self._fail_all("agent_lost")
             self._outgoing.take_ends()  # handles of the agent that is gone; the next one gives the same to others
             self._client.reattach(wait_seconds=REATTACH_WAIT_SECONDS)
         return len(messages)
 
+    def _fail_all(self, reason: Outcome) -> None:
+        """Whatever is under way goes without the agent."""
+        for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
+            requests.fail_all(reason)
+        self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
+
+    def reset(self, model: str) -> bool:
+        """Have the agent forget all KV of a model; False when it does not say within RESET_WAIT_SECONDS that it has.
+
+        What is under way goes without: it was computed, here or elsewhere, before.
+        """
+        self.poll()
+        self._fail_all("reset")
+        order, session = TransferId(os.urandom(16)), self._client.num_attached
+        self._client.post(Forget(order, model))
+        until = time.monotonic() + RESET_WAIT_SECONDS
+        while self._is_asked(session) and self._forgotten != order and (left := until - time.monotonic()) > 0:
+            self.poll(left)
+        if self._forgotten == order:
+            _log.info("cache.reset", model=model)
+            return True
+        why = "the agent is slow" if self._is_asked(session) else "the agent is away"
+        _log.warning("cache.not_reset", model=model, why=why)
+        return False
+
+    def _is_asked(self, session: int) -> bool:
+        """Whether the connection of that number is still there."""
+        return self._client.connected and self._client.num_attached == session
+
     def _on_message(self, message: Message) -> None:
+        if isinstance(message, Forgotten):
+            self._forgotten = message.transfer_id
         if isinstance(message, SendOpened | TransferFailed):
             self._outgoing.on_message(message)
             self._leftovers.on_message(message)

@@ -20,7 +20,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | after the forward | get_transfer_results | which requests are loaded |
 | scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
 | scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
-| scheduler | a client resets caches | reset_cache | refuse: pools hold KV that other engines use |
+| scheduler | a client resets caches | reset_cache | have the agent forget the model; give up what is under way |
 | both | engine stop | shutdown | leave the agent |
 """
 
@@ -190,10 +190,9 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         )
         return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
 
-    def reset_cache(self) -> bool:
-        """False: what all agents' pools hold under this identity of the weights stays, so weights may not change under it."""
-        _log.warning("cache.not_reset", why="pools keep their KV; other weights need another name", model=self._model)
-        return False
+    def reset_cache(self) -> bool | None:
+        """Whether this machine's agent has forgotten all KV under this identity of the weights, which may be others now."""
+        return self._scheduler.reset(self._model) if self._scheduler is not None else None
 
     def _leaves(self, request: Any) -> HashChain | None:
         """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the

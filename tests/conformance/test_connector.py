@@ -315,7 +315,49 @@ def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
     site.assert_nothing_is_left()
 
 
-def test_a_reset_that_would_leave_kv_of_former_weights_in_pools_is_refused(site: Site) -> None:
-    engine = site.decoder("dense")
+def test_a_reset_of_vllms_caches_has_the_pool_forget_too(site: Site) -> None:
+    engine = site.decoder("dense", reuse=True, caches_prefixes=True)
+
+    def resumed_at(request_id: str) -> int:
+        engine.submit(request_id, prompt_of(22, LENGTH), {}, answer_tokens=2)
+        site.run_until_finished([request_id])
+        site.assert_nothing_is_left()
+        return engine.told.resumed_at[request_id]
+
+    assert resumed_at("first") == 0
     assert engine.scheduler.reset_prefix_cache()
-    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert resumed_at("from the pool") == 288
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert resumed_at("after") == 0
+    assert engine.told.wrong_blocks == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_reset_in_mid_prefill_ends_its_transfer_and_both_sides_compute_anew(site: Site, asynchronous: bool) -> None:
+    prefiller, decoder = site.prefiller("dense", asynchronous=asynchronous), site.decoder("dense")
+    prompt = prompt_of(23, LENGTH)
+    grant = site.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    wait_until(prefiller.step, what="the first chunk")
+    assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    site.run_until_finished([decoding, prefilling])
+    assert decoder.told.resumed_at == {decoding: 0}
+    assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
+    assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send reset": 1}, {"receive incomplete": 1})
+    site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("admission", ["wait", "preallocate"])
+def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(site: Site, admission: str) -> None:
+    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)
+    prompt = prompt_of(24, LENGTH)
+    grant = site.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    decoder.step()
+    is_whole = decoder.scheduler.reset_prefix_cache(reset_connector=True)
+    assert is_whole == (admission == "wait"), "vLLM does not reset while a request has blocks"
+    site.run_until_finished([decoding, prefilling])
+    assert decoder.told.resumed_at == {decoding: 0}
+    assert decoder.told.wrong_blocks == []
+    assert decoder.told.outcomes == {"receive reset": 1}
+    site.assert_nothing_is_left()

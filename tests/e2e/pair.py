@@ -198,6 +198,7 @@ def running_pair(family: str, directory: Path, *, ranks: tuple[int, int] = (1, 1
             extra=decoding,
             connector=PATIENT | {"admission": ADMISSIONS.get(family, "wait")},
             load_failure=LOAD_FAILURE_POLICIES.get(family, "recompute"),
+            environment={"VLLM_SERVER_DEV_MODE": "1"},  # serves what resets its caches
         )
         for engine in (prefill, decode):
             stack.await_server(engine.child, engine.url)

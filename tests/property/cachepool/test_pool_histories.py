@@ -60,6 +60,9 @@ class History:
         self.stored: dict[Key, BlockHash | None] = {}  # what the events say: block → the block before it
         self.slots: dict[Key, int] = {}
         self.is_removing = False
+        self.is_forgetting = False
+        self.barred: set[Where] = set()  # in use when their model was forgotten: nothing in them is to be found
+        self.former: dict[Where, int] = {}  # those among them that held prefix blocks, and their generations
         self.publishing: tuple[Arena, int, int, BlockHash, BlockHash] | None = None
         self.contents: dict[Where, tuple[Key, int]] = {}  # content of pinned slots → (block, generation)
 
@@ -74,11 +77,11 @@ class History:
             self.stored[key] = event.parent if event.group == ATTENTION else None
             return
         assert key in self.stored, "removed without being stored"
-        assert self.publishing is not None or self.is_removing, "only a publication or a removal evicts"
+        assert self.publishing is not None or self.is_removing or self.is_forgetting, "nothing else evicts"
         parents = {(layout, 0, parent) for (layout, group, _), parent in self.stored.items() if group == ATTENTION}
         states = {(layout, ATTENTION, block) for (layout, group, block) in self.stored if group == STATE}
         assert key not in parents | states, "a chain breaks in the middle"
-        assert self.slots[key] not in self._in_use(event.layout), "a block in use leaves"
+        assert self.is_forgetting or self.slots[key] not in self._in_use(event.layout), "a block in use leaves"
         del self.stored[key]
 
     def _in_use(self, layout: bytes) -> set[int]:
@@ -91,7 +94,7 @@ class History:
 
     def act(self) -> None:
         moves = [self.open, self.allocate, self.allocate, self.publish, self.publish, self.publish, self.pin, self.pin]
-        rare = self.remove if self.rng.random() < 0.2 else self.soften
+        rare = self.rng.choices([self.soften, self.remove, self.forget], [16, 3, 1])[0]
         self.rng.choice([*moves, self.end, self.kill_owner, self.quarantine, rare])()
 
     def open(self) -> None:
@@ -113,10 +116,13 @@ class History:
         held = {slot for (layout, *_), slot in self._live_slots() if layout == arena.layout.fingerprint}
         assert not set(taken) & held, "a prefix block is given out"
         lease.written += [(arena, slot) for slot in taken]
+        for slot in taken:
+            self.barred.discard((arena.layout.fingerprint, slot))
+            self.former.pop((arena.layout.fingerprint, slot), None)
 
     def _num_transfer(self) -> int:
         used = {(arena.layout.fingerprint, slot) for lease in self.leases for arena, slot in lease.written}
-        return len(used - {(layout, slot) for (layout, *_), slot in self._live_slots()})
+        return len(used - {(layout, slot) for (layout, *_), slot in self._live_slots()} - self.former.keys())
 
     def _live_slots(self) -> list[tuple[Key, int]]:
         return [(key, self.slots[key]) for key in self.stored]
@@ -143,6 +149,7 @@ class History:
             root=_tenant_of(number, arena.layout.model),
         )
         self.publishing = None
+        assert not (stored and (layout, slot) in self.barred), "what was forgotten while it was written is found"
         assert not (stored and occupied), "a duplicate replaced an older block"
         if stored:
             self.slots[key] = slot
@@ -190,6 +197,19 @@ class History:
         self.is_removing = False
         assert len(self.stored) == before - num_bytes // SLOT_BYTES
 
+    def forget(self) -> None:
+        """All of one model, whoever uses it."""
+        arena = self.rng.choice(self.arenas)
+        layout = arena.layout.fingerprint
+        held = {slot for (its, *_), slot in self._live_slots() if its == layout}
+        self.is_forgetting = True
+        assert self.pool.forget(arena.layout.model) == len(held) * SLOT_BYTES
+        self.is_forgetting = False
+        assert not any(its == layout for its, *_ in self.stored), "a block is remembered"
+        self.contents = {where: its for where, its in self.contents.items() if where[0] != layout}
+        self.barred |= {(layout, slot) for slot in self._in_use(layout)}
+        self.former |= {(layout, slot): arena.generation(slot) for slot in held & self._in_use(layout)}
+
     def check(self) -> None:
         self.pool.check_integrity()
         for arena in self.arenas:
@@ -203,7 +223,16 @@ class History:
         assert len(self.stored) <= NUM_PREFIX
         kinds = self.pool.stats().slots_by_kind
         assert kinds["prefix"] == len(self.stored)
-        assert kinds["transfer"] + kinds["quarantined"] == self._num_transfer()
+        num_former = kinds["transfer"] + kinds["quarantined"] - self._num_transfer()
+        assert num_former >= self._num_former(), "a slot leaves before its last use has ended"
+        assert not num_former or self.former, "a slot is counted twice"
+
+    def _num_former(self) -> int:
+        """Blocks in use that were forgotten."""
+        in_use = {
+            (its.layout.fingerprint, slot) for its in self.arenas for slot in self._in_use(its.layout.fingerprint)
+        }
+        return len(self.former.keys() & in_use)
 
     def _check_pinned(self) -> None:
         pinned = {(arena.layout.fingerprint, slot) for lease in self.leases for arena, slot in lease.pinned}
@@ -212,12 +241,16 @@ class History:
         for (layout, slot), (key, generation) in self.contents.items():
             assert self.slots[key] == slot and key in self.stored, "a pinned block left"
             assert by_layout[layout].generation(slot) == generation, "a pinned slot was given to another block"
+        for (layout, slot), generation in self.former.items():
+            is_used = slot in self._in_use(layout)
+            assert not is_used or by_layout[layout].generation(slot) == generation, "a slot changed under its users"
 
     def end_everything(self) -> None:
         while self.leases:
             self.end()
         self.check()
-        assert self._num_transfer() == 0
+        kinds = self.pool.stats().slots_by_kind
+        assert self._num_transfer() == kinds["transfer"] == kinds["quarantined"] == 0
 
 
 def _depth_of(number: int) -> int:

@@ -13,6 +13,8 @@ from prfaas.agent.protocol import (
     Attach,
     Attached,
     Cancel,
+    Forget,
+    Forgotten,
     Message,
     MessageBuffer,
     Receive,
@@ -43,6 +45,8 @@ MESSAGES: list[Message] = [
     ReceiveReady(ID, [[[1, 2]]], [[[5, 6]]]),
     Release(ID),
     Cancel(ID),
+    Forget(ID, "tiny"),
+    Forgotten(ID),
     TransferDone(ID),
     TransferFailed(ID, "deadline", "late"),
 ]

@@ -1,0 +1,26 @@
+"""What operators pin, and when that ends by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.agent.pins import Pins
+from prfaas.types import CopyEnd, PoolCommand, PoolOrder, TransferId
+from tests.unit.cachepool.layouts import name
+from tests.unit.cachepool.test_pool import Node
+
+
+@pytest.mark.parametrize("order", ["pin", "soft_pin"])
+def test_a_pin_ends_when_what_it_names_is_forgotten(order: PoolOrder) -> None:
+    node, ends = Node(), list[CopyEnd]()
+    node.keep(1, 2)
+    pins = Pins(node.pool, None, report=ends.append)
+    pins.take(PoolCommand(TransferId(b"c" * 16), name(2), order))
+    pins.drop_absent()
+    assert [its["end_hash"] for its in pins.status()] == [name(2).hex()]
+    node.pool.forget("hybrid")
+    pins.drop_absent()
+    assert pins.status() == []
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 2}
+    assert node.pool.stats().num_leases == 0
+    node.pool.check_integrity()

@@ -1,0 +1,132 @@
+"""What a pool has forgotten is found by nobody, and leaves when nobody uses it any more."""
+
+from __future__ import annotations
+
+from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.removal import removal
+from prfaas.cachepool.room import Shares
+from prfaas.events import BlockRemoved, BlocksStored, PoolChange
+from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+from tests.unit.cachepool.test_pool import ATTENTION, STATE, Node
+
+MODEL = "hybrid"
+
+
+def _written(node: Node, *numbers: int) -> tuple[LeaseId, list[int]]:
+    """Blocks that somebody writes, and still may once they are published."""
+    lease = node.pool.open_lease("writer")
+    slots = node.pool.allocate(node.arena, len(numbers), lease)
+    assert slots is not None
+    return lease, slots
+
+
+def _publish(node: Node, slot: int, number: int) -> bool:
+    return node.pool.publish(node.arena, slot, group=ATTENTION, block_hash=name(number), parent=ROOT, num_tokens=32)
+
+
+def test_all_blocks_of_the_model_leave_and_nothing_of_another() -> None:
+    node = Node()
+    node.keep(1, 2, 3)
+    node.keep(4, parent=2)
+    node.keep(3, parent=3, group=STATE)
+    other = node.pool.arena(hybrid("other"))
+    lease = node.pool.open_lease("test")
+    taken = node.pool.allocate(other, 1, lease)
+    assert taken is not None
+    node.pool.publish(other, taken[0], group=ATTENTION, block_hash=name(1), parent=ROOT, num_tokens=32)
+    node.pool.end_lease(lease)
+    assert node.pool.forget(MODEL) == 5 * SLOT_BYTES
+    node.pool.check_integrity()
+    assert node.holds(1, 2, 3, 4) == node.holds(3, group=STATE) == []
+    assert node.pool.find(other, ATTENTION, name(1)) == taken[0]
+    assert node.pool.stats().slots_by_kind == {"prefix": 1, "transfer": 0, "quarantined": 0, "free": 5}
+    removed = [event for event in node.events if isinstance(event, BlockRemoved)]
+    assert {event.layout for event in removed} == {node.arena.layout.fingerprint}
+    assert len(removed) == 5
+
+
+def test_what_is_read_keeps_its_slot_until_its_reader_ends_and_is_announced_once() -> None:
+    node = Node()
+    node.keep(1, 2, 3)
+    slots = [node.slot(number) for number in (1, 2)]
+    first, second = node.pool.open_lease("reader"), node.pool.open_lease("reader")
+    node.pool.pin(node.arena, slots, first)
+    node.pool.pin(node.arena, slots[:1], second)
+    generations = [node.arena.generation(slot) for slot in slots]
+    node.pool.forget(MODEL)
+    node.pool.forget(MODEL)
+    assert node.holds(1, 2, 3) == []
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 2, "free": 1}
+    assert [node.arena.generation(slot) for slot in slots] == generations
+    node.pool.check_integrity()
+    node.pool.end_lease(first)
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 1, "free": 2}
+    node.pool.check_integrity()
+    node.pool.end_lease(second)
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 3}
+    assert node.arena.generation(slots[0]) > generations[0]
+    node.pool.check_integrity()
+    assert [event.block_hash for event in node.events if isinstance(event, BlockRemoved)] == [name(3), name(2), name(1)]
+
+
+def test_what_is_being_written_never_becomes_a_prefix_block() -> None:
+    node = Node()
+    lease, slots = _written(node, 1, 2)
+    assert _publish(node, slots[0], 1)
+    node.pool.forget(MODEL)
+    assert not _publish(node, slots[1], 2)
+    node.pool.publish_run(
+        node.arena, slots[1:], group=ATTENTION, hashes=[name(2)], parent=name(1), num_tokens=64, root=ROOT
+    )
+    assert node.holds(1, 2) == []
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 1, "free": 0}
+    node.pool.check_integrity()
+    node.pool.end_lease(lease)
+    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 2}
+    node.pool.check_integrity()
+
+
+def test_the_same_blocks_are_stored_anew_beside_those_that_are_still_read() -> None:
+    node = Node()
+    node.keep(1, 2)
+    former = node.slot(2)
+    reading = node.pool.open_lease("reader")
+    node.pool.pin(node.arena, [node.slot(1), former], reading)
+    node.pool.forget(MODEL)
+    node.keep(1, 2, 3)
+    assert node.holds(1, 2, 3) == [1, 2, 3]
+    assert node.slot(2) != former
+    node.pool.end_lease(reading)
+    node.pool.check_integrity()
+    assert node.holds(1, 2, 3) == [1, 2, 3]
+
+
+def test_a_block_that_waited_for_its_parent_does_not_hang_on_the_one_that_comes_after() -> None:
+    node = Node()
+    node.keep(3, parent=2)
+    reading = node.pool.open_lease("reader")
+    node.pool.pin(node.arena, [node.slot(3)], reading)
+    node.pool.forget(MODEL)
+    node.keep(2)
+    assert node.pool.cut(removal(node.pool.tables, name(2))) == SLOT_BYTES
+    node.pool.end_lease(reading)
+    node.pool.check_integrity()
+
+
+def test_a_tenants_room_is_free_again() -> None:
+    changes: list[PoolChange] = []
+    pool = Pool(8 * SLOT_BYTES, shares=Shares(each_tenant=0.5), on_change=changes.append)
+    arena = pool.arena(hybrid())
+    for _ in range(2):
+        lease = pool.open_lease("test")
+        slots = pool.allocate(arena, 2, lease)
+        assert slots is not None
+        for number, slot in enumerate(slots, 1):
+            pool.publish(arena, slot, group=ATTENTION, block_hash=name(number), parent=ROOT, num_tokens=32, root=ROOT)
+        pool.end_lease(lease)
+        assert pool.stats().tenant_bytes == {ROOT.hex(): 2 * SLOT_BYTES}
+        pool.forget(MODEL)
+        assert pool.stats().tenant_bytes == {ROOT.hex(): 0}
+        pool.check_integrity()
+    assert sum(isinstance(its, BlocksStored) for its in changes) == 4
+    pool.close()
