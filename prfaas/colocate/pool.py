@@ -236,7 +236,7 @@ class Pool:
     async def _turn(self) -> None:
         """What is a step of an engine to the connector: plan copies, make them, take what has ended."""
         complete, self._complete = self._complete, {}
-        step = self._scheduler.plan_step(self._scheduled(complete), preempted=())
+        step = self._scheduler.plan_step(self._scheduled(complete))
         unkept = [number for number, tokens in complete.items() if not self._finish(self._visits[number], tokens)]
         self._copying = self._thread.submit(self._copy, step)
         loaded = await asyncio.wrap_future(self._copying)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import dataclasses
 import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -187,7 +188,7 @@ class Application:
             metrics.COLOCATE_REQUESTS.labels(outcome).inc()
         return response
 
-    def _tokens(self, completion: Completion, generation: Generation) -> AsyncIterator[int]:
+    def _tokens(self, completion: Completion, generation: Generation) -> AsyncGenerator[int, None]:
         return self._executor.generate(
             completion.prompt,
             completion.max_tokens,
@@ -215,10 +216,11 @@ class Application:
         tokens: list[int] = []
         outcome: Outcome = "complete"
         try:
-            async for token in self._tokens(completion, generation):
-                tokens.append(token)
-                chunk = self._chunk(number, text.add([token]), [token], completion, num_tokens=len(tokens))
-                await response.write(_event(chunk))
+            async with contextlib.aclosing(self._tokens(completion, generation)) as answer:
+                async for token in answer:
+                    tokens.append(token)
+                    chunk = self._chunk(number, text.add([token]), [token], completion, num_tokens=len(tokens))
+                    await response.write(_event(chunk))
             if completion.wants_usage:
                 usage = self._chunk(number, "", [], completion) | {"choices": []}
                 await response.write(_event(usage | _usage(completion, tokens, generation)))
@@ -311,7 +313,9 @@ async def _serve(
     config: ColocateConfig, executor: Supervisor, door: TlsDoor | None, bound: asyncio.Future[str] | None
 ) -> None:
     host, port = split_address(INNER if door else config.listen)
-    runner = web.AppRunner(Application(config, executor).routes())
+    runner = web.AppRunner(
+        Application(config, executor).routes(), handler_cancellation=True
+    )  # of clients that have gone
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -157,6 +157,12 @@ class IncomingRequests:
         if incoming.ready is not None:
             self._load(incoming, incoming.ready)
 
+    def declined(self, request_id: str) -> None:
+        """The engine runs the request on what its own cache holds: of what was offered it loads nothing."""
+        incoming = self._by_request.get(request_id)
+        if incoming is not None and incoming.tables is None:
+            self._give_back(incoming, "held")
+
     def _load(self, incoming: Incoming, ready: ReceiveReady) -> None:
         assert incoming.tables is not None
         incoming.loading = True

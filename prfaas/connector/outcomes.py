@@ -25,7 +25,6 @@ Outcome = (
         "timeout",  # nothing came within `receive_timeout_seconds`
         "held",  # the engine's own prefix cache covers the whole transfer
         "overwritten",  # a slot was given to another block while it was read
-        "preempted",  # the engine took the request's blocks away
         "no_prefix",  # this node's pool holds nothing of the prompt that the engine's own cache does not
         "aborted",  # the request ended before its transfer
         "reset",  # the engine was told to forget what was computed before

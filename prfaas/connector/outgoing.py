@@ -2,7 +2,7 @@
 
 asked ──SendOpened──▶ open ──last token computed──▶ saved ──request ends──▶ gone
 asked ──no answer in time──▶ given up (Cancel)
-open ──preempted, aborted, failed──▶ given up: the workers say when they write no more; Cancel if they never did
+open ──aborted, failed──▶ given up: the workers say when they write no more; Cancel if they never did
 """
 
 from __future__ import annotations
@@ -96,12 +96,6 @@ class OutgoingRequests:
         self._end(outgoing, "agent_slow")
         return False
 
-    def restart(self, request_id: str) -> None:
-        """The engine starts a request from its beginning; if blocks were copied before, they were taken away."""
-        outgoing = self._by_request.get(request_id)
-        if outgoing is not None and outgoing.saved_tokens:
-            self._end(outgoing, "preempted")
-
     def save(self, request_id: str, computed_tokens: int, tables: Callable[[], Sequence[Sequence[int]]]) -> Save | None:
         """What the workers copy in a step that ends with `computed_tokens`; `tables()` are the block ids by group."""
         outgoing = self._by_request.get(request_id)
@@ -111,6 +105,8 @@ class OutgoingRequests:
             self._end(outgoing, "agent_slow")
             return None
         opened, done = outgoing.opened, outgoing.saved_tokens
+        if computed_tokens <= done:  # the engine had taken its blocks away, and computes anew what is copied
+            return None
         spans = self._map.filled(tables(), outgoing.num_tokens, saved_tokens=done, computed_tokens=computed_tokens)
         outgoing.saved_tokens = min(computed_tokens, outgoing.num_tokens)
         last = outgoing.saved_tokens == outgoing.num_tokens

@@ -150,7 +150,6 @@ class SchedulerSide:
     def num_external_tokens(self, request_id: str, local_tokens: int) -> int | None:
         """Tokens beyond `local_tokens` that can be loaded; None while the agent has not answered."""
         self.poll()
-        self._outgoing.restart(request_id)
         answer = self._answer(request_id, local_tokens)
         if answer is None and self.sleep_if_idle():
             answer = self._answer(request_id, local_tokens)
@@ -236,16 +235,16 @@ class SchedulerSide:
             self._lookups.on_message(message)
 
     def on_allocated(self, request_id: str, external_tokens: int, tables: Tables) -> None:
-        """The engine has blocks for a request; `external_tokens` of it are to be loaded."""
+        """The engine has blocks for a request; `external_tokens` of it are to be loaded, 0 where it wants none of what was offered."""
         self._may_sleep = False
         if external_tokens:
             self._incoming.allocated(request_id, tables())
+        else:
+            self._incoming.declined(request_id)
 
-    def plan_step(self, scheduled: Iterable[Scheduled], *, preempted: Iterable[str]) -> Step:
+    def plan_step(self, scheduled: Iterable[Scheduled]) -> Step:
         """What the workers copy in this step."""
         self.poll()
-        for request_id in preempted:
-            self._outgoing.restart(request_id)
         idle, saves = True, []
         for item in scheduled:
             idle = False
@@ -284,6 +283,11 @@ class SchedulerSide:
             return Finished(keeps_blocks=False, sent=sent)
         self._leftovers.begin(request_id, chain, tables(), now=time.monotonic())
         return Finished(keeps_blocks=True, sent=sent)
+
+    @property
+    def will_free_blocks(self) -> bool:
+        """Whether finished requests keep blocks that the engine gets back within a few steps."""
+        return bool(self._leftovers)
 
     def on_blocks_lost(self) -> None:
         """The engine's block tables are gone: nothing that was planned is copied into blocks or out of them any more."""

@@ -7,7 +7,8 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto` |
 | scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
 | scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
-| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; the second call, with 0, nothing |
+| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0, which also comes a second time, nothing is loaded |
+| scheduler | blocks run out | has_pending_block_frees | whether finished requests are about to give some back |
 | scheduler | each step | build_connector_meta | name the step's copies |
 | worker | engine start | register_kv_caches | describe the layout, attach to the agent |
 | worker | each step, before the forward | handle_preemptions | the model's stream waits for copies that still read |
@@ -150,10 +151,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             request.request_id, num_external_tokens, lambda: self._tables(blocks.get_block_ids())
         )
 
+    def has_pending_block_frees(self) -> bool:
+        """vLLM need not take blocks from a running request: finished ones are about to give theirs back."""
+        return self._scheduler is not None and self._scheduler.will_free_blocks
+
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
-        preempted = scheduler_output.preempted_req_ids or ()
-        step = self._scheduler.plan_step(self._scheduled(scheduler_output), preempted=preempted)
+        step = self._scheduler.plan_step(self._scheduled(scheduler_output))
         self._parked.mark(self._scheduler.waits)
         return StepMetadata(step)
 

@@ -170,6 +170,16 @@ class ScheduledEngine:
         self._requests[request_id] = request
         self.scheduler.add_request(request)
 
+    def end_answer(self, request_id: str) -> None:
+        """The request's next token is its last."""
+        self._lengths[request_id] = self._num_sampled[request_id] + 1
+
+    def num_computed_tokens(self, request_id: str) -> int:
+        return int(self._requests[request_id].num_computed_tokens)
+
+    def num_preemptions(self, request_id: str) -> int:
+        return int(self._requests[request_id].num_preemptions)
+
     def spoil_pool(self) -> None:
         """Overwrite every slot of the pool that this engine loads from."""
         client = self.worker._worker._client  # type: ignore[union-attr]

@@ -315,6 +315,22 @@ def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
     site.assert_nothing_is_left()
 
 
+def test_nobody_is_preempted_for_blocks_that_a_finished_request_is_about_to_give_back(site: Site) -> None:
+    """Of 23 blocks one request has ten and ends; the other one, with thirteen, needs one more in the same step."""
+    engine = site.decoder("dense", num_blocks=24, reuse=True)
+    prompt = prompt_of(26, 13 * BLOCK_TOKENS - 2)
+    engine.submit("ends", prompt_of(25, LENGTH), {}, answer_tokens=18)
+    engine.submit("grows", prompt, {}, answer_tokens=8)
+    wait_until(lambda: engine.step() and engine.num_computed_tokens("grows") == len(prompt) + 1)
+    engine.end_answer("ends")
+    engine.step()
+    assert (engine.told.finished, engine.num_free_blocks) == ({"ends": "stop"}, 0)
+    site.run_until_finished(["grows"])
+    assert engine.num_preemptions("grows") == 0
+    assert engine.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
 def test_a_reset_of_vllms_caches_has_the_pool_forget_too(site: Site) -> None:
     engine = site.decoder("dense", reuse=True, caches_prefixes=True)
 
@@ -344,6 +360,22 @@ def test_a_reset_in_mid_prefill_ends_its_transfer_and_both_sides_compute_anew(si
     assert decoder.told.resumed_at == {decoding: 0}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send reset": 1}, {"receive incomplete": 1})
+    site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_prefill_that_is_preempted_in_mid_prompt_still_sends_all_of_it(site: Site, asynchronous: bool) -> None:
+    prefiller, decoder = site.prefiller("recurrent", asynchronous=asynchronous), site.decoder("recurrent")
+    prompt = prompt_of(27, LENGTH)
+    grant = site.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    wait_until(prefiller.step, what="the first chunk")
+    assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True)  # vLLM has no other way to ask for it
+    site.run_until_finished([decoding, prefilling])
+    assert prefiller.num_preemptions(prefilling) == 1
+    assert decoder.told.resumed_at == {decoding: LENGTH - 1}
+    assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
+    assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send completed": 1}, {"receive completed": 1})
     site.assert_nothing_is_left()
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from prometheus_client import REGISTRY
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.authority import Authority
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 # One server for all tests: a start takes seconds, because both sides load torch.
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
@@ -169,6 +170,34 @@ async def test_the_death_of_a_side_shows_in_metrics_and_not_in_answers(http: aio
 
 def num_restarts() -> float:
     return REGISTRY.get_sample_value("prfaas_colocate_restarts_total", {"side": "decode"}) or 0.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_request_of_a_client_that_goes_ends(http: aiohttp.ClientSession, stream: bool) -> None:
+    """Decode stands still meanwhile, so that the answer cannot end by itself."""
+    before = num_cancelled()
+    decode = (await status_of(http))["pids"]["decode"]
+    os.kill(decode, signal.SIGSTOP)
+    try:
+        asking = asyncio.ensure_future(complete(http, prompt="xyz", max_tokens=500, stream=stream))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (await status_of(http))["live_requests"]:
+                pass
+        asking.cancel()
+        await until(lambda: num_cancelled() == before + 1, what="the end of the request")
+        assert (await status_of(http))["live_requests"] == 0
+    finally:
+        os.kill(decode, signal.SIGCONT)
+
+
+async def status_of(http: aiohttp.ClientSession) -> dict[str, Any]:
+    async with http.get("/status") as response:
+        status: dict[str, Any] = await response.json()
+        return status
+
+
+def num_cancelled() -> float:
+    return REGISTRY.get_sample_value("prfaas_colocate_requests_total", {"outcome": "cancelled"}) or 0.0
 
 
 async def test_the_model_and_its_tokens_are_told(http: aiohttp.ClientSession) -> None:

@@ -212,12 +212,19 @@ class FakeEngine:
             self.step([])
 
     def _release(self, request_id: str) -> None:
-        running = self._kept.pop(request_id)
+        self._free_blocks(self._kept.pop(request_id))
+
+    def _free_blocks(self, running: Running) -> None:
         for table in running.tables:
             self._free += [block for block in table if block != NULL_BLOCK]
         running.tables = []
 
-    def step(self, work: Sequence[tuple[Running, int]], *, preempted: Sequence[str] = ()) -> tuple[set[str], set[str]]:
+    def preempt(self, running: Running) -> None:
+        """Take the request's blocks away: it begins anew."""
+        self._free_blocks(running)
+        running.computed = 0
+
+    def step(self, work: Sequence[tuple[Running, int]]) -> tuple[set[str], set[str]]:
         """One engine step: `work` are requests and the tokens they compute. Returns the loads that ended, and that failed."""
         for running, num_tokens in work:
             self._extend(running, running.computed + num_tokens)
@@ -225,7 +232,7 @@ class FakeEngine:
             Scheduled(its.request_id, its.computed + num_tokens, lambda its=its: its.tables)  # type: ignore[misc]
             for its, num_tokens in work
         ]
-        step = self.scheduler.plan_step(scheduled, preempted=preempted)
+        step = self.scheduler.plan_step(scheduled)
         self._run_model(step, work)
         loaded = self.worker.take_loaded()
         self.scheduler.on_loaded(loaded.finished, failed=loaded.failed)

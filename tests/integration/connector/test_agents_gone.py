@@ -103,7 +103,7 @@ def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) ->
     ends: list[int] = []
 
     def has_met_the_new_one() -> bool:
-        ends.extend(prefiller.scheduler.plan_step([], preempted=()).ends)
+        ends.extend(prefiller.scheduler.plan_step([]).ends)
         return prefiller.client.connected and prefiller.outcomes() == {"send agent_lost": 1}
 
     wait_until(has_met_the_new_one, what="the new agent")

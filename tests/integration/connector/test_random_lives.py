@@ -119,6 +119,20 @@ def test_random_requests_and_three_kills_leave_nothing_behind(nodes: Nodes) -> N
     _run(nodes, "checkpointed", num_requests=30, num_kills=3, seed=7)
 
 
+def test_random_requests_and_resets_leave_nothing_behind(nodes: Nodes) -> None:
+    """A few prompts again and again, so that blocks are forgotten while one transfer reads them and another fills them."""
+    lives = Lives(nodes, *nodes.pair(SHAPES["checkpointed"]), random.Random(8))
+
+    def strike(stage: str) -> None:
+        if lives.source.random() < 0.05:
+            assert lives.source.choice([lives.prefiller, lives.decoder]).scheduler.reset(nodes.model), stage
+
+    for number in range(60):
+        lives.one(2 + number % 5, strike)
+    assert lives.num_loaded > 10
+    lives.assert_nothing_is_left()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(5))

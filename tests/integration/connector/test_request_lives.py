@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,29 +135,59 @@ def test_a_slot_that_changes_hands_while_it_is_read_fails_the_load(nodes: Nodes)
     assert decoder.scheduler.num_external_tokens(parked.request_id, 0) == 0, "the engine computes it itself"
 
 
-Ending = Callable[[FakeEngine, Running], None]
-
-
-def _abort(engine: FakeEngine, running: Running) -> None:
-    engine.finish(running)
-
-
-def _preempt(engine: FakeEngine, running: Running) -> None:
-    engine.step([], preempted=[running.request_id])
-
-
-@pytest.mark.parametrize(("end", "word"), [(_abort, "aborted"), (_preempt, "preempted")])
-def test_a_prefill_that_stops_half_way_ends_the_transfer(nodes: Nodes, end: Ending, word: str) -> None:
+def test_a_prefill_that_is_aborted_half_way_ends_the_transfer(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     prompt = prompt_of(8)
     grant = nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
     prefiller.await_answer(prefilling)
     prefiller.step([(prefilling, 100)])
-    end(prefiller, prefilling)
+    prefiller.finish(prefilling)
     assert decoder.await_answer(parked) == 0
-    assert prefiller.outcomes() == {f"send {word}": 1}
+    assert prefiller.outcomes() == {"send aborted": 1}
     assert decoder.outcomes() == {"receive incomplete": 1}
+    nodes.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("computed", [70, 200, NUM_TOKENS])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_prefill_that_is_preempted_copies_what_is_not_copied_yet_and_ends_whole(
+    nodes: Nodes, shape: str, computed: int
+) -> None:
+    """Scheduled asynchronously, it may lose its blocks even before the engine hears of its one token."""
+    prefiller, decoder = nodes.pair(SHAPES[shape])
+    prompt = prompt_of(36)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.step([(prefilling, computed)])
+    prefiller.preempt(prefilling)
+    assert prefiller.await_answer(prefilling) == 0
+    if computed < NUM_TOKENS:
+        prefiller.prefill(prefilling, chunk_tokens=64)
+    prefiller.finish(prefilling)
+    assert prefiller.outcomes() == {"send completed": 1}
+    assert decoder.await_answer(parked) == NUM_TOKENS
+    assert decoder.load(parked, NUM_TOKENS)
+    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
+    sent, loaded = prefiller.worker.tally.copied_bytes, decoder.worker.tally.copied_bytes
+    assert sent["send"] == loaded["receive"], "no block is copied twice"
+    decoder.finish(parked)
+    nodes.assert_nothing_is_left()
+
+
+def test_an_offer_of_which_the_engine_loads_nothing_holds_no_slots(nodes: Nodes) -> None:
+    """As where its own cache holds a block in part, beyond the offer."""
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(37)
+    grant = nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    prefiller.finish(prefilling)
+    assert decoder.await_answer(parked) == NUM_TOKENS
+    decoder.allocate(parked, 0)
+    assert decoder.outcomes() == {"receive held": 1}
     nodes.assert_nothing_is_left()
 
 
