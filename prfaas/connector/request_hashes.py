@@ -1,4 +1,4 @@
-"""The hash chain of a vLLM request's prompt, with vLLM's own extra keys: LoRA, media, cache salt, prompt embeddings."""
+"""The hash chain of a vLLM request's tokens, with vLLM's own extra keys: LoRA, media, cache salt, prompt embeddings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain, root_hash
 
 
-def prompt_chain(request: Any, *, model: str, tenant: str) -> HashChain | None:
-    """The chain over all prompt tokens of `request`; None when it has no token ids, or extras that no hash covers."""
-    return token_chain(request, request.num_prompt_tokens, model=model, tenant=tenant)
-
-
 def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> HashChain | None:
-    """The chain over the first `num_tokens` tokens of prompt and answer; a salt that is the tenant is in its root alone."""
+    """The chain over the first `num_tokens` tokens of prompt and answer; None when the request has no token ids, or extras that
+    no hash covers. A salt that is the tenant is in its root alone."""
     if request.prompt_token_ids is None:
         return None
     token_ids = request.all_token_ids[:num_tokens]

@@ -118,14 +118,17 @@ class SchedulerSide:
             self.tally.transfers[direction, refusal] += 1
             _log.info("request.without_transfer", request_id=request.request_id, direction=direction, reason=refusal)
         if direction != "receive" or refusal:
-            self._look_up(request)
+            self._look_up(request, promised=promised_tokens(request.parameters))
 
-    def _look_up(self, request: EngineRequest) -> None:
+    def on_preempted(self, request: EngineRequest) -> None:
+        """The engine begins a request anew; `request` is all that it has to compute, the answer so far as well."""
+        self._look_up(request, promised=0)
+
+    def _look_up(self, request: EngineRequest, *, promised: int) -> None:
         if not self._reuses(request.num_prompt_tokens) or is_anothers(request.parameters):
             return
         chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
-            promised = promised_tokens(request.parameters)
             self._lookups.begin(request.request_id, chain, promised_tokens=promised, now=time.monotonic())
 
     def _reuses(self, num_tokens: int) -> bool:
@@ -235,7 +238,7 @@ class SchedulerSide:
             self._lookups.on_message(message)
 
     def on_allocated(self, request_id: str, external_tokens: int, tables: Tables) -> None:
-        """The engine has blocks for a request; `external_tokens` of it are to be loaded, 0 where it wants none of what was offered."""
+        """The engine has blocks for a request; `external_tokens` of it are to be loaded, none where it is 0."""
         self._may_sleep = False
         if external_tokens:
             self._incoming.allocated(request_id, tables())

@@ -7,7 +7,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto` |
 | scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
 | scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
-| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0, which also comes a second time, nothing is loaded |
+| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0 nothing is loaded |
 | scheduler | blocks run out | has_pending_block_frees | whether finished requests are about to give some back |
 | scheduler | each step | build_connector_meta | name the step's copies |
 | worker | engine start | register_kv_caches | describe the layout, attach to the agent |
@@ -50,7 +50,7 @@ from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.engine_layout import Rank, block_map, describe, packing
 from prfaas.connector.outcomes import Direction
 from prfaas.connector.parked import ParkedRequests
-from prfaas.connector.request_hashes import prompt_chain, token_chain
+from prfaas.connector.request_hashes import token_chain
 from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import SENT_KEY, EngineRequest, tenant_of
@@ -90,6 +90,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._hooks: list[Any] = []
         self._block_pool: Any = None
         self._parked = ParkedRequests()
+        self._num_preemptions: dict[str, int] = {}  # of preempted requests, when they were last looked up
         self._map = block_map(kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
@@ -128,7 +129,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
         if not request.skip_reading_prefix_cache:
-            self._scheduler.on_new_request(_engine_request(request, self._model))
+            self._scheduler.on_new_request(_engine_request(request, self._model, request.num_prompt_tokens))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -136,10 +137,19 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.sleep_if_idle()
             num_tokens = None
         else:
+            if request.num_preemptions > self._num_preemptions.get(request.request_id, 0):
+                self._look_up_again(request)
             num_tokens = self._scheduler.num_external_tokens(request.request_id, num_computed_tokens)
         if num_tokens is None:
             self._parked.park(request)
         return num_tokens, bool(num_tokens)
+
+    def _look_up_again(self, request: Any) -> None:
+        """A preempted request begins anew, with what it has generated as a part of its prompt."""
+        assert self._scheduler is not None
+        self._num_preemptions[request.request_id] = request.num_preemptions
+        if not request.skip_reading_prefix_cache:
+            self._scheduler.on_preempted(_engine_request(request, self._model, request.num_tokens))
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         group_ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
@@ -189,6 +199,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         self._parked.forget(request.request_id)
+        self._num_preemptions.pop(request.request_id, None)
         finished = self._scheduler.on_finished(
             request.request_id, lambda: self._leaves(request), lambda: self._tables(block_ids)
         )
@@ -330,12 +341,12 @@ def _check_supported(config: Any) -> None:
             raise ConfigError(f"PrfaasConnector does not support {name}={getattr(parallel, name, 'set')}")
 
 
-def _engine_request(request: Any, model: str) -> EngineRequest:
+def _engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
     return EngineRequest(
         request.request_id,
-        request.num_prompt_tokens,
+        num_tokens,
         request.kv_transfer_params or {},
-        lambda tenant: prompt_chain(request, model=model, tenant=tenant),
+        lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant),
         request.cache_salt or "",
     )
 

@@ -57,6 +57,7 @@ class Told:
 
     finished: dict[str, str] = field(default_factory=dict)  # request → why it ended
     resumed_at: dict[str, int] = field(default_factory=dict)  # request → tokens that it did not compute
+    resumed_again_at: dict[str, int] = field(default_factory=dict)  # the same, once its blocks had been taken away
     wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)  # read, and not what they must be
     outcomes: Counter[str] = field(default_factory=Counter)  # transfers, as vLLM's statistics count them
 
@@ -246,6 +247,8 @@ class ScheduledEngine:
         for request_id, before in work:
             if request_id not in self.told.resumed_at:
                 self.told.resumed_at[request_id] = before
+            elif request_id in cached.resumed_req_ids:
+                self.told.resumed_again_at[request_id] = before
         for name, layer in self._layers.items():
             self.worker.wait_for_layer_load(name)
             for request_id, before in work:

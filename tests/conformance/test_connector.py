@@ -379,6 +379,25 @@ def test_a_prefill_that_is_preempted_in_mid_prompt_still_sends_all_of_it(site: S
     site.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize(("shape", "resumed_again_at"), [("dense", 288), ("recurrent", LENGTH - 1)])
+def test_an_answer_that_is_preempted_begins_anew_with_what_the_pool_holds_of_its_prompt(
+    site: Site, shape: str, resumed_again_at: int
+) -> None:
+    prefiller, decoder = site.prefiller(shape), site.decoder(shape, reuse=True)
+    prompt = prompt_of(28, LENGTH)
+    grant = site.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant, answer_tokens=8), _prefill(prefiller, prompt, grant)
+    site.run_until_finished([prefilling])
+    wait_until(lambda: decoder.step() >= 0 and decoder.num_computed_tokens(decoding) > LENGTH + 1)
+    assert decoder.scheduler.reset_prefix_cache(reset_running_requests=True)
+    site.run_until_finished([decoding])
+    assert decoder.told.resumed_at == {decoding: LENGTH - 1}
+    assert decoder.told.resumed_again_at == {decoding: resumed_again_at}
+    assert decoder.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+    assert decoder.told.outcomes == {"receive completed": 1, "reuse completed": 1, "store completed": 1}
+
+
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
 def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(site: Site, admission: str) -> None:
     prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)

@@ -28,7 +28,7 @@ from prfaas.connector.block_map import EngineGroup
 from prfaas.connector.engine_layout import Rank, block_map, describe
 from prfaas.connector.engine_stats import PrfaasStats, from_tally
 from prfaas.connector.outcomes import Tally
-from prfaas.connector.request_hashes import prompt_chain
+from prfaas.connector.request_hashes import token_chain
 from prfaas.connector.steps import Load, Step
 from prfaas.connector.vllm import PrfaasConnector, StepMetadata, _check_supported
 from prfaas.errors import ConfigError, LayoutError
@@ -198,7 +198,7 @@ def request(**changes: Any) -> Any:
 
 
 def hash_of(its: Any, tenant: str = "") -> bytes | None:
-    chain = prompt_chain(its, model="m", tenant=tenant)
+    chain = token_chain(its, its.num_prompt_tokens, model="m", tenant=tenant)
     return chain.at(100) if chain is not None else None
 
 
