@@ -108,7 +108,7 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
         raise ConfigError(
             f"{host} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
         )
-    made = _connected(found, port)
+    made = _connected(found)
     try:
         tune(made, congestion_control=congestion_control)
     except OSError:
@@ -117,18 +117,26 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
     return made
 
 
-def _connected(found: Iterable[Sequence[Any]], port: int) -> socket.socket:
-    """A connection to the first of these addresses that answers; a name is not looked up again, since the next answer may be
-    an address that nobody has allowed.
+def _connected(found: Iterable[tuple[int, int, int, str, Any]]) -> socket.socket:
+    """A connection to the first of these addresses that answers, each as it was looked up: the next answer for a name may
+    be an address that nobody has allowed, and a link-local one is nothing without its interface.
 
     Raises:
         OSError: none does.
     """
     failure = OSError("the name has no address")
-    for *_, address in found:
+    for family, kind, protocol, _, address in found:
         try:
-            return socket.create_connection((address[0], port), timeout=CONNECT_SECONDS)
+            made = socket.socket(family, kind, protocol)
+        except OSError as error:  # a family that this machine lacks
+            failure = error
+            continue
+        try:
+            made.settimeout(CONNECT_SECONDS)
+            made.connect(address)
+            return made
         except OSError as error:
+            made.close()
             failure = error
     raise failure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import socket
@@ -273,3 +274,22 @@ def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(
         made = make_socket(f"far.example:{port}", congestion_control="bbr", allow_public=False)
         assert made.getpeername() == ("127.0.0.1", port)
         made.close()
+
+
+def _link_local_address() -> str | None:
+    """One of this machine, with its interface."""
+    table = Path("/proc/net/if_inet6")
+    for line in table.read_text().splitlines() if table.exists() else ():
+        address, *_, interface = line.split()
+        if address.startswith("fe80"):
+            return f"{ipaddress.ip_address(bytes.fromhex(address))}%{interface}"
+    return None
+
+
+@pytest.mark.skipif(_link_local_address() is None, reason="needs an interface with a link-local address")
+def test_a_name_of_a_link_local_address_is_dialled_at_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    address, look_up = _link_local_address(), socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: look_up(address, *rest, **more))
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as server:
+        name = f"near.local:{server.getsockname()[1]}"
+        make_socket(name, congestion_control="bbr", allow_public=False).close()
