@@ -289,7 +289,11 @@ def _link_local_address() -> str | None:
 @pytest.mark.skipif(_link_local_address() is None, reason="needs an interface with a link-local address")
 def test_a_name_of_a_link_local_address_is_dialled_at_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     address, look_up = _link_local_address(), socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: look_up(address, *rest, **more))
+
+    def answer(host: str, *rest: Any, **more: Any) -> Any:
+        return look_up(address if host == "near.local" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     with socket.create_server(("::", 0), family=socket.AF_INET6) as server:
         name = f"near.local:{server.getsockname()[1]}"
         make_socket(name, congestion_control="bbr", allow_public=False).close()
