@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.index import in_process, over_grpc, peers, visibility
+from benchmarks.index import holders, in_process, over_grpc, peers, recovery, visibility
 from tools.free_ports import free_address
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "index.json"
@@ -25,6 +25,7 @@ LOOKUP_BARS = {(1, False): 60, (1, True): 100, (10, False): 100, (10, True): 150
 FURTHER_HOLDER_BYTES = 3
 BLOCK_BYTES = 16
 GRPC_BLOCKS = 10_000_000
+HELD_BLOCKS = 4_000_000
 
 
 def main() -> None:
@@ -43,6 +44,10 @@ def _in_process(millions: float) -> list[dict[str, Any]]:
     return [_alone(millions, hybrid=hybrid) for hybrid in (False, True)]
 
 
+def _further_holders() -> list[dict[str, Any]]:
+    return [_apart(holders.measure, num_blocks=HELD_BLOCKS, hybrid=hybrid) for hybrid in (False, True)]
+
+
 def _over_grpc() -> dict[str, Any]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(over_grpc.measure(num_blocks=GRPC_BLOCKS, port=_port()))
@@ -57,11 +62,15 @@ def _port() -> int:
     return int(free_address().rpartition(":")[2])
 
 
-def _alone(millions: float, *, hybrid: bool) -> dict[str, Any]:
-    """In a process of its own, whose memory is this index's and nothing else's."""
-    num_blocks = round(millions * 1_000_000)
+def _apart(measure: Callable[..., dict[str, Any]], **what: Any) -> dict[str, Any]:
+    """In a process of its own, whose memory is that index and nothing else."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(in_process.measure, num_blocks=num_blocks, num_nodes=CLUSTERS, hybrid=hybrid).result()
+        return pool.submit(measure, **what).result()
+
+
+def _alone(millions: float, *, hybrid: bool) -> dict[str, Any]:
+    num_blocks = round(millions * 1_000_000)
+    found = _apart(in_process.measure, num_blocks=num_blocks, num_nodes=CLUSTERS, hybrid=hybrid)
     further = found["residencies"] / found["blocks"] - 1
     found["bars"] = {
         "match_2000_blocks_p50_microseconds": LOOKUP_BARS.get((round(millions), hybrid)),
@@ -74,8 +83,13 @@ PARTS: dict[str, Callable[[], Any]] = {
     "in_process_1_million": partial(_in_process, 1),
     "in_process_10_million": partial(_in_process, 10),
     "dynamo_radix_tree": partial(peers.dynamo_radix_tree, 1_000_000, CLUSTERS),
+    "mooncake_master": partial(peers.mooncake_master, 1_000_000),
+    "lmcache_directory": partial(peers.lmcache_directory, 500_000, CLUSTERS),
+    "llm_d_index": peers.llm_d_index,
     "over_grpc": _over_grpc,
     "event_to_visible": _event_to_visible,
+    "further_holders": _further_holders,
+    "recovery": recovery.measure,
 }
 
 if __name__ == "__main__":

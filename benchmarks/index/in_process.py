@@ -24,7 +24,7 @@ def measure(*, num_blocks: int, num_nodes: int, hybrid: bool) -> dict[str, Any]:
     for number in range(num_nodes):
         registered = node(number, its)
         index.register(registered.name, cluster=registered.cluster, epoch=1, layouts=[its])
-    before, seconds, residencies, kept = _resident_bytes(), 0.0, 0, []
+    before, seconds, residencies, kept = resident_bytes(), 0.0, 0, []
     num_prompts = num_blocks // BLOCKS_PER_PROMPT
     for number in range(num_prompts):
         hashes = prompt()
@@ -36,7 +36,7 @@ def measure(*, num_blocks: int, num_nodes: int, hybrid: bool) -> dict[str, Any]:
             index.apply(node(holder, its).name, told)
             seconds += time.perf_counter() - started
             residencies += share
-    grown = _resident_bytes() - before - sum(map(len, kept))
+    grown = resident_bytes() - before - sum(map(len, kept))
     return {
         "blocks": num_prompts * BLOCKS_PER_PROMPT,
         "nodes": num_nodes,
@@ -71,5 +71,6 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     return {f"{name}_microseconds": round(value * 1e6, 1) for name, value in named.items()}
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from benchmarks.index.deployment import BLOCKS_PER_PROMPT, MODEL, announcements, layout, node, prompt
 from benchmarks.index.in_process import percentiles
@@ -35,6 +40,7 @@ BARS = {
     "restart_seconds": 20,
 }
 START_SECONDS = 60.0
+AWAY_SECONDS = 3.0
 
 
 class Managed:
@@ -76,14 +82,14 @@ async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
         managed = Managed(Path(path), redis.url, port)
         store = RedisStore(redis.url)
         try:
-            return await _measure(managed, store, num_blocks)
+            return await _measure(managed, redis, store, num_blocks)
         finally:
             managed.kill()
             await store.close()
             await redis.close()
 
 
-async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict[str, Any]:
+async def _measure(managed: Managed, redis: EmbeddedRedis, store: RedisStore, num_blocks: int) -> dict[str, Any]:
     its = layout(hybrid=True)
     agent, router = managed.channel("n0"), managed.channel("router")
     client = managed.client("router")
@@ -113,9 +119,35 @@ async def _measure(managed: Managed, store: RedisStore, num_blocks: int) -> dict
     for sample in prompts[:: max(1, len(prompts) // SAMPLES)]:
         await _until_matched(router, sample)
     results["restart_seconds"] = round(time.perf_counter() - started, 2)
+    snapshot_bytes = await _snapshot_bytes(redis, its, store) - empty_bytes
+    results["redis_snapshot_bytes_per_block"] = round(snapshot_bytes / (len(prompts) * BLOCKS_PER_PROMPT), 1)
     await again.close()
     await router.close()
     return results
+
+
+async def _snapshot_bytes(redis: EmbeddedRedis, its: Any, store: RedisStore) -> int:
+    """What Redis holds once it was away and its writer has written all that it knows: a snapshot and no stream."""
+    snapshot = store.keys.snapshot(node(0, its).cluster)
+    async with Redis.from_url(redis.url) as client:
+        before = await client.hget(snapshot, "generation")
+        assert redis.pid is not None, "it runs"
+        os.kill(redis.pid, signal.SIGSTOP)
+        await asyncio.sleep(AWAY_SECONDS)
+        os.kill(redis.pid, signal.SIGCONT)
+        deadline = time.perf_counter() + START_SECONDS
+        while await _generation(client, snapshot) in (None, before):
+            assert time.perf_counter() < deadline, "no snapshot was written"
+            await asyncio.sleep(0.1)
+    return await _redis_bytes(store)
+
+
+async def _generation(client: Redis, snapshot: str) -> bytes | str | None:
+    """Of the snapshot that counts; None while Redis is away."""
+    try:
+        return await client.hget(snapshot, "generation")
+    except RedisError:
+        return None
 
 
 async def _redis_bytes(store: RedisStore) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,67 +12,11 @@ import redis
 
 from prfaas.errors import RecordUnreachable
 from prfaas.index.redis_store import RedisStore
-from prfaas.manager.embedded_redis import find_server
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
-from tests.waiting import until, wait_until
-from tools.free_ports import free_address
+from tests.integration.manager.replicated import Replicated
+from tests.waiting import until
 
 LAYOUT = hybrid_layout()
-SENTINEL = """
-port {port}
-sentinel monitor main 127.0.0.1 {master} 1
-sentinel down-after-milliseconds main 60000
-sentinel failover-timeout main 3000
-"""
-
-
-class Replicated:
-    """Master, replica, Sentinel, each a process on a free port."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.ports = [int(free_address().rpartition(":")[2]) for _ in range(3)]
-        master, replica, sentinel = self.ports
-        self.master = self._start("--port", str(master), "--save", "")
-        self._others = [self._start("--port", str(replica), "--save", "", "--replicaof", "127.0.0.1", str(master))]
-        self.url = f"redis+sentinel://127.0.0.1:{sentinel}/main"
-
-    def watch(self) -> None:
-        """Start the Sentinel, which asks a master for its replicas at first and then each 10 s, once there is one."""
-        wait_until(self._is_copied, what="the replica")
-        config = self._directory / "sentinel.conf"
-        config.write_text(SENTINEL.format(port=self.ports[2], master=self.ports[0]))
-        self._others.append(self._start(str(config), "--sentinel"))
-        wait_until(self._is_watched, what="the Sentinel")
-
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([find_server(), *arguments], cwd=self._directory, stdout=subprocess.DEVNULL)
-
-    def _is_copied(self) -> bool:
-        """The replica has the master's data."""
-        try:
-            with redis.Redis(port=self.ports[1]) as replica:
-                return bool(replica.info("replication")["master_link_status"] == "up")
-        except redis.RedisError:
-            return False
-
-    def _is_watched(self) -> bool:
-        """The Sentinel knows the replica."""
-        try:
-            with redis.Redis(port=self.ports[2]) as sentinel:
-                return bool(sentinel.execute_command("SENTINEL", "REPLICAS", "main"))
-        except redis.RedisError:
-            return False
-
-    def give_up_the_master(self) -> None:
-        """Have the Sentinel act at once; until here a slow machine's silence was no death."""
-        with redis.Redis(port=self.ports[2]) as sentinel:
-            sentinel.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", 200)
-
-    def close(self) -> None:
-        for process in (self.master, *self._others):
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture

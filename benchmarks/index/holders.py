@@ -1,0 +1,62 @@
+"""What further holders of the same blocks cost the index: other nodes, the same node's SSD, a state for each of their cells."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.index.deployment import BLOCKS_PER_PROMPT, announcements, layout, node, prompt
+from benchmarks.index.in_process import resident_bytes
+from prfaas.events import Tier
+from prfaas.index.index import Index
+from prfaas.index.segments import Announcement, Checkpoint, Segment
+
+NUM_NODES = 8
+BARS = {"bytes_per_block": 16, "bytes_per_block_and_further_holder": 3}
+
+
+def measure(*, num_blocks: int, hybrid: bool) -> dict[str, Any]:
+    """Every prompt whole on one node, then on all, then on the SSDs of all as well."""
+    its = layout(hybrid=hybrid)
+    index = Index()
+    for number in range(NUM_NODES):
+        registered = node(number, its)
+        index.register(registered.name, cluster=registered.cluster, epoch=1, layouts=[its])
+    prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]
+    kept = len(prompts) * BLOCKS_PER_PROMPT
+    sizes = [_settled_bytes()]
+
+    def hold(first: int, end: int, tier: Tier) -> None:
+        for number in range(first, end):
+            for hashes in prompts:
+                told = announcements(hashes, BLOCKS_PER_PROMPT, its)
+                index.apply(node(number, its).name, [_in_tier(each, tier) for each in told])
+        sizes.append(_settled_bytes())
+
+    hold(0, 1, "memory")
+    hold(1, NUM_NODES, "memory")
+    hold(0, NUM_NODES, "ssd")
+    grown = [(after - before) / kept for before, after in itertools.pairwise(sizes)]
+    return {
+        "blocks": kept,
+        "hybrid": hybrid,
+        "bars": BARS,
+        "bytes_per_block": round(grown[0], 1),
+        "bytes_per_block_and_further_node": round(grown[1] / (NUM_NODES - 1), 2),
+        "bytes_per_block_and_further_tier": round(grown[2] / NUM_NODES, 2),
+    }
+
+
+def _in_tier(told: Announcement, tier: Tier) -> Announcement:
+    if isinstance(told, Segment):
+        states = tuple((replace(holding, tier=tier), bits) for holding, bits in told.states)
+        return replace(told, holding=replace(told.holding, tier=tier), states=states)
+    assert isinstance(told, Checkpoint)
+    return replace(told, holding=replace(told.holding, tier=tier))
+
+
+def _settled_bytes() -> int:
+    gc.collect()
+    return resident_bytes()
