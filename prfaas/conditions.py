@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +16,9 @@ GIVEN = object()  # any value but an empty one
 ABSENT = object()  # an empty one
 Conditions = Mapping[str, Any]  # by the other's name the value that it must have, a set of such, `GIVEN` or `ABSENT`
 _EMPTY = (None, "", ())
+_ALL_HOSTS = {"0.0.0.0", "::"}
+_LOCALHOSTS = {"127.0.0.1", "::1"}
+MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), and the zero at its end
 _NODE_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII
 )  # a host's name may be one, and is so long at most
@@ -79,12 +84,24 @@ def check_addresses(name: str, addresses: Iterable[str]) -> None:
             raise ValueError(f"{name}: {address!r}: {error}; write host:port such as 10.0.0.5:7410") from error
 
 
+def check_socket_path(name: str, path: Path) -> None:
+    """Raise ValueError when no Unix socket can have this path."""
+    if (length := len(os.fsencode(path))) > MAX_SOCKET_PATH_BYTES:
+        form = f"write one that makes it at most {MAX_SOCKET_PATH_BYTES}"
+        raise ValueError(f"{name}: {path} would be the path of a Unix socket and has {length} bytes; {form}")
+
+
 def check_apart(config: Any, *names: str) -> None:
     """Raise ValueError when two of these addresses are one, so that whoever listens second could not."""
     for first, second in itertools.combinations([name for name in names if getattr(config, name)], 2):
         (host, port), (other, same) = (split_address(getattr(config, name)) for name in (first, second))
-        if port == same != 0 and (host == other or {host, other} & {"0.0.0.0", "::"}):
+        if port == same != 0 and _meet(host.lower(), other.lower()):
             raise ValueError(f"{second}: {getattr(config, second)} is taken by {first}; write another port")
+
+
+def _meet(host: str, other: str) -> bool:
+    hosts = {host, other}
+    return len(hosts) == 1 or bool(hosts & _ALL_HOSTS) or ("localhost" in hosts and bool(hosts & _LOCALHOSTS))
 
 
 def check_engine_tls(config: Any) -> None:

@@ -67,7 +67,12 @@ class ManagerUnreachable(PrfaasError):
 
 
 class PageUnreachable(PrfaasError):
-    """Nobody serves a page over HTTP within the deadline; the message names the page."""
+    """Nobody serves a page over HTTP within the deadline; the message names the page. `is_refusal`: it hung up, as those do
+    that refuse a certificate."""
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 class AgentUnreachable(PrfaasError):

@@ -272,7 +272,8 @@ MANAGER_TLS_REFUSALS = _counter(
 )
 ADMIN_ACTIONS = _counter(
     "prfaas_manager_admin_actions",
-    "What operators asked for; outcome is done, failed, refused (no operator) or elsewhere (another manager does it).",
+    "What operators asked for; outcome is done, failed, refused (no operator), elsewhere (another manager does it) or cut_off "
+    "(who asked left, or the manager ended, before it was done).",
     ("action", "outcome"),
 )
 PATH_MULTIPLIER = _gauge(

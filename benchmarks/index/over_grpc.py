@@ -23,7 +23,7 @@ from benchmarks.index.in_process import percentiles
 from prfaas.errors import ManagerUnreachable
 from prfaas.index.redis_store import RedisStore
 from prfaas.manager.embedded_redis import EmbeddedRedis
-from prfaas.rpc.channel import Channel, translated_errors
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, node_message
@@ -178,7 +178,7 @@ async def _announce(agent: Channel, prompts: list[bytes], its: Any) -> float:
         for batch in batches:
             yield pb.ReportEventsRequest(batch=batch)
 
-    with translated_errors(agent.address):
+    with agent.translated_errors():
         async for response in agent.stream("ReportEvents", requests()):
             if response.acknowledged == len(batches):
                 break

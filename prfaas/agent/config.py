@@ -16,6 +16,7 @@ from prfaas.conditions import (
     check_consent_of_wire,
     check_engine_tls,
     check_node_name,
+    check_socket_path,
     check_together,
     check_url,
 )
@@ -228,6 +229,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         check_node_name("name", self.name)
+        check_socket_path("socket", self.socket)
         policy_of(self.eviction)
         if len({its.tenant for its in self.tenants}) < len(self.tenants):
             raise ValueError("tenants: one is named twice")

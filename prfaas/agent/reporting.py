@@ -20,9 +20,9 @@ from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.events import PoolChange
 from prfaas.index.engine_feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
-from prfaas.rpc.channel import Tls
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.link_state import LinkState
+from prfaas.transport.tls import CertificateFiles
 from prfaas.types import (
     AgentName,
     ClusterKind,
@@ -72,7 +72,7 @@ class Reporting:
         self._loads = EngineLoads(config.engines, config.engine_certificates())
         self._last: dict[tuple[str, str], _Last] = {}
         node = _node(config, epoch, wire_address)
-        tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
+        tls = CertificateFiles.of(config)
         self.reporter = Reporter(
             config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy, on_pool=on_pool, tls=tls
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from prfaas import config, logs
 from prfaas.cli import extras, named_files, serving
@@ -28,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = command in ("-h", "--help")
         (sys.stdout if asked else sys.stderr).write(USAGE)
         return 0 if asked else 2
-    settings = config.parse(
-        ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "", check=named_files.check
-    )
+    check = named_files.check if command == "serve" else _check_profile
+    settings = config.parse(ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "", check=check)
     logs.setup("colocate")
     try:
         if command == "profile":
-            return _profile(settings)
+            extras.load("prfaas.colocate.measure", extra="colocate").write_profile(settings, settings.profile)
+            return 0
         server = extras.load("prfaas.colocate.server", extra="colocate")
         serving.serve(lambda: server.serve(settings))
     except (AgentUnreachable, ConfigError, LayoutError, MissingExtraError, OSError) as error:
@@ -43,17 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _profile(settings: ColocateConfig) -> int:
-    if not settings.profile:
+def _check_profile(settings: ColocateConfig) -> None:
+    """Raise ConfigError where no file can be written, before minutes of measuring; one that is there stays as it is, and
+    nothing is left."""
+    path = settings.profile
+    if path is None:
         raise ConfigError("profile: the file to write, such as --profile h200.yaml")
-    _check_writable(settings.profile)  # before minutes of measuring
-    measure = extras.load("prfaas.colocate.measure", extra="colocate")
-    measure.write_profile(settings, settings.profile)
-    return 0
-
-
-def _check_writable(path: Path) -> None:
-    """Raise ConfigError where no file can be written; one that is there stays as it is, and nothing is left."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"profile: {path} is something else than a file")
     try:

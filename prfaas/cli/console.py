@@ -20,9 +20,12 @@ from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
 from prfaas.console.pages import first_json, readiness, tls_of
 from prfaas.console.terminal import Answer, show
+from prfaas.console.waiting import told
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
 from prfaas.router.admission import read_key
+from prfaas.transport.own_certificate import judgement
+from prfaas.transport.tls import CertificateFiles
 
 CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")
@@ -38,7 +41,7 @@ class Call:
     def page(self, path: str) -> Any:
         """A page of the managers. Raises PageUnreachable."""
         its = self.settings
-        tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
+        tls = tls_of(its)
         return first_json(its.pages, path, timeout_seconds=its.timeout, tls=tls)
 
 
@@ -52,7 +55,7 @@ def _status(call: Call) -> Answer:
 def _ready(call: Call) -> Answer:
     """What every manager says at /readyz, as probes ask."""
     its = call.settings
-    tls = tls_of(its.tls_authority, its.tls_certificate, its.tls_key)
+    tls = tls_of(its)
     found = {page: readiness(page, timeout_seconds=its.timeout, tls=tls) for page in its.pages}
     moods = tuple[tables.Mood, ...]("good" if said == "ready" else "bad" for said in found.values())
     table = tables.Table("Managers", ("pages", "readiness"), tuple(found.items()), moods)
@@ -81,7 +84,7 @@ def _whole(call: Call) -> Answer:
 
 def _explain(call: Call) -> Answer:
     request, seconds, its = call.arguments.request, call.settings.timeout, call.settings
-    of_managers, of_routers = (tls_of(its.tls_authority, its.tls_certificate, its.tls_key) for _ in range(2))
+    of_managers, of_routers = (tls_of(its) for _ in range(2))
     if of_routers is not None:
         of_routers.load_default_certs()  # a router's clients may be shown a certificate that the world knows
     failures = []
@@ -103,7 +106,8 @@ def _drain(call: Call) -> Answer:
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
-    moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
+    with told(call.arguments.node, lambda: call.page("/state"), seconds=seconds):
+        moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
     left = (str(moved["num_requests_left"]), str(moved["num_engines_unknown"]))
     counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *left)
     columns = ("node", "prefixes moved", "bytes moved", "requests that still run", "engines that say nothing")
@@ -122,10 +126,8 @@ def _flip(call: Call) -> Answer:
     secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
-    if seconds:
-        waits = "for its requests to end, and for engines that do not say what they run (prfaas status)"
-        sys.stderr.write(f"prfaas: {asked['node']}: waiting, {seconds:g} s at most, {waits}\n")
-    changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
+    with told(asked["node"], lambda: call.page("/state"), seconds=seconds):
+        changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
     rows = tuple((its["instance"], its["before"], its["after"], str(its["num_requests_left"])) for its in changed)
     return Answer(changed, [tables.Table("Roles", ("instance", "before", "role", "requests that still ran"), rows)])
 
@@ -336,6 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do what a command line says; 1 when something is wrong, 2 when it could not be looked at."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    settings: ConsoleConfig | None = None
     try:
         settings = config.load(
             ConsoleConfig,
@@ -351,8 +354,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     except (PrfaasError, ValueError, OSError) as error:
-        sys.stderr.write(f"prfaas: {error}\n")
+        sys.stderr.write(f"prfaas: {error}{_own_certificate(error, settings)}\n")
         return 2
+
+
+def _own_certificate(error: Exception, settings: ConsoleConfig | None) -> str:
+    """What can be said of the operator's own certificate where a page refuses one."""
+    files = CertificateFiles.of(settings) if settings else None
+    return f"; {judgement(files)}" if files and isinstance(error, PageUnreachable) and error.is_refusal else ""
 
 
 def _file(arguments: argparse.Namespace) -> Path | None:

@@ -96,6 +96,10 @@ def _check_router(settings: RouterConfig) -> None:
     settings.client_tenants().check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
+    if settings.discovery.kubernetes_selector:
+        with contextlib.suppress(MissingExtraError):  # the start says so by itself
+            discovery = extras.load("prfaas.router.discovery", extra="router")
+            discovery.ServiceAccount.read(settings.discovery)
 
 
 def _check_sidecar(settings: SidecarConfig) -> None:
@@ -105,12 +109,13 @@ def _check_sidecar(settings: SidecarConfig) -> None:
 
 def _check_colocate(settings: ColocateConfig) -> None:
     _check_certificates(settings, settings.certificates)
+    with contextlib.suppress(MissingExtraError):
+        extras.load("prfaas.colocate.server", extra="colocate").executor_settings(settings)
 
 
 def _check_console(settings: ConsoleConfig) -> None:
     read_key(settings.router_key_file, setting="router_key_file")
-    its = settings
-    _check_certificates(its, lambda: tls_of(its.tls_authority, its.tls_certificate, its.tls_key))
+    _check_certificates(settings, lambda: tls_of(settings))
 
 
 _CHECKS: Mapping[type[Any], Callable[[Any], None]] = {

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.colocate.shape import SHAPES
-from prfaas.conditions import GIVEN, check_consent, check_together
+from prfaas.conditions import GIVEN, check_consent, check_socket_path, check_together
 from prfaas.config import setting
+from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.transport.tls import Certificates
 from prfaas.units import choice
 
@@ -111,6 +112,10 @@ class ColocateConfig:
             raise ValueError(f"partition: {self.partition} does not go with device {self.device}")
         if self.profile is not None and self.partition in ("none", "mps"):
             raise ValueError(f"profile: no share adapts, or is measured, with partition {self.partition}")
+        if self.agent_socket is not None:
+            check_socket_path("agent_socket", self.agent_socket)
+            if self.block_tokens % HASH_UNIT_TOKENS:
+                raise ValueError(f"block_tokens: {self.block_tokens}; with an agent a multiple of {HASH_UNIT_TOKENS}")
         held = (self.num_blocks - 1) * self.block_tokens
         if self.max_tokens > held:
             raise ValueError(f"max_tokens: {self.max_tokens} are more than num_blocks and block_tokens hold, {held}")

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,7 +28,7 @@ from prfaas.colocate.shape import SHAPES
 from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Generation, Supervisor
 from prfaas.connector.transfer_request import SENT_KEY
 from prfaas.errors import ConfigError
-from prfaas.hashing import HASH_UNIT_TOKENS
+from prfaas.model.colocation import ShareTable
 from prfaas.solve.profile_file import read_colocation
 from prfaas.transport.tls_door import INNER, TlsDoor, door_before
 from prfaas.units import split_address
@@ -62,7 +63,7 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
     """
     if config.partition not in ("none", "mps") and config.profile is None:
         raise ConfigError(f"partition: shares of {config.partition} follow a profile; name it, or leave both out")
-    table = read_colocation(config.profile).decode if config.profile else None
+    table = _shares(config.profile) if config.profile else None
     cache = CacheShape(config.num_blocks, config.block_tokens, config.max_requests + 1)
     _refuse_what_does_not_fit(config, cache)
     return ExecutorSettings(
@@ -83,6 +84,13 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
     )
 
 
+def _shares(profile: Path) -> ShareTable:
+    try:
+        return read_colocation(profile).decode
+    except ConfigError as error:
+        raise ConfigError(f"profile: {error}") from error
+
+
 def _refuse_what_does_not_fit(config: ColocateConfig, cache: CacheShape) -> None:
     if config.device == "cuda":
         if not torch.cuda.is_available():
@@ -98,8 +106,6 @@ def _refuse_what_does_not_fit(config: ColocateConfig, cache: CacheShape) -> None
 def _pool_settings(config: ColocateConfig) -> PoolSettings | None:
     if config.agent_socket is None:
         return None
-    if config.block_tokens % HASH_UNIT_TOKENS:
-        raise ConfigError(f"block_tokens: {config.block_tokens}; with an agent a multiple of {HASH_UNIT_TOKENS}")
     return PoolSettings(
         socket=config.agent_socket,
         instance=f"colocate-{uuid.uuid4().hex}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prfaas.conditions import check_socket_path
 from prfaas.config import load_mapping, setting
 
 ADMISSIONS = ("wait", "preallocate", "auto")
@@ -57,6 +58,7 @@ class ConnectorSettings:
     )
 
     def __post_init__(self) -> None:
+        check_socket_path("agent_socket", self.agent_socket)
         if self.admission not in ADMISSIONS:
             raise ValueError(f"admission: {self.admission!r}; write {', '.join(ADMISSIONS)}")
 

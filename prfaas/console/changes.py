@@ -8,15 +8,14 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from prfaas.console.config import ConsoleConfig
-from prfaas.rpc.channel import Tls
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.transport.tls import CertificateFiles
 
 
 def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
     """The managers, spoken to as the operator; close it."""
-    tls = Tls.of(config.tls_authority, config.tls_certificate, config.tls_key)
-    deadline = config.timeout
+    tls, deadline = CertificateFiles.of(config), config.timeout
     return ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
 
 

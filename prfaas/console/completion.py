@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+# zsh has its own meaning of `words` and `path`, and splits no variable.
 _SCRIPT = """\
 _prfaas() {
-    local words="${COMP_WORDS[*]:1:COMP_CWORD-1}" path="" word
-    for word in $words; do case "$word" in -*) ;; *) path="$path $word" ;; esac; done
-    local choices=""
-    case "$path" in
+    local given="" word choices=""
+    for word in "${COMP_WORDS[@]:1:$((COMP_CWORD - 1))}"; do case "$word" in -*) ;; *) given="$given $word" ;; esac; done
+    case "$given" in
 %s
     esac
     COMPREPLY=($(compgen -W "$choices" -- "${COMP_WORDS[COMP_CWORD]}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.conditions import check_addresses, check_together, check_url
+from prfaas.conditions import GIVEN, check_addresses, check_together, check_url
 from prfaas.config import setting
 
 
@@ -39,6 +39,12 @@ class ConsoleConfig:
     tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: the certificate of `name`.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_revocations: Path | None = setting(
+        "path",
+        default=None,
+        only_where={"tls_authority": GIVEN},
+        doc="PEM file: the authority's revocation list; pages of whom it names are refused, and whether `name` is one is said.",
+    )
 
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")

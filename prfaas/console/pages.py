@@ -8,24 +8,28 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from prfaas.errors import PageUnreachable
+from prfaas.transport.tls import CertificateFiles, TlsSettings
 
 MAX_PAGE_BYTES = 64 << 20  # the state of thousands of nodes has a few MB
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as OpenSSL calls an answer that is no TLS
 
 
-def tls_of(authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """How pages at https:// are asked for, from settings of which all are given or none. Raises OSError, with the file's name
-    where one cannot be read, and SSLError."""
-    if not (authority and certificate and key):
+def tls_of(settings: TlsSettings) -> ssl.SSLContext | None:
+    """How pages at https:// are asked for; None where no certificates are named. Raises OSError, with the file's name where one
+    cannot be read, and SSLError."""
+    files = CertificateFiles.of(settings)
+    if files is None:
         return None
-    for path in (authority, certificate, key):
+    for path in files.paths:
         path.read_bytes()
-    context = ssl.create_default_context(cafile=str(authority))
-    context.load_cert_chain(certificate, key)
+    context = ssl.create_default_context(cafile=str(files.authority))
+    context.load_cert_chain(files.certificate, files.key)
+    if files.revocations is not None:
+        context.load_verify_locations(files.revocations)
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
 
@@ -46,20 +50,31 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
                 return None
             raise PageUnreachable(f"{url}: HTTP status {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise PageUnreachable(f"{url}: {_why(error, url)}") from error
+        raise PageUnreachable(f"{url}: {_why(error, url)}", is_refusal=_is_refusal(error, url)) from error
 
 
 def _why(error: Exception, url: str) -> str:
     """What went wrong, and of what TLS leaves unsaid what it most likely means."""
-    reason = getattr(error, "reason", error)
-    cause = reason if isinstance(reason, Exception) else error
+    cause = _cause(error)
     if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN:
         return f"{cause}; it answers in plain text, as on loopback and with insecure_plaintext: write http://"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"{cause}; this side refuses its certificate: tls_authority must have signed it, for this host"
+    if _is_refusal(error, url):
+        return f"{cause}; most likely it refuses the certificate: expired, revoked, of another authority, or none"
+    return str(getattr(error, "reason", error))
+
+
+def _is_refusal(error: Exception, url: str) -> bool:
+    cause = _cause(error)
     hung_up = isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)  # RemoteDisconnected too
     is_alert = isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or "")
-    if url.startswith("https:") and (hung_up or is_alert):
-        return f"{cause}; most likely it refuses the certificate: expired, revoked, of another authority, or none"
-    return str(reason)
+    return url.startswith("https:") and (hung_up or is_alert)
+
+
+def _cause(error: Exception) -> Exception:
+    reason = getattr(error, "reason", error)
+    return reason if isinstance(reason, Exception) else error
 
 
 def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> str:
@@ -82,15 +97,16 @@ def first_json(
     Raises:
         PageUnreachable: none answers; the message has each one's reason.
     """
-    failures: list[str] = []
+    failures: list[PageUnreachable] = []
     for base in bases:
         try:
             found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds, tls=tls, key=key)
         except PageUnreachable as error:
-            failures.append(str(error))
+            failures.append(error)
             continue
         if found is not None:
             return found
     if bases and len(failures) == len(bases):
-        raise PageUnreachable("; ".join(failures))
+        is_refusal = any(its.is_refusal for its in failures)
+        raise PageUnreachable("; ".join(map(str, failures)), is_refusal=is_refusal)
     return None

@@ -143,11 +143,14 @@ def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
 
 def explanation_table(document: Mapping[str, Any]) -> Table:
     """Why a request went where it went: every plain field of its record."""
-    plain = {key: value for key, value in document.items() if not isinstance(value, dict | list)}
-    facts = document.get("facts") or {}
-    plain |= {f"facts: {key}": value for key, value in facts.items() if not isinstance(value, dict | list)}
+    plain = _plain(document) | _plain(document.get("decision") or {})
+    plain |= {f"facts: {key}": value for key, value in _plain(document.get("facts") or {}).items()}
     rows = tuple((key.replace("_", " "), str(value)) for key, value in plain.items() if value is not None)
     return Table("Request", ("what", "value"), rows)
+
+
+def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if not isinstance(value, dict | list)}
 
 
 def size(num_bytes: int) -> str:

@@ -12,6 +12,7 @@ from prfaas.conditions import (
     check_addresses,
     check_apart,
     check_consent,
+    check_socket_path,
     check_together,
     check_url,
 )
@@ -24,6 +25,7 @@ from prfaas.units import choice, show_seconds
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
 RoleChanging = Literal["recommend", "apply"]
+REDIS_SOCKET = "redis.sock"  # of the embedded Redis, in its directory
 _PLANNED = {"deployment": GIVEN}
 _PPD = {"local_policy": "ppd"}
 
@@ -251,6 +253,8 @@ class ManagerConfig:
     def __post_init__(self) -> None:
         if self.advertise:
             check_addresses("advertise", [self.advertise])
+        if self.redis_directory is not None:
+            check_socket_path("redis_directory", self.redis_directory / REDIS_SOCKET)
         if self.expiry_seconds <= self.heartbeat_seconds:
             raise ValueError(
                 f"expiry_seconds: {show_seconds(self.expiry_seconds)}; write more than heartbeat_seconds, which is "

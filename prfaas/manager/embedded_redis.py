@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 
 from prfaas import logs
+from prfaas.conditions import check_socket_path
 from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.manager.config import REDIS_SOCKET
 from prfaas.rpc.tasks import end
 
 # Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
@@ -25,7 +27,6 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-_MAX_DIRECTORY_CHARACTERS = 96  # a Unix socket's path has at most 107
 _START_SECONDS = 10.0  # without a word; while it loads its file it says so
 _STOP_SECONDS = 5.0
 _RESTART_SECONDS = 0.2
@@ -58,7 +59,8 @@ class EmbeddedRedis:
         """Data goes to `directory` and stays; without one, to a temporary directory that `close` removes."""
         self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="prfaas-redis-")
         self.directory = directory or Path(self._temporary.name if self._temporary else "")
-        self.url = f"unix://{self.directory}/redis.sock"
+        self._socket = self.directory / REDIS_SOCKET
+        self.url = f"unix://{self._socket}"
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -75,22 +77,22 @@ class EmbeddedRedis:
             TimeoutError: it does not answer.
         """
         try:
+            check_socket_path("redis_directory", self._socket)
             self.directory.mkdir(parents=True, exist_ok=True)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         except OSError as error:
             raise ConfigError(f"redis_directory: {self.directory} cannot be made: {error.strerror}") from error
-        if len(str(self.directory)) > _MAX_DIRECTORY_CHARACTERS:
-            raise ConfigError(f"redis_directory: {self.directory} is too long a path for a Unix socket in it")
         await self._launch()
         if self._process is not None and self._process.returncode is not None:
             raise ConfigError(f"redis-server ended at once; see {self.directory}/redis.log")
         self._supervisor = asyncio.create_task(self._supervise(), name="embedded redis")
 
     async def _launch(self) -> None:
-        socket = self.directory / "redis.sock"
-        socket.unlink(missing_ok=True)
+        self._socket.unlink(missing_ok=True)
         options = {
             "port": "0",
-            "unixsocket": str(socket),
+            "unixsocket": str(self._socket),
             "unixsocketperm": "600",
             "dir": str(self.directory),
             "logfile": str(self.directory / "redis.log"),
@@ -103,7 +105,7 @@ class EmbeddedRedis:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments
         )
-        await _until_ready(self._process, socket)
+        await _until_ready(self._process, self._socket)
 
     async def _supervise(self) -> None:
         while True:

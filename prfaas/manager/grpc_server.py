@@ -192,16 +192,14 @@ class GrpcServer:
     async def _caller(self, context: Any, call: str) -> str:
         """The caller's name, from its certificate and its token."""
         name = caller(context.invocation_metadata() or (), self._secret)
-        if name is None or (self._door is not None and self._certified(context) != name):
-            await _abort(
-                context, call, IndexRefusal("unauthenticated", "the call's name and token do not fit the secret")
-            )
+        if name is None:
+            message = "the call's name and token do not fit the secret: is its secret_file the manager's?"
+            await _abort(context, call, IndexRefusal("unauthenticated", message))
+        if self._door is not None and (certified := self._door.name_of(_port_of(context))) != name:
+            message = f"the call is in the name of {name}, and its certificate for {certified or 'nobody'}"
+            remedy = f"call as that, or show a certificate with the common name {name}"
+            await _abort(context, call, IndexRefusal("unauthenticated", f"{message}: {remedy}"))
         return name
-
-    def _certified(self, context: Any) -> str | None:
-        """The name in the certificate that a call came with."""
-        assert self._door is not None
-        return self._door.name_of(int(context.peer().rpartition(":")[2]))
 
     # -- agents
 
@@ -315,6 +313,11 @@ class GrpcServer:
             yield self._service.state(index_stale=self._replication.is_stale)
             while self._world.version == version and _now() < deadline:  # noqa: ASYNC110 - the world is synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
+
+
+def _port_of(context: Any) -> int:
+    """Where a call comes from on loopback, past the door."""
+    return int(context.peer().rpartition(":")[2])
 
 
 def _log_registration(node: Node) -> None:

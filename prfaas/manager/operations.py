@@ -70,12 +70,16 @@ class Operations:
         check_is_time(request.timeout_seconds)
         if who == request.node:
             return await self._drained(request)
-        with self._operators.act(who, "drain", target=request.node):
+        with self._operators.act(who, "drain", target=request.node) as found:
             ends = _now() + request.timeout_seconds
             drained = await self._drained(request)
             after = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
             drained.num_requests_left = sum(requests_of(after).values())
             drained.num_engines_unknown = len(unknown_of(after))
+            found |= {
+                "num_requests_left": drained.num_requests_left,
+                "num_engines_unknown": drained.num_engines_unknown,
+            }
         return drained
 
     async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
@@ -97,20 +101,22 @@ class Operations:
     async def order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
         check_is_time(request.timeout_seconds)
         order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
-        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()):
+        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()) as found:
             if len(end_hash) != HASH_BYTES:
                 raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
             node = self._world.live_node(AgentName(request.node))
             await self._replication.writer_for(node.cluster)
             end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
+            found["node_said"] = end.outcome
         return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
 
     async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
         check_is_time(request.timeout_seconds)
-        with self._operators.act(who, "set_role", target=request.node, role=request.role):
+        with self._operators.act(who, "set_role", target=request.node, role=request.role) as found:
             role = ordered_role_from(request.role)
             seconds = request.timeout_seconds
             taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+            found["num_requests_left"] = sum(its.num_requests_left for its in taken)
         return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -20,24 +21,28 @@ class Operators:
         self._names = frozenset(names)
 
     @contextmanager
-    def act(self, who: str, action: Action, *, target: str, **details: str) -> Iterator[None]:
-        """Around what is done; a line and a count say who did what, and how it ended.
+    def act(self, who: str, action: Action, *, target: str, **details: str) -> Iterator[dict[str, object]]:
+        """Around what is done; lines and a count say who does what, and how it ended, with what the block adds to the dict.
 
         Raises:
             IndexRefusal: `who` is no operator, or what the block raises.
         """
-        outcome = "failed"
+        outcome, found = "failed", dict[str, object]()
         try:
             if who not in self._names:
                 outcome = "refused"
                 raise IndexRefusal(
                     "unauthenticated", f"{who} is none of the operators ({', '.join(sorted(self._names))})"
                 )
-            yield
+            _audit.info("admin.begun", who=who, action=action, target=target, **details)
+            yield found
             outcome = "done"
+        except asyncio.CancelledError:
+            outcome = "cut_off"  # who ordered it has left, or this manager ends
+            raise
         except Fenced:
             outcome = "elsewhere"  # the writer of the cluster does it, and records it
             raise
         finally:
             metrics.ADMIN_ACTIONS.labels(action=action, outcome=outcome).inc()
-            _audit.info("admin.action", who=who, action=action, target=target, outcome=outcome, **details)
+            _audit.info("admin.action", who=who, action=action, target=target, outcome=outcome, **details, **found)

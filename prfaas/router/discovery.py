@@ -7,7 +7,9 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
@@ -23,6 +25,7 @@ from prfaas.units import split_address
 ANSWER_SECONDS = 5.0
 MAX_PAGE_BYTES = 1 << 20
 MAX_PODS_BYTES = 64 << 20  # a pod of the list has about 10 KB
+T = TypeVar("T")
 _log = logs.get("router.discovery")
 
 
@@ -162,31 +165,56 @@ def _page(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@dataclass(frozen=True)
+class ServiceAccount:
+    """Where the API server is, and as whom it is asked; `tls` None: in plain text."""
+
+    api: str
+    namespace: str
+    token_file: Path
+    tls: ssl.SSLContext | None
+
+    @classmethod
+    def read(cls, config: DiscoveryConfig) -> ServiceAccount:
+        """Raises ConfigError when nothing says where the API server is, or a file of the account cannot be used."""
+        api, directory = config.kubernetes_api.rstrip("/") or _api_of_environment(), config.kubernetes_account
+        _read(directory / "token", Path.read_text)
+        namespace = _read(directory / "namespace", Path.read_text).strip()
+        tls = _read(directory / "ca.crt", _trusting) if api.startswith("https") else None
+        return cls(api, namespace, directory / "token", tls)
+
+
+def _read(file: Path, read: Callable[[Path], T]) -> T:
+    try:
+        return read(file)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        form = "write a directory with token, ca.crt and namespace"
+        raise ConfigError(f"discovery.kubernetes_account: {file} cannot be used: {why}; {form}") from error
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority))
+
+
 class KubernetesPods:
     """The running pods of a namespace that carry the labels, from the API server, as the pod's service account may."""
 
     def __init__(self, config: DiscoveryConfig, session: aiohttp.ClientSession) -> None:
-        """Raises ConfigError when nothing says where the API server is, or who asks it."""
+        """Raises ConfigError as `ServiceAccount.read`."""
         self._config = config
         self._session = session
-        self._account = Path(config.kubernetes_account)
-        self._api = config.kubernetes_api.rstrip("/") or _api_of_environment()
-        try:
-            self._namespace = (self._account / "namespace").read_text().strip()
-            authority = self._account / "ca.crt"
-            self._tls = ssl.create_default_context(cafile=str(authority)) if self._api.startswith("https") else None
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"discovery.kubernetes_account: {self._account} cannot be used: {error}") from error
+        self._account = ServiceAccount.read(config)
 
     async def pages(self) -> list[str] | None:
         """host:port of each pod's agent page; None while the API server does not answer, which is logged."""
         query = urlencode({"labelSelector": self._config.kubernetes_selector})
-        url = f"{self._api}/api/v1/namespaces/{self._namespace}/pods?{query}"
+        url = f"{self._account.api}/api/v1/namespaces/{self._account.namespace}/pods?{query}"
         try:
-            token = (self._account / "token").read_text().strip()  # it is renewed every hour or so
+            token = self._account.token_file.read_text().strip()  # it is renewed every hour or so
             headers = {"Authorization": f"Bearer {token}"}
             async with asyncio.timeout(ANSWER_SECONDS):
-                async with self._session.get(url, ssl=self._tls or True, headers=headers) as response:
+                async with self._session.get(url, ssl=self._account.tls or True, headers=headers) as response:
                     response.raise_for_status()
                     pods = _PODS.decode(await _whole(response, MAX_PODS_BYTES)).items
         except _FAILURES as error:

@@ -14,10 +14,10 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Ask, Plan, Ruling
 from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
 from prfaas.router.record import Record
-from prfaas.rpc.channel import Tls
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
+from prfaas.transport.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
 
 REFUSED_SECONDS = 2.0  # before a manager that refuses us is asked again
@@ -39,7 +39,7 @@ class ManagerLink:
             name="router",
             secret=secret,
             deadline_seconds=config.manager_timeout,
-            tls=Tls.of(config.tls_authority, config.tls_certificate, config.tls_key),
+            tls=CertificateFiles.of(config),
         )
         self._tells_in_flight = False
         self._ended: deque[Record] = deque(maxlen=MAX_UNREPORTED)

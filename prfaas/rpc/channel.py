@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its library writes lines of its own beside the errors that it raises
 import grpc
 
 from prfaas import tracing
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.methods import client_calls
 from prfaas.rpc.tasks import end
+from prfaas.rpc.tls_failure import meaning
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, credentials
+from prfaas.transport.tls import CertificateFiles
 
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of a million tokens has 1 MiB of unit hashes
 _KEEPALIVE_MILLISECONDS = 5000
@@ -29,24 +32,6 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Files of mutual TLS, PEM."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return self.authority, self.certificate, self.key
-
-    @classmethod
-    def of(cls, authority: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
-        """From settings, of which all are given or none."""
-        return cls(authority, certificate, key) if authority and certificate and key else None
 
 
 @dataclass(eq=False)
@@ -61,7 +46,7 @@ class _Opened:
 class Channel:
     """One manager's calls: `await channel.call("Match", request, timeout_seconds=...)`."""
 
-    def __init__(self, address: str, *, name: str, secret: bytes, tls: Tls | None = None) -> None:
+    def __init__(self, address: str, *, name: str, secret: bytes, tls: CertificateFiles | None = None) -> None:
         """Raises:
         ManagerUnreachable: a certificate's file cannot be read.
         """
@@ -77,10 +62,11 @@ class Channel:
         self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
-    def _open(address: str, tls: Tls | None) -> _Opened:
+    def _open(address: str, tls: CertificateFiles | None) -> _Opened:
         if tls is None:
             channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
+            assert tls.authority is not None, "or it would trust nobody"
             chain = (tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
             channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*chain), options=_OPTIONS)
         return _Opened(channel, client_calls(channel))
@@ -99,7 +85,7 @@ class Channel:
             Fenced: another manager writes this cluster; ask there.
             IndexRefusal: the manager refuses the request; `reason` says why.
         """
-        with translated_errors(self.address):
+        with self.translated_errors():
             metadata = (*self.metadata, *tracing.headers().items())
             return await self._begin(method, request, timeout=timeout_seconds, metadata=metadata)
 
@@ -147,26 +133,25 @@ class Channel:
             return tuple(path.stat().st_mtime_ns for path in self._tls.paths)
         return ()
 
+    @contextmanager
+    def translated_errors(self) -> Iterator[None]:
+        """gRPC's errors as ours."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._ours(error) from error
+
+    def _ours(self, error: Any) -> PrfaasError:
+        fields = dict(error.trailing_metadata() or ())
+        reason, message = fields.get(REASON_KEY), error.details() or ""
+        if reason == "not_writer":
+            return Fenced(message, writer=str(fields.get(WRITER_KEY, "")))
+        if reason:
+            return IndexRefusal(str(reason), message)
+        meant = meaning(message, address=self.address, tls=self._tls)
+        return ManagerUnreachable(f"manager {self.address}: {error.code().name.lower()} {message}{meant}")
+
     async def close(self) -> None:
         for opened in (*self._former, self._opened):
             await opened.channel.close()
         await end(self._closing)
-
-
-@contextmanager
-def translated_errors(address: str) -> Iterator[None]:
-    """gRPC's errors as ours."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise _ours(error, address) from error
-
-
-def _ours(error: Any, address: str) -> PrfaasError:
-    fields = dict(error.trailing_metadata() or ())
-    reason, message = fields.get(REASON_KEY), error.details() or ""
-    if reason == "not_writer":
-        return Fenced(message, writer=str(fields.get(WRITER_KEY, "")))
-    if reason:
-        return IndexRefusal(str(reason), message)
-    return ManagerUnreachable(f"manager {address}: {error.code().name.lower()} {message}")

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
+from prfaas import logs
 from prfaas.errors import Fenced, ManagerUnreachable
-from prfaas.rpc.channel import Channel, Tls, translated_errors
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.questions import Asked, Questions
+from prfaas.transport.tls import CertificateFiles
 
+_log = logs.get("rpc.client")
 _RETRY_SECONDS = 0.2
 _LEAST_SECONDS = 0.05  # with less left a call has no chance
 _SILENCE_SECONDS = 3.0  # between snapshots, of which one comes each second: a manager that hangs still answers pings
@@ -26,7 +29,7 @@ class ManagerClient:
         name: str,
         secret: bytes,
         deadline_seconds: float = 1.0,
-        tls: Tls | None = None,
+        tls: CertificateFiles | None = None,
     ) -> None:
         self._channels = [Channel(address, name=name, secret=secret, tls=tls) for address in addresses]
         self._questions = [Questions(channel) for channel in self._channels]
@@ -134,16 +137,21 @@ class ManagerClient:
     async def watch_state(self) -> AsyncGenerator[pb.StateSnapshot, None]:
         """Snapshots for ever: at once, at every change and at least each second; another manager when one goes silent.
 
-        A pause of more than a second means that no manager answers: judge by the time since the last snapshot.
+        A pause of more than a second means that no manager answers: judge by the time since the last snapshot. Why one does
+        not is logged once.
         """
-        attempt = 0
+        attempt, logged = 0, set[str]()
         while True:
             channel = self._channels[attempt % len(self._channels)]
             try:
                 async for snapshot in _snapshots(channel, pb.WatchStateRequest()):
+                    logged.clear()
                     yield snapshot
-            except (ManagerUnreachable, TimeoutError):
-                pass
+            except (ManagerUnreachable, TimeoutError) as error:
+                why = str(error) or f"manager {channel.address}: no word for {_SILENCE_SECONDS:g} s"
+                if why not in logged:
+                    _log.warning("manager.lost", error=why)
+                logged.add(why)
             attempt += 1
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -161,7 +169,7 @@ async def _snapshots(channel: Channel, request: pb.WatchStateRequest) -> AsyncGe
         snapshots = aiter(call)
         while True:
             async with asyncio.timeout(_SILENCE_SECONDS):
-                with translated_errors(channel.address):
+                with channel.translated_errors():
                     snapshot = await anext(snapshots, None)
             if snapshot is None:
                 return

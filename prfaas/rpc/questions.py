@@ -16,7 +16,7 @@ import grpc
 
 from prfaas import tracing
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
-from prfaas.rpc.channel import Channel, translated_errors
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end
 
@@ -91,7 +91,7 @@ class Questions:
         """Stream after stream, as long as there is something to ask."""
         failure: PrfaasError = ManagerUnreachable(f"manager {self._channel.address}: the stream was closed")
         try:
-            with translated_errors(self._channel.address):
+            with self._channel.translated_errors():
                 while True:
                     await self._stream()
         except PrfaasError as error:

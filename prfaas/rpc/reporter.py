@@ -19,7 +19,7 @@ from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.index.inventory import Change, Inventory
 from prfaas.index.membership import Figures, Node
 from prfaas.index.segments import digest_of_node
-from prfaas.rpc.channel import Channel, Tls, translated_errors
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end
@@ -31,6 +31,7 @@ from prfaas.rpc.translate import (
     node_message,
     pool_command_from,
 )
+from prfaas.transport.tls import CertificateFiles
 from prfaas.types import CopyCommand, CopyEnd, PoolCommand, TransferTiming
 
 _CALL_SECONDS = 3.0
@@ -69,7 +70,7 @@ class Reporter:
         node: Node,
         secret: bytes,
         figures: Callable[[], Figures] | None = None,
-        tls: Tls | None = None,
+        tls: CertificateFiles | None = None,
         on_copy: Callable[[CopyCommand], None] | None = None,
         on_pool: Callable[[PoolCommand], None] | None = None,
     ) -> None:
@@ -260,7 +261,7 @@ class Reporter:
 
     async def _watch_commands(self, channel: Channel) -> None:
         request = pb.WatchCommandsRequest(node=self._node.name, epoch=self._node.epoch)
-        with translated_errors(channel.address):
+        with channel.translated_errors():
             async for command in channel.stream("WatchCommands", request):
                 copy = copy_command_from(command)
                 if copy is not None and self._on_copy is not None:
@@ -287,7 +288,7 @@ class Reporter:
                 self._copy_ends.popleft()
 
     async def _stream_events(self, channel: Channel, digest_seconds: float) -> None:
-        with translated_errors(channel.address):
+        with channel.translated_errors():
             call = channel.stream("ReportEvents", self._requests(digest_seconds))
             async for response in call:
                 self._take_response(response, channel.address)

@@ -40,6 +40,14 @@ class CertificateFiles:
     key: Path
     revocations: Path | None = None
 
+    @classmethod
+    def of(cls, settings: TlsSettings) -> CertificateFiles | None:
+        """What a component's settings name, all of them or none."""
+        its = settings
+        if not (its.tls_authority and its.tls_certificate and its.tls_key):
+            return None
+        return cls(its.tls_authority, its.tls_certificate, its.tls_key, its.tls_revocations)
+
     @property
     def paths(self) -> tuple[Path, ...]:
         return tuple(its for its in (self.authority, self.certificate, self.key, self.revocations) if its is not None)
@@ -81,11 +89,8 @@ class Certificates:
     @classmethod
     def of(cls, settings: TlsSettings, *, speaks: Sequence[str] = ()) -> Certificates | None:
         """What a component's settings name; None where they name none: it speaks plain text. Raises ConfigError as above."""
-        its = settings
-        if not (its.tls_authority and its.tls_certificate and its.tls_key):
-            return None
-        files = CertificateFiles(its.tls_authority, its.tls_certificate, its.tls_key, its.tls_revocations)
-        return cls(files, speaks=speaks)
+        files = CertificateFiles.of(settings)
+        return None if files is None else cls(files, speaks=speaks)
 
     def wrap(self, sock: socket.socket, *, is_listener: bool) -> TlsStream:
         """A stream over `sock`; its handshake is still to be done."""

@@ -1,4 +1,4 @@
-"""Whether a component's certificate would be taken: a TLS handshake with itself, in memory."""
+"""Whether a component's certificate would be taken."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
+from prfaas.transport.own_certificate import FAULTS, seen
 from prfaas.transport.tls import CertificateFiles, contexts_of
 
 SOON_SECONDS = 14 * 86400.0
-_VERDICTS: dict[int, tuple[Subject, str, str]] = {  # by X509_V_ERR_*
-    9: ("certificate_time", "it is not valid yet", "set this machine's clock, or issue it anew"),
-    10: ("certificate_time", "it has expired", "issue it anew; the wire takes new files without a restart"),
-    12: ("certificate_time", "the revocation list has expired", "publish a new list as tls_revocations"),
-    23: ("certificate_revoked", "its authority has revoked it", "issue another, with a new key"),
+_REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as FAULTS
+    9: ("certificate_time", "set this machine's clock, or issue it anew"),
+    10: ("certificate_time", "issue it anew; the wire takes new files without a restart"),
+    12: ("certificate_time", "publish a new list as tls_revocations"),
+    23: ("certificate_revoked", "issue another, with a new key"),
 }
 
 
@@ -37,14 +38,14 @@ def certificate_findings(files: CertificateFiles, *, name: str | None, where: st
         yield bad("certificate_files", where, f"the files cannot be read: {error.strerror}", remedy=remedy)
         return
     try:
-        seen = _handshake(*contexts)
+        shown = seen(*contexts)
     except ssl.SSLCertVerificationError as error:
         yield _rejected(files, error, where)
         return
     if files.authority is not None:
         yield good("certificate_authority", where, f"{files.certificate} is signed by {files.authority}")
-    yield _name(files.certificate, seen, name, where)
-    yield _time(files.certificate, seen, where)
+    yield _name(files.certificate, shown, name, where)
+    yield _time(files.certificate, shown, where)
 
 
 def clients_finding(authority: Path, revocations: Path | None, *, where: str) -> Finding:
@@ -98,30 +99,17 @@ def _unusable(files: CertificateFiles, error: ssl.SSLError, where: str) -> Findi
     return bad("certificate_files", where, f"the files cannot be used: {error.reason or 'no PEM'}", remedy=remedy)
 
 
-def _handshake(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, object]:
-    """The certificate as a peer sees it. Raises SSLCertVerificationError when the peer would not take it."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server)
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(4):  # TLS 1.3 needs two turns of each side
-        for side in (client, server):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    return dict(client.getpeercert() or {})
-
-
 def _rejected(files: CertificateFiles, error: ssl.SSLCertVerificationError, where: str) -> Finding:
-    untrusted: tuple[Subject, str, str] = (
-        "certificate_authority",
-        f"{files.authority} has not signed it ({error.verify_message})",
-        "name the authority that signed it as tls_authority, the same on every machine",
-    )
-    subject, message, remedy = _VERDICTS.get(error.verify_code, untrusted)
-    return bad(subject, where, f"{files.certificate}: {message}", remedy=remedy)
+    if error.verify_code in FAULTS:
+        subject, remedy = _REMEDIES[error.verify_code]
+        return bad(subject, where, f"{files.certificate}: {FAULTS[error.verify_code]}", remedy=remedy)
+    message = f"{files.certificate}: {files.authority} has not signed it ({error.verify_message})"
+    remedy = "name the authority that signed it as tls_authority, the same on every machine"
+    return bad("certificate_authority", where, message, remedy=remedy)
 
 
-def _name(path: Path, seen: dict[str, object], wanted: str | None, where: str) -> Finding:
-    subject = seen.get("subject", ())
+def _name(path: Path, shown: dict[str, object], wanted: str | None, where: str) -> Finding:
+    subject = shown.get("subject", ())
     assert isinstance(subject, tuple), "as ssl gives it"
     names = [value for pairs in subject for kind, value in pairs if kind == "commonName"]
     if wanted is None or wanted in names:
@@ -130,8 +118,8 @@ def _name(path: Path, seen: dict[str, object], wanted: str | None, where: str) -
     return bad("certificate_name", where, message, remedy=f"issue a certificate with the common name {wanted}")
 
 
-def _time(path: Path, seen: dict[str, object], where: str) -> Finding:
-    left = ssl.cert_time_to_seconds(str(seen["notAfter"])) - time.time()
+def _time(path: Path, shown: dict[str, object], where: str) -> Finding:
+    left = ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()
     message = f"{path} is valid for {left / 86400:.0f} more days"
     if left < SOON_SECONDS:
         return warning("certificate_time", where, message, remedy="issue it anew before it ends")

@@ -7,7 +7,7 @@ import errno
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from prfaas.errors import ConfigError, PageUnreachable
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
-from prfaas.rpc.channel import Tls
 from prfaas.transport.tls import CertificateFiles
 
 AskManagers = Callable[..., list[Finding]]
@@ -62,27 +61,59 @@ def examine(patient: Patient) -> list[Finding]:
     for component, path in patient.files.items():
         try:
             loaded[component] = config.load(COMPONENTS[component], component=component, file=path)
-            config.load(COMPONENTS[component], component=component, file=path, check=patient.check)
-            findings.append(good("configuration", str(path), "the start takes it"))
         except ConfigError as error:
-            remedy = f"mend it; prfaas config check {path}"
-            findings.append(bad("configuration", str(path), str(error), remedy=remedy))
+            findings.append(_misconfigured(path, error))
     agent: AgentConfig | None = loaded.get("agent")
     wanted = agent.congestion_control if agent else default(AgentConfig, "congestion_control")
     findings += tcp_findings(machine, congestion_control=wanted)
     if agent:
         findings += room_findings(machine, agent, where="agent")
     for component, settings in loaded.items():
-        findings += _CHECKS[component](settings, patient)
+        findings += _once(component, list(_CHECKS[component](settings, patient)), patient)
+    findings += _certificates(patient.console, name=patient.console.name, where="console")
     seconds, tls = patient.console.timeout, _dialling(patient.console)
     findings += [network.clock_finding(page, timeout_seconds=seconds, tls=tls) for page in patient.console.pages]
     return findings
 
 
+def _once(component: str, findings: list[Finding], patient: Patient) -> list[Finding]:
+    """The findings on a component, and why its start would refuse its file where none of them says so."""
+    path, said = patient.files[component], ""
+
+    def check(settings: Any) -> None:
+        nonlocal said
+        try:
+            patient.check(settings)
+        except ConfigError as error:
+            said = str(error)
+            raise
+
+    try:
+        config.load(COMPONENTS[component], component=component, file=path, check=check)
+    except ConfigError as error:
+        same = next((its for its in findings if _is_told(said.partition(":")[0], its, component)), None)
+        if same is None:
+            return [_misconfigured(path, error), *findings]
+        placed = replace(same, message=f"{str(error).removesuffix(said)}{same.message}")
+        return [placed if its is same else its for its in findings]
+    return [good("configuration", str(path), "the start takes it"), *findings]
+
+
+def _is_told(setting: str, finding: Finding, component: str) -> bool:
+    """Whether a finding is what the start has against a setting."""
+    where = f"{component}, clients" if setting.startswith("client_") else component
+    subject = next((subject for part, subject in _SUBJECTS.items() if part in setting), "nothing")
+    return (finding.outcome, finding.where) == ("bad", where) and finding.subject.startswith(subject)
+
+
+def _misconfigured(path: Path, error: ConfigError) -> Finding:
+    return bad("configuration", str(path), str(error), remedy=f"mend it; prfaas config check {path}")
+
+
 def _dialling(settings: Any) -> ssl.SSLContext | None:
     """How one goes to pages with the certificate in some settings; None without one that can be used."""
     with contextlib.suppress(OSError):
-        context = tls_of(settings.tls_authority, settings.tls_certificate, settings.tls_key)
+        context = tls_of(settings)
         if context is not None:
             context.check_hostname = False  # it is this machine, under whatever address
         return context
@@ -192,15 +223,15 @@ def _colocate_findings(executor: ColocateConfig, patient: Patient) -> Iterator[F
     running = network.answers(executor.listen, "/healthz", timeout_seconds=seconds, tls=_dialling(executor))
     yield network.port_finding(executor.listen, key="listen", where=where, is_running=running)
     yield network.pages_finding(executor.listen, executor, where=where)
+    if executor.agent_socket is not None:
+        yield network.agent_finding(executor.agent_socket, where=where)
     yield from _certificates(executor, name=None, where=where)
 
 
 def _certificates(settings: Any, *, name: str | None, where: str) -> Iterator[Finding]:
-    if settings.tls_certificate is None:
-        return
-    revocations: Path | None = getattr(settings, "tls_revocations", None)
-    files = CertificateFiles(settings.tls_authority, settings.tls_certificate, settings.tls_key, revocations)
-    yield from certificate_findings(files, name=name, where=where)
+    files = CertificateFiles.of(settings)
+    if files is not None:
+        yield from certificate_findings(files, name=name, where=where)
 
 
 def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patient) -> Iterator[Finding]:
@@ -213,14 +244,16 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
         return
     yield good("secret", where, f"{path} is long enough and not open to everybody")
     managers: tuple[str, ...] = getattr(settings, "managers", ())
-    tls = Tls.of(settings.tls_authority, settings.tls_certificate, settings.tls_key)
-    if managers and (tls is None or all(its.is_file() for its in (tls.authority, tls.certificate, tls.key))):
+    tls = CertificateFiles.of(settings)
+    if managers and (tls is None or all(its.is_file() for its in tls.paths)):
         seconds = patient.console.timeout
         yield from patient.ask_managers(
             managers, name=name, secret=secret, tls=tls, where=where, timeout_seconds=seconds
         )
 
 
+# How the checks call what is wrong with a setting; their subjects begin so.
+_SUBJECTS = {"secret_file": "secret", "redis_url": "record", "tls_": "certificate_"}
 COMPONENTS: Mapping[str, type[Any]] = {
     "agent": AgentConfig,
     "manager": ManagerConfig,

@@ -46,6 +46,7 @@ Subject = Literal[
     "kv_events",
     "wire",
     "disk",
+    "agent_socket",
 ]
 Outcome = Literal["good", "warning", "bad"]
 

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 from prfaas.console.doctor.finding import Finding, bad, good
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
-from prfaas.rpc.channel import Channel, Tls
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.transport.tls import CertificateFiles
 
 
 def manager_findings(
-    addresses: Sequence[str], *, name: str, secret: bytes, tls: Tls | None, where: str, timeout_seconds: float
+    addresses: Sequence[str],
+    *,
+    name: str,
+    secret: bytes,
+    tls: CertificateFiles | None,
+    where: str,
+    timeout_seconds: float,
 ) -> list[Finding]:
     """One finding per manager; asks each for a prefix of no model."""
 

@@ -162,6 +162,17 @@ def wires_findings(router: RouterConfig, *, timeout_seconds: float) -> Iterator[
             yield good("wire", "router", f"wire of {its.name}: {its.wire} takes connections")
 
 
+def agent_finding(path: Path, *, where: str) -> Finding:
+    """Whether an agent listens at its Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            remedy = "start prfaas-agent on this machine, or write its `socket`; ss -lxp shows who listens where"
+            return bad("agent_socket", where, f"nobody answers at {path} ({error.strerror})", remedy=remedy)
+    return good("agent_socket", where, f"{path} takes connections")
+
+
 def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> Finding:
     """How far this machine's clock is from a manager's, by the date of an answer."""
     try:

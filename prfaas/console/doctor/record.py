@@ -18,7 +18,8 @@ def record_finding(manager: ManagerConfig, *, timeout_seconds: float) -> Finding
         asyncio.run(_check(manager.redis_url, timeout_seconds))
     except ConfigError as error:
         remedy = "name another in redis_url, or set this one so; docs: Which Redis"
-        return bad("record", "manager", f"redis_url: {error}", remedy=remedy)
+        message = str(error).removeprefix("redis_url: ")
+        return bad("record", "manager", f"redis_url: {message}", remedy=remedy)
     except PrfaasError as error:
         remedy = "start it, or mend the redis_url; redis-cli -u URL ping"
         return bad("record", "manager", f"redis_url: {error}", remedy=remedy)

@@ -44,6 +44,7 @@ class Patient:
         self.manager: dict[str, Any] = {}
         self.router: dict[str, Any] = {}
         self.sidecar: dict[str, Any] = {}
+        self.colocate: dict[str, Any] = {}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.wire = f"127.0.0.1:{self._listener.getsockname()[1]}"  # of an agent elsewhere
         self.set_kernel(**SYSCTLS)
@@ -69,6 +70,7 @@ class Patient:
     def examine(self, *flags: str, pages: str = "") -> Ran:
         """What `prfaas doctor` says."""
         files = {"agent": self.agent, "manager": self.manager, "router": self.router, "sidecar": self.sidecar}
+        files["colocate"] = self.colocate
         arguments = [f"--proc={self.directory / 'proc'}", f"--pages={pages}", *flags]
         for component, settings in files.items():
             if settings:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from prfaas.console.authority import Authority, Issued
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
-from tests.integration.console.terminal import Ran, run, run_here, run_on_terminal
+from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_on_terminal
 from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
+from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.reference_tables import COMPONENTS
 
 NUM_BLOCKS = 5 + 2 + 1  # of a prefix of 160 tokens: attention, its window, its state
 
 
+def flags_of(site: Site) -> list[str]:
+    where = [f"--pages=http://{site.manager.http_address}", f"--managers={site.manager.address}", "--routers="]
+    return [*where, "--timeout=60"]  # of a busy machine
+
+
 async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
-    flags = [f"--pages=http://{site.manager.http_address}", f"--managers={site.manager.address}", "--routers="]
-    flags += ["--timeout=60"]  # of a busy machine
-    flags += [f"--secret-file={secret}"] if secret else []
+    flags = [*flags_of(site), *([f"--secret-file={secret}"] if secret else [])]
     return await asyncio.to_thread(run_on_terminal if terminal else run, *arguments, *flags)
 
 
@@ -149,7 +156,6 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
     ran = await prfaas(site, "flip", "turning", "prefill", "--within=100ms", secret=deployment.secret_file)
     change = {"instance": "turning/0", "before": "both", "after": "prefill", "num_requests_left": 0}
     assert (ran.status, ran.document) == (0, [change]), ran.error
-    assert "turning: waiting, 0.1 s at most, for its requests to end, and for engines that do not say" in ran.error
     assert roles() == {"turning/0": "prefill", "other/0": "both"}
     refused = await prfaas(site, "flip", "other", "prefill", "--within=0s", secret=deployment.secret_file)
     assert refused.status == 2 and "nothing in west would decode" in refused.error
@@ -158,6 +164,27 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
     )
     assert back.status == 0 and "turning/0" in back.output
     assert roles() == {"turning/0": "both", "other/0": "both"}
+
+
+async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_nothing(
+    site: Site, deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = '[{instance: turning/0, url: "http://127.0.0.1:9", role: both, model: tiny}]'
+    await site.node("turning", "west", engines=engines)
+    await site.node("other", "west", engines=engines.replace("turning", "other"))
+    command = [*COMMAND, "flip", "turning", "prefill", f"--within={10 * PATIENCE_SECONDS:g}s", *flags_of(site)]
+    command += [f"--secret-file={deployment.secret_file}"]
+    with caplog.at_level("INFO"):
+        flipping = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
+        assert flipping.stderr is not None
+        said = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
+        assert "turning/0 does not say what it runs, at http://127.0.0.1:9" in said.decode()
+        await until(lambda: "admin.begun who=operator action=set_role target=turning" in caplog.text, what="its begin")
+        flipping.kill()
+        await flipping.wait()
+        await until(lambda: "target=turning outcome=cut_off" in caplog.text, what="its end on record")
+    roles = {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
+    assert roles == {"turning/0": "both", "other/0": "both"} and not site.manager.world.draining
 
 
 async def test_drain_is_refused_with_another_secret(site: Site, tmp_path: Path) -> None:
@@ -173,6 +200,18 @@ async def test_drain_is_refused_with_another_secret(site: Site, tmp_path: Path) 
 async def test_explain_says_of_whom_it_asked_when_nobody_knows(site: Site) -> None:
     ran = await prfaas(site, "explain", "00ff")
     assert ran.status == 2 and "00ff: none of the latest requests" in ran.error
+
+
+async def test_explain_shows_why_a_manager_decided_as_it_did(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(threshold_tokens=500)
+    client = await two_clusters(deployment, manager)
+    await client.route(route_request(chain_of(1000), request_id=bytes(7) + b"\x09"))
+    flags = [f"--pages=http://{manager.http_address}", "--routers=", "--timeout=60"]
+    ran = await asyncio.to_thread(run, "explain", "0000000000000009", *flags)
+    assert ran.status == 0, ran.error
+    assert (ran.document["decision"]["route"], ran.document["decision"]["reason"]) == ("remote", "long")
+    seen = await asyncio.to_thread(run_on_terminal, "explain", "0000000000000009", *flags)
+    assert seen.status == 0 and "prefill-engine" in seen.output and not seen.output.lstrip().startswith("{")
 
 
 def test_a_manager_that_does_not_answer_is_named() -> None:

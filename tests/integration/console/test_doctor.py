@@ -117,6 +117,10 @@ def _key_of_another_certificate(patient: Patient) -> None:
     patient.agent["tls_key"] = str(other.key)
 
 
+def _no_file_of_the_key(patient: Patient) -> None:
+    patient.certify().key.unlink()
+
+
 def _another_authority(patient: Patient) -> None:
     patient.certify()
     patient.agent["tls_authority"] = str(Authority(patient.directory, "stranger").path)
@@ -275,6 +279,28 @@ def _keys_of_clients_that_are_operators(patient: Patient) -> None:
     _router(patient, api_keys_file=keys, operator_keys_file=keys)
 
 
+def _redis_directory_too_long_for_a_socket(patient: Patient) -> None:
+    _manager(patient, redis_directory=f"/var/lib/{'r' * 100}")
+
+
+def _one_port_under_two_names(patient: Patient) -> None:
+    patient.agent["listen"] = patient.agent["status_listen"].replace("127.0.0.1", "localhost")
+
+
+def _service_account_without_token(patient: Patient) -> None:
+    account = {"kubernetes_account": str(patient.directory), "kubernetes_api": "http://127.0.0.1:9"}
+    _router(patient, clusters=[], discovery={"kubernetes_selector": "app=agent", **account})
+
+
+def _executor_without_its_profile(patient: Patient) -> None:
+    profile = {"partition": "affinity", "profile": str(patient.directory / "none.yaml")}
+    patient.colocate = {"listen": free_address(), **profile}
+
+
+def _executor_without_an_agent(patient: Patient) -> None:
+    patient.colocate = {"listen": free_address(), "agent_socket": str(patient.directory / "none.sock")}
+
+
 PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_unknown_key, "configuration", "prfaas config check"),
     (_secret_open_to_everybody, "secret", "chmod 600"),
@@ -311,7 +337,12 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_no_file_of_the_deployment, "configuration", "manager.yaml line 1: deployment: "),
     (_expiry_within_a_heartbeat, "configuration", "write more than heartbeat_seconds"),
     (_expiry_within_two_heartbeats, "heartbeat", "expiry_seconds: 30s"),
-    (_url_of_no_redis, "configuration", "redis+sentinel://"),
+    (_url_of_no_redis, "record", "redis+sentinel://"),
+    (_redis_directory_too_long_for_a_socket, "configuration", "at most 107"),
+    (_one_port_under_two_names, "configuration", "write another port"),
+    (_service_account_without_token, "configuration", "token cannot be used: No such file or directory; write a"),
+    (_executor_without_its_profile, "configuration", "colocate.yaml line 3: profile: "),
+    (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
     (_one_address_twice, "configuration", "write another port"),
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
@@ -334,6 +365,16 @@ def test_what_is_planted_is_found_with_its_remedy(
     ran = patient.examine("--timeout=2")
     assert remedy in faults(ran)[subject]
     assert ran.status == 1
+
+
+REFUSED_AND_FOUND = (_short_secret, _key_of_another_certificate, _url_of_no_redis, _no_file_of_the_key)
+
+
+@pytest.mark.parametrize("plant", REFUSED_AND_FOUND, ids=lambda its: its.__name__)
+def test_what_the_start_refuses_stands_once_with_its_place(patient: Patient, plant: Callable[[Patient], None]) -> None:
+    plant(patient)
+    faults = [its for its in patient.examine("--timeout=2").document if its["outcome"] == "bad"]
+    assert len(faults) == 1 and re.search(r"\.yaml line \d+: ", faults[0]["message"])
 
 
 def test_what_is_encrypted_is_called_so(patient: Patient) -> None:
@@ -390,8 +431,9 @@ def test_what_tells_which_clients_to_let_in_is_looked_at(
     assert faults(patient.examine()) == {}
     spoil(authority)
     found = faults(patient.examine())
-    assert list(found) == ([subject] if starts else ["configuration", subject])
+    assert list(found) == [subject]
     assert said in found[subject]
+    assert bool(re.search(r"router.yaml line \d+: ", found[subject])) != starts
 
 
 def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:

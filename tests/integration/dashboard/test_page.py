@@ -21,7 +21,7 @@ from prfaas.types import AgentName, InstanceId
 from tests.integration.dashboard.browser import Window, chromium, until_true
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored
 from tests.integration.manager.test_routing import route_request
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -68,6 +68,9 @@ class Stage:
             listen=self.grpc,
             threshold_tokens=500,
         )
+
+    def operator(self) -> ManagerClient:
+        return self._deployment.client(self.manager, name="operator", deadline_seconds=PATIENCE_SECONDS)
 
     async def restart_manager(self) -> None:
         await self._deployment.stop_manager(self.manager)
@@ -160,6 +163,14 @@ async def test_a_link_that_changes_shows_at_once_in_its_figures_and_its_words(st
     await until_true(lambda: _has(stage.row_of("changes-table", "path down"), "east → west"))
     stage.link = BUSY
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
+
+
+async def test_a_role_that_an_operator_gives_shows_with_what_it_was_before(stage: Stage) -> None:
+    operator = stage.operator()
+    await operator.set_role(pb.SetRoleRequest(node="d1", role="both"))
+    await until_true(lambda: _has(stage.row_of("changes-table", "decode → both"), "role changed", "d1-engine"))
+    await operator.set_role(pb.SetRoleRequest(node="d1", role="announced"))
+    await until_true(lambda: _has(stage.row_of("changes-table", "both → decode"), "role changed", "d1-engine"))
 
 
 async def test_each_link_between_two_nodes_shows_what_its_agent_reports(stage: Stage) -> None:

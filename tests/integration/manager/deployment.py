@@ -116,8 +116,9 @@ class Deployment:
         self.managers.remove(manager)
         await manager.close()
 
-    def client(self, *managers: Manager, name: str = "router") -> ManagerClient:
-        client = ManagerClient([its.address for its in managers], name=name, secret=SECRET)
+    def client(self, *managers: Manager, name: str = "router", deadline_seconds: float = 1.0) -> ManagerClient:
+        addresses = [its.address for its in managers]
+        client = ManagerClient(addresses, name=name, secret=SECRET, deadline_seconds=deadline_seconds)
         self._stack.push_async_callback(client.close)
         return client
 

@@ -14,7 +14,7 @@ from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Node
 from prfaas.index.segments import Announcement, Checkpoint, Holding, Segment
 from prfaas.manager.daemon import Manager
-from prfaas.rpc.channel import Channel, translated_errors
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, digest_messages, node_message
 from prfaas.types import AgentName, BlockHash, ClusterName
@@ -55,13 +55,13 @@ class Speaker:
 
     async def tell(self, request: pb.ReportEventsRequest) -> None:
         """Say what has no answer."""
-        with translated_errors("the manager"):
+        with self.channel.translated_errors():
             await self._call.write(request)
 
     async def say(self, request: pb.ReportEventsRequest) -> pb.ReportEventsResponse:
         """Raises IndexRefusal: the manager ends the stream."""
         await self.tell(request)
-        with translated_errors("the manager"):
+        with self.channel.translated_errors():
             async with asyncio.timeout(PATIENCE_SECONDS):
                 response = await self._call.read()
         assert isinstance(response, pb.ReportEventsResponse), "the manager has ended the stream without a word"

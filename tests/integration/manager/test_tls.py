@@ -17,17 +17,18 @@ from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.membership import Node
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_door
-from prfaas.rpc.channel import Channel, Tls
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
+from prfaas.transport.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.waiting import PATIENCE_SECONDS, until
 
 
-def _tls(authority: Authority, name: str) -> Tls:
+def _tls(authority: Authority, name: str) -> CertificateFiles:
     issued = authority.issue(name)
-    return Tls(issued.authority, issued.certificate, issued.key)
+    return CertificateFiles(issued.authority, issued.certificate, issued.key)
 
 
 async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tmp_path: Path) -> None:
@@ -58,7 +59,9 @@ async def test_certificates_that_change_are_taken_up_on_both_sides(deployment: D
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
-    channel = Channel(manager.address, name="n1", secret=SECRET, tls=Tls(ours.authority, ours.certificate, ours.key))
+    channel = Channel(
+        manager.address, name="n1", secret=SECRET, tls=CertificateFiles(ours.authority, ours.certificate, ours.key)
+    )
     request = pb.MatchRequest(model="unheard-of")
     with pytest.raises(IndexRefusal, match="unheard-of"):
         await channel.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
@@ -110,7 +113,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
     await deployment.end(running)
 
 
-def _settings(tls: Tls) -> dict[str, Any]:
+def _settings(tls: CertificateFiles) -> dict[str, Any]:
     return {"tls_authority": tls.authority, "tls_certificate": tls.certificate, "tls_key": tls.key}
 
 

@@ -1,8 +1,10 @@
-"""With mutual TLS on, every port beyond loopback refuses plain, foreign, expired and revoked clients, and counts them."""
+"""With mutual TLS on, every port beyond loopback refuses plain, foreign, expired and revoked clients, counts them, and
+survives noise."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import socket
 import ssl
@@ -16,6 +18,7 @@ import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
 from tests.integration.router.door import OPERATOR_KEY
+from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
@@ -35,6 +38,7 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 FRAME_HEAD_BYTES = 9  # of HTTP/2
+NOISE_SECONDS = 0.1  # for the answer to what may be less than a request
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,48 @@ def test_pages_answer_who_has_one(fortress: Fortress, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.speaks == "h2"])
 def test_calls_are_taken_from_who_has_one(fortress: Fortress, name: str) -> None:
     assert fortress.talk(name, "valid")[3:4] == b"\x04", "its SETTINGS"
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_noise_before_certificates_and_behind_them_is_refused_and_everybody_serves_on(
+    fortress: Fortress, name: str
+) -> None:
+    chance = random.Random(name)
+    for _ in range(25):
+        _say(fortress, name, noise.changed(chance, _client_hello(chance)) + chance.randbytes(chance.randrange(300)))
+        made = (noise.http_request, noise.http2_frames, lambda its: its.randbytes(its.randrange(300)))
+        _say(fortress, name, chance.choice(made)(chance), behind=True)
+    for child in fortress.children:
+        assert child.alive() and "Traceback" not in child.log.read_text(errors="replace"), child.tail(30)
+    if PORTS[name].speaks:
+        assert fortress.talk(name, "valid")
+
+
+def _client_hello(chance: random.Random) -> bytes:
+    """The first words of a client that speaks TLS."""
+    out = ssl.MemoryBIO()
+    client = _client(None, chance.choice(("", "h2", "http/1.1"))).wrap_bio(ssl.MemoryBIO(), out)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return out.read()
+
+
+def _say(fortress: Fortress, name: str, words: bytes, *, behind: bool = False) -> None:
+    """Send, hear a little, and leave; `behind` a handshake with a certificate that counts."""
+    address = ("127.0.0.1", int(fortress.ports[name]))
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock:
+        if not behind:
+            _hear(sock, words)
+            return
+        with _client(fortress.issued["valid"], PORTS[name].speaks).wrap_socket(sock) as tls:
+            _hear(tls, words)
+
+
+def _hear(sock: socket.socket, words: bytes) -> None:
+    sock.settimeout(NOISE_SECONDS)
+    sock.sendall(words)
+    while sock.recv(65536):
+        pass
 
 
 def test_no_other_port_is_beyond_loopback(fortress: Fortress) -> None:

@@ -40,6 +40,38 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     assert {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")} - {"index.html"} <= linked
 
 
+# What a reader comes for: the page, and the heading where that is a part of one.
+TOPICS = {
+    "start here": "index#try-it",
+    "two machines": "index#run-it-on-two-machines",
+    "glossary": "glossary",
+    "the two paths": "paths#remote",
+    "Kubernetes": "kubernetes",
+    "behind llm-d": "gateway#the-endpoint-picker",
+    "beside LMCache or Mooncake": "beside-others",
+    "tune a long link": "transport#what-you-can-set",
+    "plan capacity": "solver",
+    "operate": "console#the-doctor",
+    "upgrade": "deploy#upgrading",
+    "troubleshoot by symptom": "troubleshoot",
+    "metrics": "metrics",
+    "configuration": "configuration",
+    "wire format": "wire-format",
+    "security": "security#who-could-try-and-what-stops-them",
+    "design": "architecture",
+    "ADRs": "decisions",
+    "benchmarks": "benchmarks",
+}
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_what_a_reader_comes_for_has_its_page(site: Path, topic: str) -> None:
+    page, _, heading = TOPICS[topic].partition("#")
+    text = (site / f"{page}.html").read_text()
+    assert f'href="{page}.html' in (site / "index.html").read_text() or page == "index"
+    assert f'id="{heading}"' in text if heading else "<h1" in text
+
+
 LOADS = re.compile(
     r"""<(?:script|img|iframe)[^>]+src="(https?:[^"]+)"|<link[^>]+rel="stylesheet"[^>]+href="(https?:[^"]+)\""""
 )

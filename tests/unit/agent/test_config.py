@@ -30,6 +30,8 @@ def test_an_engine_s_url_at_which_nothing_can_be_asked_stops_the_start(url: str)
         ("name", "a=b", "name: 'a=b'; write letters"),
         ("managers", ["10.0.0.1"], "managers: '10.0.0.1': not host:port; write host:port such as"),
         ("status_listen", "127.0.0.1:7400", "status_listen: 127.0.0.1:7400 is taken by listen; write another port"),
+        ("status_listen", "localhost:7400", "status_listen: localhost:7400 is taken by listen; write another port"),
+        ("socket", "/run/" + "a" * 103, "socket: .* has 108 bytes; write one that makes it at most 107"),
         ("status_listen", "0.0.0.0:7400", "status_listen: 0.0.0.0:7400 is taken by listen"),
         ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
         ("engines", [ENGINE, ENGINE], "engines: instance e1 is named twice"),

@@ -35,6 +35,7 @@ def test_numbers_may_be_written_as_numbers_or_with_units() -> None:
         ({"agent_socket": "a", "idle_wait_seconds": "1s"}, ["idle_wait_seconds", "too large"]),
         ({"agent_socket": "a", "reuse": "perhaps"}, ["reuse", "perhaps"]),
         ({"agent_socket": None}, ["agent_socket", "write"]),
+        ({"agent_socket": "/" + "a" * 107}, ["agent_socket", "has 108 bytes", "at most 107"]),
         ({"agent_socket": "a", "admission": "soon"}, ["admission", "'soon'", "auto"]),
     ],
 )

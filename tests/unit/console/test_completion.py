@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 
 import pytest
@@ -38,3 +39,24 @@ def completed(capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
     script = capsys.readouterr().out + ask
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     return done.stdout.split()
+
+
+ASKED_OF_ZSH = """
+autoload -Uz compinit && compinit -u -D
+eval "$1"
+compadd() { print -rl -- "$@" }
+_default() { return 1 }
+words=("${@[2,-1]}") CURRENT=$(($# - 1))
+_bash_complete -o default -F _prfaas
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh (apt install zsh)")
+@pytest.mark.parametrize(("words", "expected"), [((), "status"), (("pool",), "ls"), (("flip", "west-0"), "decode")])
+def test_zsh_completes_them_too(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["completion", "zsh"])
+    script = capsys.readouterr().out
+    command = ["zsh", "-f", "-c", ASKED_OF_ZSH, "zsh", script, "prfaas", *words, ""]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert expected in done.stdout.split() and not done.stderr, done

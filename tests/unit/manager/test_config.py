@@ -21,6 +21,11 @@ from prfaas.manager.config import ManagerConfig
         ("heartbeat_seconds", "45s", "expiry_seconds: 30s; write more than heartbeat_seconds, which is 45s"),
         ("forget_seconds", "29s", "forget_seconds: 29s; write at least expiry_seconds, which is 30s"),
         ("expiry_seconds", "31m", "forget_seconds: 30m; write at least expiry_seconds, which is 31m"),
+        (
+            "redis_directory",
+            "/" + "a" * 96,
+            "redis_directory: .*/redis.sock would be the path .* has 108 bytes; write one",
+        ),
         ("threshold_tokens", "4294967296", "threshold_tokens"),
         ("session_seconds", "0s", "session_seconds"),
     ],

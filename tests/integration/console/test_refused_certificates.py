@@ -1,0 +1,167 @@
+"""Over mutual TLS a refusal says whose certificate it is about, what is wrong with it and how to look.
+
+The certificates are those of `prfaas certs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prfaas.console.authority import DAY, Authority
+from prfaas.index.membership import Node
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.reporter import Reporter
+from prfaas.transport.tls import CertificateFiles
+from prfaas.types import AgentName, ClusterName
+from tests.integration.console.terminal import Ran, run, run_here
+from tests.integration.manager.deployment import SECRET, Deployment
+from tests.waiting import until
+
+
+class Site:
+    """A directory of certificates, and which of them the operator's command names."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = self.certify("operator")
+        self.certify("manager")
+
+    def certify(self, name: str, *, days: int = 90, directory: Path | None = None) -> CertificateFiles:
+        place = directory or self.directory
+        ran = run_here("certs", "new", str(place), name, f"--days={days}")
+        assert ran.status == 0, ran.error
+        return CertificateFiles(place / "authority.pem", place / f"{name}.pem", place / f"{name}.key")
+
+    async def manager(self, deployment: Deployment, **changes: object) -> Manager:
+        given = self.directory
+        files = {"tls_authority": given / "authority.pem", "tls_revocations": given / "authority.crl"}
+        files |= {"tls_certificate": given / "manager.pem", "tls_key": given / "manager.key"}
+        return await deployment.start_manager(**files | changes)
+
+
+def _expired(site: Site) -> CertificateFiles:
+    return site.certify("operator", days=-1)
+
+
+def _revoked(site: Site) -> CertificateFiles:
+    assert run_here("certs", "revoke", str(site.directory), "operator").status == 0
+    return site.files
+
+
+def _revoked_by_the_list(site: Site) -> CertificateFiles:
+    its = _revoked(site)
+    return CertificateFiles(its.authority, its.certificate, its.key, site.directory / "authority.crl")
+
+
+def _of_another_authority(site: Site) -> CertificateFiles:
+    its = site.certify("operator", directory=site.directory / "elsewhere")
+    return CertificateFiles(site.files.authority, its.certificate, its.key)
+
+
+def _of_another_deployment(site: Site) -> CertificateFiles:
+    return site.certify("operator", directory=site.directory / "elsewhere")
+
+
+def _of_another_name(site: Site) -> CertificateFiles:
+    return site.certify("router")
+
+
+def _before_a_manager_that_has_expired(site: Site) -> CertificateFiles:
+    site.certify("manager", days=-1)
+    return site.files
+
+
+def _before_a_manager_elsewhere(site: Site) -> CertificateFiles:
+    Authority(site.directory).issue("manager", valid_for=DAY, hosts=("192.0.2.1",))
+    return site.files
+
+
+HUNG_UP = "it hung up, as managers do that refuse a certificate; {0}/operator.pem: "
+REFUSED_HERE = "this side refuses the manager's certificate: "
+REFUSED_HERE += "it must be valid, for 127.0.0.1 and signed by {0}/authority.pem; openssl s"
+REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
+    (_expired, HUNG_UP + "it has expired; openssl x509 -noout -subject -issuer -enddate -in {0}/operator.pem"),
+    (_revoked, HUNG_UP + "for operator, signed by {0}/authority.pem and good until "),
+    (_revoked_by_the_list, HUNG_UP + "its authority has revoked it; openssl x509"),
+    (
+        _of_another_authority,
+        HUNG_UP.replace("{0}/", "{0}/elsewhere/") + "{0}/authority.pem has not signed it (",
+    ),
+    (_of_another_deployment, REFUSED_HERE.replace("{0}/", "{0}/elsewhere/")),
+    (
+        _of_another_name,
+        "in the name of operator, and its certificate for router: call as that, or show a certificate with",
+    ),
+    (_before_a_manager_that_has_expired, REFUSED_HERE),
+    (_before_a_manager_elsewhere, REFUSED_HERE),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), REFUSED, ids=[its.__name__ for its, _ in REFUSED])
+async def test_an_operator_reads_whose_certificate_is_refused_and_why(
+    deployment: Deployment, tmp_path: Path, spoil: Callable[[Site], CertificateFiles], said: str
+) -> None:
+    site = Site(tmp_path)
+    files = await asyncio.to_thread(spoil, site)
+    manager = await site.manager(deployment)
+    ran = await asyncio.to_thread(run, "drain", "nobody", *_flags(manager, deployment), *_tls(files))
+    assert ran.status == 2 and said.format(tmp_path) in ran.error, ran.error
+    assert _num_lines(ran) == 1, ran.error
+
+
+async def test_plain_text_and_certificates_do_not_go_together_and_it_is_said(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    site = Site(tmp_path)
+    encrypted, plain = await site.manager(deployment), await deployment.start_manager()
+    ran = await asyncio.to_thread(run, "drain", "nobody", *_flags(encrypted, deployment))
+    assert "it hung up: where it asks for certificates, set tls_authority" in ran.error and _num_lines(ran) == 1
+    ran = await asyncio.to_thread(run, "drain", "nobody", *_flags(plain, deployment), *_tls(site.files))
+    assert "it answers in plain text: give it certificates, or leave tls_* out here" in ran.error
+    assert _num_lines(ran) == 1, ran.error
+
+
+async def test_of_pages_the_same_is_read(deployment: Deployment, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    manager = await site.manager(deployment, http_listen="0.0.0.0:0")
+    files = await asyncio.to_thread(_expired, site)
+    page = f"https://127.0.0.1:{manager.http_address.rpartition(':')[2]}"
+    ran = await asyncio.to_thread(run, "status", f"--pages={page}", *_tls(files))
+    assert ran.status == 2 and f"{tmp_path}/operator.pem: it has expired; openssl x509" in ran.error, ran.error
+
+
+async def test_agents_and_routers_log_the_same(
+    deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path)
+    manager = await site.manager(deployment)
+    node, router = site.certify("n1", days=-1), site.certify("router", days=-1)
+    its = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1, ())
+    agent = deployment.run(Reporter([manager.address], node=its, secret=SECRET, tls=node))
+    client = ManagerClient([manager.address], name="router", secret=SECRET, tls=router)
+    watching = asyncio.create_task(anext(client.watch_state()))
+    wanted = {f"{name}.pem: it has expired" for name in ("n1", "router")}
+    await until(lambda: all(words in caplog.text for words in wanted), what="the word on both")
+    assert "manager.lost" in caplog.text
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await client.close()
+    await deployment.end(agent)
+
+
+def _flags(manager: Manager, deployment: Deployment) -> list[str]:
+    return [f"--managers={manager.address}", f"--secret-file={deployment.secret_file}", "--within=0s", "--timeout=30"]
+
+
+def _tls(files: CertificateFiles) -> list[str]:
+    flags = [f"--tls-authority={files.authority}", f"--tls-certificate={files.certificate}", f"--tls-key={files.key}"]
+    return [*flags, *([f"--tls-revocations={files.revocations}"] if files.revocations else [])]
+
+
+def _num_lines(ran: Ran) -> int:
+    return ran.error.count("\n")

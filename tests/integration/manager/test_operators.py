@@ -1,0 +1,70 @@
+"""What changes a deployment is for operators alone, and every attempt is on record: who, what, where, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import get_args
+
+import pytest
+from prometheus_client import REGISTRY
+
+from prfaas.errors import IndexRefusal
+from prfaas.hashing import HASH_BYTES
+from prfaas.manager.operators import Action
+from prfaas.rpc.client import ManagerClient
+from prfaas.rpc.generated import manager_pb2 as pb
+from tests.integration.manager.deployment import Deployment
+from tests.waiting import PATIENCE_SECONDS, until
+
+Call = Callable[[ManagerClient], Awaitable[object]]
+HASH = bytes(HASH_BYTES)
+
+
+def _ordered(order: str) -> Call:
+    request = pb.OrderPoolRequest(node="n1", end_hash=HASH, order=order, timeout_seconds=0.01)
+    return lambda client: client.order_pool(request)
+
+
+CALLS: dict[str, tuple[Call, str]] = {
+    "drain": (lambda client: client.drain(pb.DrainRequest(node="n1")), "num_requests_left=0 num_engines_unknown=1"),
+    "undrain": (lambda client: client.undrain(pb.UndrainRequest(node="n1")), ""),
+    "set_role": (
+        lambda client: client.set_role(pb.SetRoleRequest(node="n1", role="prefill")),
+        "role=prefill num_requests_left=0",
+    ),
+    **{order: (_ordered(order), "node_said=deadline") for order in ("pin", "soft_pin", "unpin", "remove")},
+}
+
+
+def test_every_action_is_tried() -> None:
+    assert set(CALLS) == set(get_args(Action))
+
+
+@pytest.mark.parametrize("action", CALLS)
+async def test_an_action_is_an_operator_s_alone_and_each_attempt_is_on_record(
+    deployment: Deployment, action: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = await deployment.start_manager(operators=("night-shift",))
+    for name in ("n1", "n2"):
+        deployment.run(deployment.reporter(name, manager))
+    await until(lambda: len(manager.world.live()) == 2, what="both nodes")
+    call, found = CALLS[action]
+    before = {outcome: _count(action, outcome) for outcome in ("refused", "done")}
+    with caplog.at_level("INFO"):
+        for stranger in ("router", "operator", "n1") if action != "drain" else ("router", "operator", "n2"):
+            with pytest.raises(IndexRefusal, match=f"{stranger} is none of the operators"):
+                await call(deployment.client(manager, name=stranger, deadline_seconds=PATIENCE_SECONDS))
+            assert f"admin.action who={stranger} action={action} target=n1 outcome=refused" in caplog.text
+        assert "admin.begun" not in caplog.text
+        await call(deployment.client(manager, name="night-shift", deadline_seconds=PATIENCE_SECONDS))
+    assert f"admin.begun who=night-shift action={action} target=n1" in caplog.text
+    lines = [
+        line for line in caplog.text.splitlines() if f"who=night-shift action={action} target=n1 outcome=done" in line
+    ]
+    assert len(lines) == 1 and found in lines[0]
+    assert (_count(action, "refused"), _count(action, "done")) == (before["refused"] + 3, before["done"] + 1)
+
+
+def _count(action: str, outcome: str) -> float:
+    labels = {"action": action, "outcome": outcome}
+    return REGISTRY.get_sample_value("prfaas_manager_admin_actions_total", labels) or 0.0
