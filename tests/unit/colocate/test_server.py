@@ -69,12 +69,16 @@ def test_a_setting_that_makes_no_sense_is_named(flags: dict[str, str], said: str
         ({"partition": "affinity"}, "partition: shares of affinity follow a profile"),
         ({"num_blocks": 1 << 40}, "num_blocks, max_requests: .* this machine has"),
         ({"max_requests": 1 << 40}, "num_blocks, max_requests: .* this machine has"),
-        ({"agent_socket": Path("/s"), "block_tokens": 24}, "block_tokens: 24; with an agent a multiple of 16"),
     ],
 )
 def test_what_this_machine_does_not_have_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         executor_settings(dataclasses.replace(ColocateConfig(), **changes))
+
+
+def test_blocks_that_no_agent_could_hash_are_refused_by_the_settings_themselves() -> None:
+    with pytest.raises(ValueError, match="block_tokens: 24; with an agent a multiple of 16"):
+        ColocateConfig(agent_socket=Path("/s"), block_tokens=24)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -119,7 +123,8 @@ def test_what_would_be_answered_otherwise_than_asked_is_refused(body: dict[str, 
 
 def test_a_profile_that_cannot_be_written_is_said_before_it_is_measured(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["--shape", "tiny", "--partition", "affinity", "--profile", "/nowhere/p.yaml"]
-    assert main(["profile", *arguments]) == 2
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["profile", *arguments])
     assert "profile: /nowhere/p.yaml: No such file or directory; name a file" in capfd.readouterr().err
 
 
