@@ -379,7 +379,7 @@ class Arrivals:
         self._say_again()
 
     def _tell(self, *arrivals: _Arrival | None) -> None:
-        """What was decided under the lock is said outside of it; a peer that reads slowly holds up its own answers."""
+        """What was decided under the lock is said outside of it, by whichever thread: none waits for a peer."""
         self._events.tell()
         for arrival in arrivals:
             if arrival is not None:
@@ -392,9 +392,9 @@ class Arrivals:
             return
         is_lost, is_said = True, False  # lost with the last of its connections
         for connection in answer.connections:
-            if not connection.wait_writable(0):
-                is_lost = False
-            elif say(connection, answer.frame):
+            outcome = say_at_once(connection, answer.frame)
+            is_lost = is_lost and outcome == "lost"
+            if outcome == "said":
                 is_said = True
                 if not answer.is_ending:
                     break
@@ -442,6 +442,15 @@ def say(connection: Connection, frame: bytes) -> bool:
     except OSError:
         connection.abort()
         return False
+
+
+def say_at_once(connection: Connection, frame: bytes) -> Literal["said", "later", "lost"]:
+    """Write a frame on a connection that takes it without being waited for; one that is lost ends."""
+    try:
+        return "said" if connection.write_at_once(frame) else "later"
+    except OSError:
+        connection.abort()
+        return "lost"
 
 
 def ranges_of(indices: Collection[int]) -> Ranges:

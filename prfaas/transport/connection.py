@@ -28,6 +28,8 @@ LEAVE_SECONDS = 1.0  # a peer that was refused is listened to for so long, at mo
 LEAVE_STEP_BYTES = 64 << 10
 FRAME_SECONDS = 60.0  # a frame that has begun is there by then, or the connection ends
 SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
+AT_ONCE_BYTES = NOT_SENT_LOW_WATER_BYTES // 4  # the kernel takes twice as many beyond as many unsent ones, with TLS too
+AT_ONCE_SECONDS = 0.01  # far longer than a frame takes that the kernel has room for
 RECEIVE_STEP_BYTES = 256 << 10  # a thread that reads a chunk is woken for so much, not for each packet
 _TCP_NOTSENT_LOWAT = 25
 _TCP_USER_TIMEOUT = 18
@@ -225,6 +227,44 @@ class Connection:
         """
         with self._write_lock:
             self._stream.send(buffers, within_seconds=FRAME_SECONDS)
+
+    def write_at_once(self, frame: bytes) -> bool:
+        """Write a frame without waiting for the peer; a long one on a thread of its own, of which there is one at a time.
+
+        Returns whether it has begun: it has not while another is being written, or the peer takes too little.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        if not self._takes_at_once() or not self._write_lock.acquire(timeout=AT_ONCE_SECONDS):
+            return False
+        is_handed_over = False
+        try:
+            if not self._takes_at_once():
+                return False
+            if len(frame) <= AT_ONCE_BYTES:
+                self._stream.send([frame], within_seconds=FRAME_SECONDS)
+                return True
+            with contextlib.suppress(RuntimeError):  # of threads there may be more in a moment
+                threading.Thread(target=self._write_alone, args=(frame,), name="write", daemon=True).start()
+                is_handed_over = True
+            return is_handed_over
+        finally:
+            if not is_handed_over:
+                self._write_lock.release()
+
+    def _takes_at_once(self) -> bool:
+        info = self.tcp_info()
+        return self.wait_writable(0) and (info is None or info.unsent_bytes <= AT_ONCE_BYTES)
+
+    def _write_alone(self, frame: bytes) -> None:
+        """With the write lock, which `write_at_once` has taken."""
+        try:
+            self._stream.send([frame], within_seconds=FRAME_SECONDS)
+        except OSError:
+            self.abort()
+        finally:
+            self._write_lock.release()
 
     def wait_writable(self, seconds: float) -> bool:
         """Whether the kernel takes more; a connection that is gone counts as writable."""

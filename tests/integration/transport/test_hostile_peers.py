@@ -30,7 +30,7 @@ from prfaas.transport.messages import (
     encode_hello,
     encode_open,
 )
-from prfaas.transport.object_sizes import MAX_RUNS, ObjectSizes
+from prfaas.transport.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
 from prfaas.transport.packing import Packer, ways
 from prfaas.transport.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES, MAX_PACKED_FRAMES
 from prfaas.transport.receiver import (
@@ -217,6 +217,28 @@ def test_an_open_that_is_repeated_without_end_is_answered_ten_times_a_second(far
         assert heard.count(FrameType.HAVE) <= at_most
         raw.connection.write(again)
         assert raw.heard()[0].type is FrameType.HAVE, "who asks is answered, if later"
+
+
+def test_who_answers_does_not_wait_for_a_peer_that_reads_late() -> None:
+    replies: list[Callable[[Accepted | Rejected], None]] = []
+    receiver = Receiver(
+        ReceiverConfig("127.0.0.1:0"),
+        local_name="far",
+        key=KEY,
+        accept=lambda request, reply: replies.append(reply),
+        on_event=lambda event: None,
+    )
+    opened = Open(ObjectSizes([(1, MAX_OBJECTS)]), 0, PATIENCE_SECONDS, b"body")
+    transfers = [number.to_bytes(16, "big") for number in range(16)]
+    with RawSender(receiver.start()) as raw:
+        for transfer_id in transfers:
+            raw.connection.write(encode_open(transfer_id, opened))
+        wait_until(lambda: len(replies) == len(transfers))
+        for reply in replies:  # each with a bitmap of 256 KiB, of which the kernel takes few
+            reply(Accepted(held={MAX_OBJECTS - 1}, destination=lambda _: memoryview(b"")))
+        heard = [raw.heard()[0] for _ in transfers]
+    assert sorted((its.transfer_id, its.type) for its in heard) == [(its, FrameType.HAVE) for its in transfers]
+    receiver.close()
 
 
 def test_a_sender_that_dawdles_within_a_chunk_holds_up_nobody_else(far: Far, near_to: Callable[..., Near]) -> None:
