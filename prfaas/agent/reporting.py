@@ -74,7 +74,7 @@ class Reporting:
         node = _node(config, epoch, wire_address)
         tls = CertificateFiles.of(config)
         self.reporter = Reporter(
-            config.managers, node=node, secret=secret, figures=self._figures, on_copy=on_copy, on_pool=on_pool, tls=tls
+            config.managers, node=node, secret=secret, figures=self.figures, on_copy=on_copy, on_pool=on_pool, tls=tls
         )
         self._caches = [
             EngineCacheFeed(
@@ -130,7 +130,8 @@ class Reporting:
         """How the reporting stands, for the status page."""
         return asdict(self.reporter.status)
 
-    def _figures(self) -> Figures:
+    def figures(self) -> Figures:
+        """Of its links and engines, now; rates are since they were asked for last."""
         states = self._links()
         figures = Figures(links=tuple(map(self._link, states)), engines=self._loads.current())
         present = {(state.peer, state.address) for state in states}
@@ -157,6 +158,9 @@ class Reporting:
             retransmit_ratio=retransmitted / sent if sent > 0 else 0.0,
             num_connections=state.num_connections,
             is_down=state.is_down,
+            queue_seconds=state.queue_seconds,
+            congestion=state.congestion or "",
+            limit=state.limit or "",
         )
 
 

@@ -103,10 +103,10 @@ def _link_row(node: Mapping[str, Any], link: Mapping[str, Any]) -> tuple[str, ..
 
 
 def link_mood(link: Mapping[str, Any]) -> Mood:
-    """How bad a link is: down; sends much again; fine."""
+    """How bad a link is: down; choked, or sends much again; fine."""
     if link.get("is_down"):
         return "bad"
-    return "warning" if link.get("retransmit_ratio", 0.0) > 0.03 else "plain"
+    return "warning" if link.get("congestion") or link.get("retransmit_ratio", 0.0) > 0.03 else "plain"
 
 
 def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:

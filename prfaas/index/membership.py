@@ -47,6 +47,9 @@ class LinkFigures:
     retransmit_ratio: float
     num_connections: int
     is_down: bool = False  # dialled, and nobody answers; a link that has not been dialled yet is not down
+    queue_seconds: float = 0.0  # that what waits takes at its achievable rate
+    congestion: str = ""  # why it is choked, as its agent sees it: queue, loss or rtt; "": it is not
+    limit: str = ""  # what its connections mostly wait for: application, receiver_window, send_buffer or network
 
 
 @dataclass(frozen=True)

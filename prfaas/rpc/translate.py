@@ -192,6 +192,9 @@ def _link(message: pb.LinkFigures) -> LinkFigures:
         message.retransmit_ratio,
         message.num_connections,
         message.is_down,
+        message.queue_seconds,
+        message.congestion,
+        message.limit,
     )
 
 

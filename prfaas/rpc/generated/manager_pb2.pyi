@@ -181,7 +181,7 @@ class ReportEventsResponse(_message.Message):
     def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., announce_everything: _Optional[str] = ...) -> None: ...
 
 class LinkFigures(_message.Message):
-    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down")
+    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down", "queue_seconds", "congestion", "limit")
     PEER_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,9 @@ class LinkFigures(_message.Message):
     RETRANSMIT_RATIO_FIELD_NUMBER: _ClassVar[int]
     NUM_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     IS_DOWN_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CONGESTION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     bytes_per_second: float
     capacity_bytes_per_second: float
@@ -200,7 +203,10 @@ class LinkFigures(_message.Message):
     retransmit_ratio: float
     num_connections: int
     is_down: bool
-    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ...) -> None: ...
+    queue_seconds: float
+    congestion: str
+    limit: str
+    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., congestion: _Optional[str] = ..., limit: _Optional[str] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio")

@@ -180,6 +180,8 @@ async def test_each_link_between_two_nodes_shows_what_its_agent_reports(stage: S
     await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", *figures))
     stage.link = replace(BUSY, is_down=True)
     await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", "down"))
+    stage.link = replace(BUSY, congestion="queue")
+    await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", "choked (queue)"))
     stage.link = BUSY
     await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", "up"))
 

@@ -44,6 +44,7 @@ def test_links_that_are_down_come_first_and_stand_out() -> None:
     assert table.moods == ("bad", "plain")
     assert table.rows[1][3:6] == ("10.0 Gbit/s", "50.0%", "2.0 KiB")
     assert link_mood({"retransmit_ratio": 0.05}) == "warning"
+    assert link_mood({"congestion": "queue"}) == "warning"
 
 
 def test_links_stand_in_a_line_each_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -57,7 +57,7 @@ def test_digests_and_figures_come_back() -> None:
     its = inventory()
     its.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807)])
     assert digests_from(digest_messages(its.digests())) == its.digests()
-    link = LinkFigures(AgentName("p"), 1.0, 2.0, 0.3, 0.2, 5, 0.01, 8)
+    link = LinkFigures(AgentName("p"), 1.0, 2.0, 0.3, 0.2, 5, 0.01, 8, False, 0.7, "queue", "network")
     load = EngineLoad(InstanceId("e"), 1, 2, 0.5)
     assert figures_from([link_message(link)], [load_message(load)]) == Figures((link,), (load,))
 

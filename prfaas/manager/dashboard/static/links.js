@@ -75,13 +75,18 @@ function congestion(path) {
   return `t × ${path.multiplier.toFixed(2)}; of each limit: ${signals}`;
 }
 
+function stateOfLink(link) {
+  if (link.is_down) return { text: "down", mood: "bad" };
+  return link.congestion ? { text: `choked (${link.congestion})`, mood: "busy" } : { text: "up", mood: "good" };
+}
+
 function fillLinks(now) {
   fillTable(byId("links-table"), now.links, {
     key: (its) => `${its.node} ${its.peer}`,
     empty: "No link has been reported yet.",
     cells: (its) => [
       { text: its.node, nowrap: true }, { text: its.peer, nowrap: true },
-      its.is_down ? { text: "down", mood: "bad" } : { text: "up", mood: "good" },
+      stateOfLink(its),
       { text: bitRate(its.bytes_per_second), numeric: true },
       { text: its.capacity_bytes_per_second ? bitRate(its.capacity_bytes_per_second) : "not known", numeric: true },
       { text: bytes(its.queued_bytes), numeric: true },

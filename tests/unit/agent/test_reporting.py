@@ -1,0 +1,45 @@
+"""What an agent tells its manager of its links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from prfaas.agent.config import AgentConfig
+from prfaas.agent.reporting import Reporting
+from prfaas.index.membership import LinkFigures
+from prfaas.types import AgentName
+from tests.unit.agent.test_link_metrics import CHOKED
+
+
+def _no_command(command: object) -> None:
+    raise AssertionError(f"nobody commands {command}")
+
+
+async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
+    state = replace(CHOKED, queued_bytes=4, unacknowledged_bytes=3, is_down=False)
+    reporting = Reporting(
+        AgentConfig(name="west-0", secret_file=Path("secret"), cluster="west", managers=("127.0.0.1:1",)),
+        b"s" * 32,
+        epoch=1,
+        wire_address="127.0.0.1:7400",
+        links=lambda: [state],
+        on_copy=_no_command,
+        on_pool=_no_command,
+        layouts_of=lambda instance: (),
+    )
+    assert reporting.figures().links == (
+        LinkFigures(
+            AgentName("tokyo-1"),
+            bytes_per_second=0.0,
+            capacity_bytes_per_second=1e8,
+            rtt_seconds=0.09,
+            min_rtt_seconds=0.03,
+            queued_bytes=7,
+            retransmit_ratio=0.0,
+            num_connections=8,
+            queue_seconds=0.7,
+            congestion="queue",
+            limit="network",
+        ),
+    )
