@@ -101,6 +101,8 @@ def test_an_end_that_was_lost_with_its_connection_is_asked_for_again(near_to: Ca
             if header.type is FrameType.CHUNK:
                 num_chunks += 1
                 connection.write(Header(FrameType.ACK, 0, offset=num_chunks).encode())
+            elif header.type is FrameType.PING:
+                connection.write(Header(FrameType.PONG, 0).encode())
             elif header.type is FrameType.OPEN:
                 num_opened += 1
                 answer = encode_have(header.transfer_id, Have(Ranges(), ()))
