@@ -42,7 +42,7 @@ FIRST_PAUSE_SECONDS = (
     0.001  # of an idle engine; each look that finds nothing is followed by a pause of twice the length
 )
 REATTACH_WAIT_SECONDS = 0.02  # a new agent answers its engine's scheduler within a millisecond
-RESET_WAIT_SECONDS = 2.0  # the one thing that an engine waits for: whoever resets its caches has paused it
+RESET_WAIT_SECONDS = 10.0  # the one thing that an engine waits for: whoever resets its caches has paused it
 _log = logs.get("connector.scheduler")
 Tables = Callable[[], Sequence[Sequence[int]]]
 

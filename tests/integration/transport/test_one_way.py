@@ -203,6 +203,7 @@ def test_the_receiver_that_dials_shows_its_certificate_and_wants_to_see_the_send
 def _served(near: Near, ours: socket.socket) -> Iterator[threading.Thread]:
     """The link sends over this socket, on a thread that lives as long as the connection."""
     connection = Connection(ours, state="sending")
+    connection.set_read_timeout(PATIENCE_SECONDS)  # as after a handshake; else it is given up while a test watches it
     hello = Hello("far", bytes(32), (1,), (), boot_id=b"b" * 16)
     serving = threading.Thread(target=near.link.serve, args=(connection, hello))
     serving.start()
@@ -244,6 +245,7 @@ def test_a_connection_that_takes_nothing_takes_no_cancel_from_the_others(near_to
     with contextlib.suppress(BlockingIOError):
         while True:
             ours.send(bytes(MIB))
-    with theirs, _served(near, ours):
+    with theirs, _served(near, ours) as serving:
         wait_until(lambda: near.link.snapshot().num_connections == 1)
         _assert_cancel_leaves(near)
+        assert serving.is_alive(), "it left because the other one had been given up"
