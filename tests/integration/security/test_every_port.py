@@ -196,7 +196,7 @@ def test_noise_before_certificates_and_behind_them_is_refused_and_everybody_serv
     fortress: Fortress, name: str
 ) -> None:
     chance = random.Random(name)
-    for _ in range(25):
+    for _ in range(12):
         _say(fortress, name, noise.changed(chance, _client_hello(chance)) + chance.randbytes(chance.randrange(300)))
         made = (noise.http_request, noise.http2_frames, lambda its: its.randbytes(its.randrange(300)))
         _say(fortress, name, chance.choice(made)(chance), behind=True)
