@@ -20,7 +20,8 @@ def meaning(details: str, *, address: str, tls: CertificateFiles | None) -> str:
     if _NOT_OPENED in details and any(word in details for word in _HUNG_UP):
         if tls is None:
             return "; it hung up: where it asks for certificates, set tls_authority, tls_certificate and tls_key"
-        return f"; it hung up, as managers do that refuse a certificate; {_judged(tls, int(time.time() / _JUDGED_SECONDS))}"
+        judged = _judged(tls, int(time.time() / _JUDGED_SECONDS))
+        return f"; it hung up, as managers do that stop, or refuse a certificate; {judged}"
     if tls is not None and _PLAIN in details:
         return "; it answers in plain text: give it certificates, or leave tls_* out here"
     if tls is not None and any(word in details for word in _REFUSED_HERE):

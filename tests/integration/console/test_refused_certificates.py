@@ -81,7 +81,7 @@ def _before_a_manager_elsewhere(site: Site) -> CertificateFiles:
     return site.files
 
 
-HUNG_UP = "it hung up, as managers do that refuse a certificate; {0}/operator.pem: "
+HUNG_UP = "it hung up, as managers do that stop, or refuse a certificate; {0}/operator.pem: "
 REFUSED_HERE = "this side refuses the manager's certificate: "
 REFUSED_HERE += "it must be valid, for 127.0.0.1 and signed by {0}/authority.pem; openssl s"
 REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
