@@ -83,7 +83,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "in_process_1_million": partial(_in_process, 1),
     "in_process_10_million": partial(_in_process, 10),
     "dynamo_radix_tree": partial(peers.dynamo_radix_tree, 1_000_000, CLUSTERS),
-    "mooncake_master": partial(peers.mooncake_master, 1_000_000),
+    "mooncake_master": partial(peers.mooncake_master, 500_000),
     "lmcache_directory": partial(peers.lmcache_directory, 500_000, CLUSTERS),
     "llm_d_index": peers.llm_d_index,
     "over_grpc": _over_grpc,
