@@ -70,18 +70,22 @@ class Copying:
         self._log = transfer_log
         self._report = report
         self._copies: dict[TransferId, _Copy] = {}
-        self._promoting: dict[TransferId, str] = {}  # whose blocks are being read from the SSD, and of which model
+        self._promoting: dict[TransferId, CopyCommand] = {}  # their blocks are being read from the SSD
         self._ended: OrderedDict[TransferId, CopyEnd] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._copies) + len(self._promoting)
 
     def take(self, command: CopyCommand) -> None:
-        """Carry out a command, unless it is under way; one that has ended is reported again."""
+        """Carry out a command; of one that is under way its priority is taken, and one that has ended is reported again."""
         ended = self._ended.get(command.transfer_id)
         if ended is not None:
             self._report(ended)
-        elif command.transfer_id not in self._copies and command.transfer_id not in self._promoting:
+        elif (copy := self._copies.get(command.transfer_id)) is not None:
+            copy.link.prioritise(command.transfer_id, command.priority)
+        elif command.transfer_id in self._promoting:
+            self._promoting[command.transfer_id] = command
+        else:
             self._start(command)
 
     def _start(self, command: CopyCommand) -> None:
@@ -139,17 +143,18 @@ class Copying:
             return False
 
         def done(placement: Placement | None) -> None:
-            if self._promoting.pop(command.transfer_id, None) is None:  # forgotten, which has been reported
+            latest = self._promoting.pop(command.transfer_id, None)
+            if latest is None:  # forgotten, which has been reported
                 if placement is not None:
                     placement.release()
             elif placement is None:
                 self._end(CopyEnd(command.transfer_id, "evicted", "a block of this prefix could not be read"))
             else:
-                self._send(command, grant, placement)
+                self._send(latest, grant, placement)
 
         promotion = promote(self._pool, self._ssd, plan, arenas, done=done)
         if promotion is not None:
-            self._promoting[command.transfer_id] = command.prefix.model
+            self._promoting[command.transfer_id] = command
             promotion.begin()
         return promotion is not None
 
@@ -199,7 +204,7 @@ class Copying:
         for copy in self._copies.values():
             if copy.command.prefix.model == model:
                 copy.link.cancel(copy.command.transfer_id, "cancelled", message)
-        for transfer_id in [its for its, its_model in self._promoting.items() if its_model == model]:
+        for transfer_id in [its for its, command in self._promoting.items() if command.prefix.model == model]:
             del self._promoting[transfer_id]
             self._end(CopyEnd(transfer_id, "cancelled", message))
 

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prfaas import grants, logs, metrics
@@ -78,13 +78,15 @@ class Copies:
         return len(self._outstanding)
 
     def order(self, order: CopyOrder) -> asyncio.Future[CopyEnd]:
-        """Have the source's agent told; the future ends with the copy and is never cancelled by us.
+        """Have the source's agent told, of one that is under way if this one is more urgent. The future ends with the copy and
+        is never cancelled by us.
 
         Raises:
             IndexRefusal: its caller has as many under way as one may.
         """
         known = self._same.get(_sameness(order))
         if known is not None:
+            self._hasten(known, order.priority)
             return known.ended
         if order.caller and self._by_caller[order.caller] >= self._max_per_caller:
             raise IndexRefusal(
@@ -100,6 +102,13 @@ class Copies:
         self._by_caller[order.caller] += 1
         self.version += 1
         return ended
+
+    def _hasten(self, its: _Outstanding, priority: int) -> None:
+        """Have a copy under way be as urgent as another order of it asks, as when a request comes to wait for a rebalancing."""
+        if priority < its.command.priority:
+            hastened = replace(its, command=replace(its.command, priority=priority))
+            self._outstanding[its.command.transfer_id] = self._same[_sameness(its.order)] = hastened
+            self.version += 1
 
     def _grant(self, transfer_id: TransferId, order: CopyOrder) -> bytes:
         grant = grants.Grant(

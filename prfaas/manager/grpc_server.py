@@ -258,14 +258,14 @@ class GrpcServer:
             await self._writer_of(who, request.node)
         except (IndexRefusal, Fenced) as error:
             await _abort(context, "WatchCommands", error)
-        told: set[TransferId] = set()
+        told: dict[TransferId, pb.Command] = {}
         while True:
             version = self._commands_version
             commands = self._commands_of(AgentName(request.node))
             for command_id, command in commands.items():
-                if command_id not in told:
+                if told.get(command_id) != command:  # new, or more urgent by now
                     yield command
-            told = set(commands)
+            told = commands
             while self._commands_version == version:  # noqa: ASYNC110 - orders are synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
 

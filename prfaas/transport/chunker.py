@@ -60,6 +60,15 @@ class Chunker:
         """A transfer may have slabs from here on; a lower `priority` is more urgent."""
         self._flows[transfer_id] = _Flow(transfer_id, _weight(priority))
 
+    def prioritise(self, transfer_id: bytes, priority: int) -> None:
+        """From here on a transfer counts as this urgent: what it was given as another does not count against it."""
+        flow = self._flows.get(transfer_id)
+        if flow is None:
+            return
+        flow.weight, flow.virtual_time = _weight(priority), self._virtual_time
+        if flow.slabs:
+            self._push(flow)
+
     def clear(self, transfer_id: bytes) -> None:
         """Forget what a transfer has queued."""
         flow = self._flows.get(transfer_id)

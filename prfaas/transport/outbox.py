@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
@@ -164,6 +164,13 @@ class Outbox:
         if sending.is_accepted:
             self._queue(sending, fresh)
         return sending.is_accepted
+
+    def prioritise(self, transfer_id: bytes, priority: int) -> None:
+        """A transfer has become more or less urgent."""
+        sending = self._live(transfer_id)
+        if sending is not None and priority != sending.transfer.priority:
+            sending.transfer = replace(sending.transfer, priority=priority)
+            self._chunker.prioritise(transfer_id, priority)
 
     def _live(self, transfer_id: bytes) -> _Sending | None:
         sending = self._sendings.get(transfer_id)

@@ -128,6 +128,11 @@ class Link:
             if self._outbox.ready(transfer_id, Slab(first_object, num_objects, offset_bytes, length_bytes)):
                 self._changed.notify_all()
 
+    def prioritise(self, transfer_id: bytes, priority: int) -> None:
+        """A transfer has become more urgent (a lower `priority`), or less; one that has ended stays as it is."""
+        with self._changed:
+            self._outbox.prioritise(transfer_id, priority)
+
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
         """End a transfer; SendFailed and SendMemoryFree follow, the peer hears of it."""
         with self._changed:

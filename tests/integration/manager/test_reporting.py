@@ -11,11 +11,14 @@ from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
 from prfaas.events import BlockRemoved, BlockStored
-from prfaas.index.membership import EngineLoad, Figures
+from prfaas.index.membership import EngineLoad, Figures, Node
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.types import BlockHash, InstanceId
+from prfaas.rpc.reporter import Reporter
+from prfaas.rpc.translate import prefix_message
+from prfaas.types import AgentName, BlockHash, ClusterName, CopyCommand, CopyEnd, InstanceId, Prefix
 from tests.integration.manager.deployment import (
     MODEL,
+    SECRET,
     Deployment,
     chain_of,
     hybrid_layout,
@@ -203,3 +206,27 @@ async def test_events_go_on_after_one_that_no_message_carries(deployment: Deploy
     reporter.publish([BlockRemoved(LAYOUT.fingerprint, 1, too_long.block_hash)])
     reporter.publish(stored(LAYOUT, chain_of(640, seed=1), 640))
     await until_usable(deployment.client(manager), chain_of(656, seed=1), {"n1": 640})
+
+
+async def test_a_copy_under_way_that_another_asks_for_more_urgently_is_commanded_again(deployment: Deployment) -> None:
+    manager, commands = await deployment.start_manager(), list[CopyCommand]()
+    east = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1)
+    sender = Reporter((manager.address,), node=east, secret=SECRET, on_copy=commands.append)
+    receiver, client = deployment.reporter("n2", manager), deployment.client(manager)
+    for reporter in (sender, receiver):
+        deployment.run(reporter)
+        await until(lambda reporter=reporter: reporter.status.manager == manager.address)  # type: ignore[misc]
+    prefix = prefix_message(Prefix(MODEL, bytes(32), 32, BlockHash(b"e" * 16)))
+
+    def order(priority: int) -> asyncio.Task[pb.CopyResponse]:
+        request = pb.CopyRequest(prefix=prefix, source="n1", destination="n2", priority=priority)
+        request.timeout_seconds = PATIENCE_SECONDS
+        return asyncio.create_task(client.copy(request, timeout_seconds=2 * PATIENCE_SECONDS))
+
+    orders = [order(1)]
+    await until(lambda: [its.priority for its in commands[-1:]] == [1])
+    orders.append(order(0))
+    await until(lambda: [its.priority for its in commands[-1:]] == [0])
+    (transfer_id,) = {its.transfer_id for its in commands}
+    sender.note_copy_end(CopyEnd(transfer_id, "completed"))
+    assert [its.outcome for its in await asyncio.gather(*orders)] == ["completed", "completed"]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
+from dataclasses import replace
 
 from prfaas import grants
 from prfaas.agent.copying import Copying
 from prfaas.agent.layouts_here import LayoutsHere
-from prfaas.agent.plan import OpenBody
+from prfaas.agent.placement import place
+from prfaas.agent.plan import OpenBody, make_plan
 from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.prefix import prefix_groups
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
-from prfaas.transport.sender import Link
+from prfaas.transport.connection import Connection
+from prfaas.transport.messages import Hello, decode_open
+from prfaas.transport.sender import Link, LinkConfig
 from prfaas.types import AgentName, BlockHash, CopyCommand, CopyEnd, Prefix, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
+from tests.waiting import PATIENCE_SECONDS
 
 KEY = b"g" * 32
 CHAIN = HashChain(root_hash("m"), range(96))
@@ -63,3 +71,56 @@ def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
     copying.take(_command(max_bytes=3 * ours.groups[0].block_bytes))
     assert [its.outcome for its in ends] == ["evicted"]
     pool.close()
+
+
+def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
+    """What its OPEN says, once there is a connection to say it on."""
+    pool, ends = Pool(1 << 20), list[CopyEnd]()
+    here = LayoutsHere(AgentName("west"), pool)
+    (ours,) = layouts(LATENT, Cut(1))
+    arena, command = pool.arena(ours), replace(_command(max_bytes=1 << 20), priority=1)
+    plan = make_plan((ours,), prefix_groups(ours, command.prefix, root=root_hash("m")), 96)
+    placement = place(pool, plan, (arena,), owner="test")
+    assert placement is not None
+    placement.publish(range(len(plan.object_bytes)))
+    placement.release()
+    link = Link(
+        "127.0.0.1:1",
+        config=LinkConfig(awaits_peer=True),
+        local_name="west",
+        peer_name="east",
+        key=KEY,
+        on_event=lambda event: copying.on_event(event),
+    )
+    copying = Copying(
+        name=AgentName("west"),
+        grant_key=KEY,
+        pool=pool,
+        arenas=here.native_arenas,
+        ssd=None,
+        link_to=lambda address, name: link,
+        transfer_log=TransferLog(),
+        report=ends.append,
+    )
+    copying.take(command)
+    copying.take(replace(command, priority=0))
+    assert (len(copying), ends) == (1, [])
+    assert _priority_of_the_open(link) == 0
+    link.close()
+    assert [its.outcome for its in ends] == ["shutdown"] and len(copying) == 0
+    pool.close()
+
+
+def _priority_of_the_open(link: Link) -> int:
+    """What the peer hears on a connection that it has dialled."""
+    ours, theirs = (Connection(its, state="sending") for its in socket.socketpair())
+    theirs.state = "receiving"
+    theirs.set_read_timeout(PATIENCE_SECONDS)
+    serving = threading.Thread(target=link.serve, args=(ours, Hello("east", bytes(32), (1,), (), bytes(range(16)))))
+    serving.start()
+    header = theirs.read_header()
+    opened = decode_open(header, theirs.read_payload(header))
+    theirs.close()
+    serving.join(PATIENCE_SECONDS)
+    ours.close()
+    return opened.priority

@@ -106,3 +106,17 @@ async def test_whoever_stops_waiting_does_not_end_the_copy_for_others() -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     assert len(copies) == 1 and not ended.cancelled()
+
+
+async def test_a_copy_under_way_becomes_as_urgent_as_the_most_urgent_order_of_it() -> None:
+    copies = _copies(_Clock())
+    ended, before = copies.order(_order()), copies.version
+    (command,) = copies.commands_of(AgentName("east"))
+    assert copies.order(replace(_order(), priority=0)) is ended
+    assert copies.commands_of(AgentName("east")) == [replace(command, priority=0)] and copies.version > before
+    before = copies.version
+    assert copies.order(replace(_order(), priority=2)) is ended
+    assert copies.commands_of(AgentName("east")) == [replace(command, priority=0)] and copies.version == before
+    copies.report(AgentName("east"), CopyEnd(command.transfer_id, "completed"))
+    assert ended.done() and len(copies) == 0
+    assert copies.order(_order()) is not ended

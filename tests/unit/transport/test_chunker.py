@@ -106,3 +106,17 @@ def test_a_chunk_of_a_slow_link_takes_two_seconds_of_its_connection_at_most() ->
         chunker.bytes_per_second = rate
         sizes.append(_take(chunker).slab.num_bytes)
     assert sizes == [MIB, 512 << 10, 128 << 10, SLOW_CHUNK_BYTES]
+
+
+def test_a_transfer_that_becomes_urgent_is_served_as_one_from_there_on() -> None:
+    chunker = _chunker(a=1, b=0)
+    chunker.ready(A, Slab(0, 1, 0, 1000 * MIB))
+    chunker.ready(B, Slab(0, 1, 0, 1000 * MIB))
+    for _ in range(170):
+        _take(chunker)
+    chunker.prioritise(A, 0)
+    served = Counter(_take(chunker).transfer_id for _ in range(100))
+    assert 48 <= served[A] <= 52
+    chunker.prioritise(A, 1)
+    served = Counter(_take(chunker).transfer_id for _ in range(170))
+    assert 155 <= served[B] <= 165
