@@ -98,11 +98,12 @@ class EngineListener:
         return workers if [worker.attach.rank for worker in workers] == list(range(size)) else []
 
     def check_beside(self, attach: Attach, layout: Layout) -> None:
-        """Raise LayoutError when a living engine has the same model and rank with another layout."""
+        """Raise LayoutError when a living engine has the same model and rank with another layout, or the same name and rank."""
         for other in self._connections:
-            if other.layout is None or (other.layout.model, other.layout.shard) != (layout.model, layout.shard):
+            if other.layout is None or other.attach.rank != attach.rank:
                 continue
-            if other.layout != layout:
+            is_alike = (other.layout.model, other.layout.shard) == (layout.model, layout.shard)
+            if is_alike and other.layout != layout:
                 raise LayoutError(f"{other.attach.instance} runs this model too: {difference(other.layout, layout)}")
             if other.attach.instance == attach.instance:
                 raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")

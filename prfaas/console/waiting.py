@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prfaas.console.tables import nodes_of
-from prfaas.errors import PageUnreachable
+from prfaas.errors import PrfaasError
 
 EVERY_SECONDS = 3.0
 
@@ -32,7 +32,7 @@ def _tell(node: str, state: Callable[[], Mapping[str, Any]], ends_at: float, end
     while not ended.is_set():
         try:
             what = awaited(state(), node)
-        except PageUnreachable as error:
+        except (PrfaasError, OSError) as error:
             what = f"what runs there is not known: {error}"
         if ended.is_set():
             return

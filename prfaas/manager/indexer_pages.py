@@ -8,6 +8,7 @@ tokens do not tell, matches nothing; a salt is the tenant under another name.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -77,7 +78,7 @@ class IndexerPages:
             _of(found, match.node)["gpu"] = match.attention_tokens
         known = query.model in self._index.models()
         for word, tier in _TIERS.items() if known else ():
-            for match in self._index.match(query, tiers=frozenset({tier})).nodes:
+            for match in self._index.match(replace(query, with_world=False), tiers=frozenset({tier})).nodes:
                 _of(found, match.node)[word] = match.attention_tokens
         answer = self._index.match(query) if known else Answer((), (), world=Usable(0, 0, "nothing"))
         for match in answer.nodes:

@@ -316,6 +316,6 @@ class Receiver:
 
 
 def source_of(address: str) -> str:
-    """Who is behind an address, as far as that tells: of IPv6 whoever has one has its whole /64."""
+    """Who is behind an address, as far as that tells: of IPv6 whoever has one has its whole /64, but on the link itself."""
     found = ipaddress.ip_address(address)
-    return address if found.version == 4 else str(ipaddress.ip_network((int(found), 64), strict=False))
+    return address if found.version == 4 or found.is_link_local else str(ipaddress.ip_network((int(found), 64), strict=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import resource
 import socket
@@ -143,6 +144,14 @@ def test_two_workers_of_one_rank_that_attach_at_once_are_not_both_let_in(agents:
     for client in attached:
         client.close()
     assert len(attached) == len(refused) == 1 and "attached already" in refused[0]
+
+
+def test_an_engine_by_the_name_of_a_living_one_is_not_let_in_whatever_its_model(agents: Agents) -> None:
+    node = agents.start("node")
+    first = AgentClient(str(node.socket), instance="e", role="worker", layout=layout())
+    other = dataclasses.replace(layout(), model="another")
+    with contextlib.closing(first), pytest.raises(LayoutError, match="instance e rank 0 is attached already"):
+        AgentClient(str(node.socket), instance="e", role="worker", layout=other)
 
 
 async def test_an_engine_that_takes_no_messages_is_lost(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_sl
     def are_idle() -> bool:
         for engine in (prefiller, decoder, reader):
             engine.step([])
-        return nodes.are_idle()
+        return all(its.client.connected for its in (prefiller, decoder, reader)) and nodes.are_idle()
 
     wait_until(are_idle, what="nodes without slots in use")
     attached = [its for agent in (nodes.east, nodes.west) for its in nodes.status(agent)["engines"]]
