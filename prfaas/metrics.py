@@ -72,6 +72,12 @@ COPIES = _counter(
     "Prefix copies that a manager commanded and that ended here; outcome is completed or the reason of the failure.",
     ("outcome",),
 )
+LINK_PROBES = _counter(
+    "prfaas_agent_link_probes",
+    "Probes of links that a manager commanded; direction is out or in, outcome is completed or the reason of the failure, of "
+    "those that come in taken.",
+    ("direction", "outcome"),
+)
 COPIED_BYTES = _counter("prfaas_agent_copied_bytes", "Payload bytes that prefix copies brought to nodes without them.")
 POOL_SLOTS = _gauge(
     "prfaas_agent_pool_slots",
@@ -368,6 +374,11 @@ MANAGER_COPIES = _counter(
     "Prefix copies between nodes that ended; purpose is rebalance, drain, fetch or order, outcome is completed or the "
     "reason of the failure.",
     ("purpose", "outcome"),
+)
+MANAGER_LINK_PROBES = _counter(
+    "prfaas_manager_link_probes",
+    "Probes of links between clusters that ended; outcome is completed or the reason of the failure.",
+    ("outcome",),
 )
 MANAGER_COPIED_BYTES = _counter(
     "prfaas_manager_copied_bytes", "Payload bytes that prefix copies moved between nodes.", ("purpose",)

@@ -105,6 +105,14 @@ class PoolCommand:
     order: PoolOrder
 
 
+@dataclass(frozen=True)
+class ProbeCommand:
+    """A manager wants this node to find out what the link to the grant's destination carries."""
+
+    transfer_id: TransferId
+    grant: bytes
+
+
 TransferPhase = Literal[
     "queue",  # of the sending engine: from its request until the first layer is there
     "prefill",  # from the first layer until the last forward pass has ended

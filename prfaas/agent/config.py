@@ -151,6 +151,12 @@ class AgentConfig:
         default=(),
         doc="Limits over several peers, such as those of one cluster; every entry that fits a peer holds for it.",
     )
+    link_probe_bytes: int = setting(
+        "bytes",
+        default=64 << 20,
+        doc="Most bytes of one probe of a link, which this agent sends or takes when a manager wants to know what an idle link "
+        "carries; 0: it does neither.",
+    )
     congestion_control: str = setting(
         "text", default="bbr", doc="TCP congestion control; the kernel's own default where it has no such."
     )

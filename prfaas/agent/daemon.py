@@ -20,6 +20,7 @@ from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListen
 from prfaas.agent.keeping import Keeping
 from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.link_metrics import LinkMetrics
+from prfaas.agent.link_probes import SentProbes, TakenProbes
 from prfaas.agent.links import Links
 from prfaas.agent.pins import Pins
 from prfaas.agent.plan import check_castable
@@ -116,6 +117,14 @@ class Agent:
             report=self._report_end,
         )
         self._pins = Pins(self._pool, self._ssd, report=self._report_end)
+        self._sent_probes = SentProbes(
+            name=self._name,
+            grant_key=grant_key,
+            max_bytes=config.link_probe_bytes,
+            link_to=self._links.to,
+            states=self._links.states,
+            report=self._report_end,
+        )
         self._receiving = Receiving(
             name=self._name,
             grant_key=grant_key,
@@ -124,6 +133,7 @@ class Agent:
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
             in_background=self._in_background,
+            probes=TakenProbes(name=self._name, grant_key=grant_key, max_bytes=config.link_probe_bytes),
         )
         self._early = EarlyClaims()
         callbacks = EngineCallbacks(self._attach, self._on_attached, self._on_message, self._read_ring, self._on_lost)
@@ -214,6 +224,7 @@ class Agent:
                     on_copy=self._copying.take,
                     layouts_of=self._layouts_of,
                     on_pool=self._pins.take,
+                    on_probe=self._sent_probes.take,
                 )
                 tasks.create_task(self._reporting.run())
             if self._ssd is not None:
@@ -237,6 +248,7 @@ class Agent:
             now = time.monotonic()
             self._receiving.expire(now)
             self._keeping.expire(now)
+            self._sent_probes.expire(now)
             for link in self._links.take_idle(now):
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
@@ -376,6 +388,7 @@ class Agent:
         if not self._probing.on_event(event):
             self._sending.on_event(event)
             self._copying.on_event(event)
+            self._sent_probes.on_event(event)
 
     # Pages
 

@@ -21,6 +21,8 @@ from prfaas.transport.lossy_cast import DTYPE
 from prfaas.transport.ranges import Ranges
 from prfaas.types import BlockHash, GroupBlocks
 
+LINK_PROBE = "link_probe"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -210,6 +212,30 @@ def decode_probe(body: bytes) -> Layout:
     if kind != "probe":
         raise RemoteProtocolError("open_body", "an open without objects is a probe")
     return Layout.from_dict(layout)
+
+
+def encode_link_probe(grant: bytes) -> bytes:
+    """The body of an `open` whose objects have no meaning: they show what the link carries."""
+    body: bytes = msgpack.packb([LINK_PROBE, grant])
+    return body
+
+
+def is_link_probe(body: bytes) -> bool:
+    """Whether an `open` is of that kind, or pretends to be."""
+    return body.startswith(encode_link_probe(b"")[: 2 + len(LINK_PROBE)])
+
+
+def decode_link_probe(body: bytes) -> bytes:
+    """The grant of a probe.
+
+    Raises:
+        RemoteProtocolError: it has another form.
+    """
+    try:
+        _, grant = msgpack.unpackb(body)
+        return _bytes(grant)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("open_body", f"not a probe of this version: {error!r}") from error
 
 
 def _bytes(value: object) -> bytes:

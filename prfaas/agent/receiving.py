@@ -19,8 +19,9 @@ from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.inbound import Inbound
 from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.link_probes import TakenProbes
 from prfaas.agent.placement import Placement, place
-from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, make_plan
+from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, is_link_probe, make_plan
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.refusal import Refusal
 from prfaas.agent.repacking import Background, repacking_into
@@ -61,6 +62,7 @@ class Receiving:
         transfer_log: TransferLog,
         open_timeout_seconds: float,
         in_background: Background,
+        probes: TakenProbes,
     ) -> None:
         self._name = name
         self._grant_key = grant_key
@@ -69,6 +71,7 @@ class Receiving:
         self._log = transfer_log
         self._open_timeout_seconds = open_timeout_seconds
         self._in_background = in_background
+        self._probes = probes
         self._inbound: dict[TransferId, Inbound] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
         self._ended: dict[TransferId, _Ended] = {}
@@ -82,7 +85,7 @@ class Receiving:
     def on_open(self, request: OpenRequest, reply: Reply) -> None:
         """Grant memory for a transfer, or say why not."""
         try:
-            reply(self._accept(request) if request.object_bytes else self._answer_probe(request))
+            reply(self._answer(request))
         except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
             reason = _reason_of(error)
             if isinstance(error, GrantError):
@@ -96,6 +99,11 @@ class Receiving:
             metrics.TRANSFERS.labels(direction="in", outcome="protocol").inc()
             _log.exception("transfer.open_failed", transfer_id=request.transfer_id.hex())
             reply(Rejected("protocol", "this agent cannot read the open"))
+
+    def _answer(self, request: OpenRequest) -> Accepted | Rejected:
+        if is_link_probe(request.open_body):
+            return self._probes.accept(request)
+        return self._accept(request) if request.object_bytes else self._answer_probe(request)
 
     def _answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
         theirs = decode_probe(request.open_body)
@@ -129,6 +137,8 @@ class Receiving:
         grant = grants.verify(token, self._grant_key, now=time.time())
         if grant.destination != self._name or grant.transfer_id != transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
+        if not grant.num_tokens:
+            raise GrantError("other_use", "the grant is for a probe, not for a transfer")
         return grant
 
     def _create(self, grant: Grant) -> Inbound:
@@ -170,6 +180,8 @@ class Receiving:
 
     def on_event(self, event: ReceiveEvent) -> None:
         transfer_id = TransferId(event.transfer_id)
+        if transfer_id in self._probes and transfer_id not in self._inbound:
+            return
         if isinstance(event, ReceiveMemoryFree):
             self._memory_free(transfer_id)
             return

@@ -33,6 +33,7 @@ from prfaas.types import (
     InstanceId,
     InstanceRole,
     PoolCommand,
+    ProbeCommand,
     TransferTiming,
 )
 
@@ -63,8 +64,10 @@ class Reporting:
         on_copy: Callable[[CopyCommand], None],
         layouts_of: Callable[[str], Sequence[Layout]],
         on_pool: Callable[[PoolCommand], None],
+        on_probe: Callable[[ProbeCommand], None],
     ) -> None:
-        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy` and `on_pool` hear commands.
+        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy`, `on_pool` and
+        `on_probe` hear commands.
 
         `layouts_of` gives an instance's layouts in the order of its ranks, () unless every rank is attached.
         """
@@ -74,7 +77,14 @@ class Reporting:
         node = _node(config, epoch, wire_address)
         tls = CertificateFiles.of(config)
         self.reporter = Reporter(
-            config.managers, node=node, secret=secret, figures=self.figures, on_copy=on_copy, on_pool=on_pool, tls=tls
+            config.managers,
+            node=node,
+            secret=secret,
+            figures=self.figures,
+            on_copy=on_copy,
+            on_pool=on_pool,
+            on_probe=on_probe,
+            tls=tls,
         )
         self._caches = [
             EngineCacheFeed(
@@ -148,19 +158,21 @@ class Reporting:
         self._last[state.peer, state.address] = _Last(
             state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now
         )
+        counts = not state.is_probing  # what a probe does to a link is no congestion
         return LinkFigures(
             peer=AgentName(state.peer),
             bytes_per_second=rate,
             capacity_bytes_per_second=state.achievable_bytes_per_second,
             rtt_seconds=state.rtt_seconds,
             min_rtt_seconds=state.min_rtt_seconds,
-            queued_bytes=state.queued_bytes + state.unacknowledged_bytes,
-            retransmit_ratio=retransmitted / sent if sent > 0 else 0.0,
+            queued_bytes=state.queued_bytes + state.unacknowledged_bytes if counts else 0,
+            retransmit_ratio=retransmitted / sent if sent > 0 and counts else 0.0,
             num_connections=state.num_connections,
             is_down=state.is_down,
             queue_seconds=state.queue_seconds,
             congestion=state.congestion or "",
             limit=state.limit or "",
+            is_probed=state.rate_source == "probe",
         )
 
 
@@ -174,6 +186,7 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
         epoch=epoch,
         engines=tuple(Engine(InstanceId(its.instance), its.url, _role(its.role), its.model) for its in config.engines),
         hardware=config.hardware or gpu_names(),
+        takes_probes=config.link_probe_bytes > 0,
     )
 
 

@@ -32,6 +32,7 @@ class Node:
     layouts: tuple[Layout, ...] = ()
     engines: tuple[Engine, ...] = ()
     hardware: str = ""  # what computes there, equal over a cluster; empty: not said
+    takes_probes: bool = False  # of links
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class LinkFigures:
     queue_seconds: float = 0.0  # that what waits takes at its achievable rate
     congestion: str = ""  # why it is choked, as its agent sees it: queue, loss or rtt; "": it is not
     limit: str = ""  # what its connections mostly wait for: application, receiver_window, send_buffer or network
+    is_probed: bool = False  # the capacity is what a probe found
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,19 @@ class ManagerConfig:
         only_where=_PLANNED | {"role_changes": "apply"},
         doc="The longest that an instance is drained; then it takes the role with what it still has.",
     )
+    link_probe_bytes: int = setting(
+        "bytes",
+        default=64 << 20,
+        only_where=_PLANNED,
+        doc="Most bytes of one probe of a link from a PrfaaS cluster to a PD cluster whose rate nobody knows; 0: none.",
+    )
+    link_probe_seconds: float = setting(
+        "seconds",
+        default=240.0,
+        minimum=60.0,
+        only_where=_PLANNED,
+        doc="The links from one cluster to another are not probed again sooner.",
+    )
     bandwidth: Bandwidth = setting(
         choice("scarce", "abundant", "measured"),
         default="scarce",

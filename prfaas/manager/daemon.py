@@ -25,6 +25,7 @@ from prfaas.manager.grpc_server import GrpcServer
 from prfaas.manager.holdings import holdings
 from prfaas.manager.http_server import HttpServer, Views
 from prfaas.manager.indexer_pages import IndexerPages
+from prfaas.manager.link_probes import LinkProbes
 from prfaas.manager.operations import Operations
 from prfaas.manager.paths import Paths
 from prfaas.manager.pool_orders import PoolOrders
@@ -92,6 +93,15 @@ class Manager:
             note=self._rebalancing.note,
         )
         self._planning = self._make_planning()
+        self._link_probes = LinkProbes(
+            config,
+            world=self.world,
+            paths=self.paths,
+            secret=secret,
+            writes=self.replication.writes,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
         pool_orders = PoolOrders()
         self._grpc = GrpcServer(
             config,
@@ -102,6 +112,7 @@ class Manager:
             session_record=self._session_record,
             copies=self.copies,
             pool_orders=pool_orders,
+            link_probes=self._link_probes,
             operations=self._operations(pool_orders),
         )
         gauges = Gauges(self.world, paths=self.paths, routing=self.routing, replication=self.replication)
@@ -282,6 +293,8 @@ class Manager:
         while True:
             self.world.refresh()
             self.paths.step()
+            if self._planning is not None:
+                self._link_probes.step()
             self.service.answered.expire()
             self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)

@@ -20,6 +20,7 @@ from prfaas.manager.cluster_writer import ClusterWriter
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.copies import Copies
 from prfaas.manager.event_stream import EventStream
+from prfaas.manager.link_probes import LinkProbes
 from prfaas.manager.operations import Operations, check_is_no_node
 from prfaas.manager.pool_orders import PoolOrders
 from prfaas.manager.replication import Replication
@@ -36,6 +37,7 @@ from prfaas.rpc.translate import (
     copy_message,
     node_from,
     pool_message,
+    probe_message,
 )
 from prfaas.transport.tls_door import TlsDoor
 from prfaas.types import AgentName, TransferId
@@ -73,6 +75,7 @@ class GrpcServer:
         session_record: SessionRecord,
         copies: Copies,
         pool_orders: PoolOrders,
+        link_probes: LinkProbes,
         operations: Operations,
     ) -> None:
         self._config = config
@@ -83,6 +86,7 @@ class GrpcServer:
         self._answering = Answering(service, session_record)
         self._copies = copies
         self._pool_orders = pool_orders
+        self._link_probes = link_probes
         self._operations = operations
         self._door: TlsDoor | None = None
         self._inner = ""
@@ -271,17 +275,19 @@ class GrpcServer:
 
     @property
     def _commands_version(self) -> int:
-        return self._copies.version + self._pool_orders.version
+        return self._copies.version + self._pool_orders.version + self._link_probes.version
 
     def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
         copies = {its.transfer_id: copy_message(its) for its in self._copies.commands_of(node)}
-        return copies | {its.command_id: pool_message(its) for its in self._pool_orders.commands_of(node)}
+        orders = {its.command_id: pool_message(its) for its in self._pool_orders.commands_of(node)}
+        return copies | orders | {its.transfer_id: probe_message(its) for its in self._link_probes.commands_of(node)}
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)
         for its in map(copy_end_from, request.ends):
             self._copies.report(AgentName(request.node), its)
             self._pool_orders.report(AgentName(request.node), its)
+            self._link_probes.report(AgentName(request.node), its)
         return pb.ReportCommandsResponse()
 
     # -- routers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -61,7 +62,8 @@ class _Watched:
     known: list[LinkFigures] = field(default_factory=list)
     planned_bytes_per_second: float = 0.0  # its capacity at `known_at`, with the mean for links that were not known
     known_at: float = float("-inf")  # when any was last
-    num_links: int = 0
+    num_links: int = 0  # that count
+    is_probed: bool = False  # what was known of it last was found by a probe
     best_bytes_per_second: float = 0.0  # of one link on average, the most of it lately
     best_at: float = float("-inf")
     is_abundant: bool = False
@@ -70,10 +72,10 @@ class _Watched:
     use_ratios: list[float] = field(default_factory=list)  # at each step since it was weighed
     retransmit_ratio: float = 0.0  # the highest at these steps
 
-    def plan_with(self, figures: Sequence[LinkFigures], *, now: float) -> None:
-        """These are its links; some of their rates are known."""
+    def plan_with_known(self, *, now: float) -> None:
+        """Some of its links' rates are known."""
         mean = _capacity(self.known) / len(self.known)
-        self.planned_bytes_per_second, self.known_at = mean * len(figures), now
+        self.planned_bytes_per_second, self.known_at = mean * self.num_links, now
         if mean >= self.best_bytes_per_second or now - self.best_at >= BEST_SECONDS:
             self.best_bytes_per_second, self.best_at = mean, now
 
@@ -113,18 +115,23 @@ class Paths:
 
     def _look(self) -> dict[Pair, list[LinkFigures]]:
         """The links between clusters, whose figures are those of the paths from now on."""
-        links = _links_by_pair(self._world.live())
+        live = self._world.live()
+        links = _links_by_pair(live)
+        num_nodes = Counter(member.node.cluster for member in live)
         if links.keys() != self._watched.keys():
             self._known_states.clear()
         self._watched = {pair: self._watched.get(pair) or _Watched() for pair in links}
         for pair, figures in links.items():
             its = self._watched[pair]
-            its.num_links = len(figures)
             its.bytes_per_second = sum(link.bytes_per_second for link in figures)
             its.known = [link for link in figures if link.capacity_bytes_per_second]
             its.capacity_bytes_per_second = sum(map(_carries, figures)) if its.known else 0.0
             if its.known:
-                its.plan_with(figures, now=self._clock())
+                its.is_probed = all(link.is_probed for link in its.known)
+            # A probe is of one link, others are there once they are used: each node has one.
+            its.num_links = max(len(figures), num_nodes[pair[0]]) if its.is_probed else len(figures)
+            if its.known:
+                its.plan_with_known(now=self._clock())
             its.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
         return links
@@ -186,6 +193,10 @@ class Paths:
         """
         its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
         return its.planned(now=self._clock(), within_seconds=within_seconds)
+
+    def is_probed(self, source: str, destination: str) -> bool:
+        """Whether what is known of a path was found by a probe, of one of its links."""
+        return self._watched.get((ClusterName(source), ClusterName(destination)), _Watched()).is_probed
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
         """What a cluster's links take and its instances make; None: not known, and its bandwidth counts as scarce."""

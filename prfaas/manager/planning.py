@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -53,6 +53,7 @@ class _Inputs:
 
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # by cluster
     rates: tuple[tuple[str, str, float], ...]  # measured: source, destination, bytes per second
+    probed: frozenset[tuple[str, str]] = frozenset()  # those that a probe has found
 
     def has_rates_of(self, other: _Inputs) -> bool:
         """Whether the links carry about the same."""
@@ -146,14 +147,12 @@ class Planning:
             if member.node.cluster in self._profiles:
                 roles.setdefault(member.node.cluster, Counter()).update(_roles(member, assigned or {}))
         seconds = self._config.plan_seconds
-        rates = [
-            (source.name, pd.name, rate)
-            for source in self._deployment.prfaas
-            for pd in self._deployment.pd
-            if (rate := self._paths.planned_bytes_per_second(source.name, pd.name, within_seconds=seconds))
-        ]
+        pairs = [(source.name, pd.name) for source in self._deployment.prfaas for pd in self._deployment.pd]
+        found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=seconds) for pair in pairs}
+        probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
+        rates = probed_within(self._deployment, found, probed)
         listed = tuple((cluster, tuple(sorted(its.items()))) for cluster, its in sorted(roles.items()))
-        return _Inputs(listed, tuple(rates))
+        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed)
 
     def _leads(self, inputs: _Inputs) -> bool:
         """Whether this manager makes the plan: it writes the first PD cluster that lives."""
@@ -230,7 +229,10 @@ class Planning:
         return Workload("measured", lengths, with_context(output, lengths)), source
 
     def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
-        measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
+        measured = ", ".join(
+            f"{source} to {target}" + (" (probe)" if (source, target) in inputs.probed else "")
+            for source, target, _ in inputs.rates
+        )
         rest = f"{self._config.deployment}"
         return {
             "lengths": lengths,
@@ -305,6 +307,14 @@ def _is_near(before: int, now: int, dead_band: float) -> bool:
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
     return {its.cluster: (its.num_prefill, its.num_decode) for its in plan.splits}
+
+
+def probed_within(
+    file: Deployment, rates: Mapping[tuple[str, str], float], probed: Container[tuple[str, str]]
+) -> dict[tuple[str, str], float]:
+    """The rates of paths, those that a probe has found up to the file's: it was of one link, and others may share its way."""
+    listed = {(its.source, its.target): its.bytes_per_second for its in file.links}
+    return {pair: min(rate, listed.get(pair, rate)) if pair in probed else rate for pair, rate in rates.items()}
 
 
 def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[Link]:

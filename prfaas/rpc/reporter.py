@@ -30,9 +30,10 @@ from prfaas.rpc.translate import (
     load_message,
     node_message,
     pool_command_from,
+    probe_command_from,
 )
 from prfaas.transport.tls import CertificateFiles
-from prfaas.types import CopyCommand, CopyEnd, PoolCommand, TransferTiming
+from prfaas.types import CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0  # and those that have changed at the next look
@@ -73,9 +74,10 @@ class Reporter:
         tls: CertificateFiles | None = None,
         on_copy: Callable[[CopyCommand], None] | None = None,
         on_pool: Callable[[PoolCommand], None] | None = None,
+        on_probe: Callable[[ProbeCommand], None] | None = None,
     ) -> None:
-        """`figures` is called twice a second, `on_copy` and `on_pool` for each command, which may come several times;
-        `node.layouts` and `node.engines` may grow later."""
+        """`figures` is called twice a second, `on_copy`, `on_pool` and `on_probe` for each command, which may come several
+        times; `node.layouts` and `node.engines` may grow later."""
         self._managers = list(managers)
         self._node = node
         self._secret = secret
@@ -83,6 +85,7 @@ class Reporter:
         self._tls = tls
         self._on_copy = on_copy
         self._on_pool = on_pool
+        self._on_probe = on_probe
         self._copy_ends: deque[CopyEnd] = deque(maxlen=_MAX_COPY_ENDS)
         self._copy_ended = asyncio.Event()
         self._log = EventLog(Inventory())
@@ -269,6 +272,9 @@ class Reporter:
                 order = pool_command_from(command)
                 if order is not None and self._on_pool is not None:
                     self._on_pool(order)
+                probe = probe_command_from(command)
+                if probe is not None and self._on_probe is not None:
+                    self._on_probe(probe)
         raise ManagerUnreachable(f"manager {channel.address} ended the stream of commands")
 
     async def _send_copy_ends(self, channel: Channel) -> None:

@@ -29,6 +29,7 @@ from prfaas.types import (
     PoolCommand,
     PoolOrder,
     Prefix,
+    ProbeCommand,
     TransferId,
 )
 
@@ -45,6 +46,7 @@ def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
         layouts=layouts,
         engines=engines,
         hardware=node.hardware,
+        takes_probes=node.takes_probes,
     )
 
 
@@ -65,6 +67,7 @@ def node_from(message: pb.Node) -> Node:
         layouts,
         tuple(_engine(its) for its in message.engines),
         message.hardware,
+        message.takes_probes,
     )
 
 
@@ -195,6 +198,7 @@ def _link(message: pb.LinkFigures) -> LinkFigures:
         message.queue_seconds,
         message.congestion,
         message.limit,
+        message.is_probed,
     )
 
 
@@ -280,6 +284,17 @@ def pool_command_from(message: pb.Command) -> PoolCommand | None:
     if message.WhichOneof("command") != "pool" or its.order not in _ORDERS:
         return None
     return PoolCommand(TransferId(its.command_id), BlockHash(its.end_hash), _ORDERS[its.order])
+
+
+def probe_message(its: ProbeCommand) -> pb.Command:
+    return pb.Command(probe=pb.Command.Probe(transfer_id=its.transfer_id, grant=its.grant))
+
+
+def probe_command_from(message: pb.Command) -> ProbeCommand | None:
+    """None for another command."""
+    if message.WhichOneof("command") != "probe":
+        return None
+    return ProbeCommand(TransferId(message.probe.transfer_id), message.probe.grant)
 
 
 def copy_end_message(its: CopyEnd) -> pb.ReportCommandsRequest.End:

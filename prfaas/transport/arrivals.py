@@ -229,6 +229,8 @@ class Arrivals:
             accepted = arrival.accepted
         assert accepted is not None
         try:
+            if accepted.destination is None:
+                return [memoryview(bytearray(slab.num_bytes))]
             views = [accepted.destination(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")

@@ -32,10 +32,11 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Send what is not `held`; `destination` gives the memory of an object, and is called from any thread."""
+    """Send what is not `held`; `destination` gives the memory of an object, and is called from any thread. None: what comes
+    is checked and thrown away."""
 
     held: Collection[int]
-    destination: Callable[[int], memoryview]
+    destination: Callable[[int], memoryview] | None
 
 
 @dataclass(frozen=True)

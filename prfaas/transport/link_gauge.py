@@ -27,6 +27,8 @@ class LinkGauge:
         self._connection_seconds, self._measured_at = 0.0, 0.0
         self._meter, self._rate_search = LinkMeter(), RateSearch()
         self._num_searches = 0
+        self.is_probing = False  # what waits is a probe's: what it finds is not said before it has ended
+        self.has_found = False  # by a probe, what the link carries
 
     @property
     def sent_bytes(self) -> int:
@@ -41,8 +43,24 @@ class LinkGauge:
     @property
     def health(self) -> LinkHealth:
         """In bytes of payload, of which the wire carries fewer where they are packed."""
-        its = self._meter.health
+        its = LinkHealth() if self.is_probing else self._meter.health
         return replace(its, achievable_bytes_per_second=its.achievable_bytes_per_second / self.packing.packed_ratio)
+
+    def begin_probe(self) -> None:
+        """Bytes wait from here on to find out what the link carries."""
+        self.is_probing, self.has_found = True, False
+        self._meter.source = "probe"
+
+    def end_probe(self) -> None:
+        """They wait no more. Where the rate was still growing, or too little waited, nothing was found."""
+        if not self.has_found:
+            self._meter.forget()
+        self.is_probing = False
+
+    def opened(self) -> None:
+        """A transfer has been opened. Until then what still arrives is the last probe's."""
+        if not self.is_probing:
+            self._meter.source = "transfers"
 
     @property
     def saturated_rate(self) -> float:
@@ -63,6 +81,7 @@ class LinkGauge:
         self._measured_at = now
         sample = self._sample(now, infos, outbox)
         self._meter.add(sample)
+        self.has_found |= self.is_probing and self._meter.is_steady
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             self._num_searches += 1  # which one searches goes round
             infos[self._num_searches % len(infos)][0].search_rate()

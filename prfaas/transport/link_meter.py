@@ -13,13 +13,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from prfaas.transport.rate_belief import RateBelief
+from prfaas.transport.rate_belief import RateBelief, RateSource
 
 WINDOW_SECONDS = 0.3
 PEAK_SECONDS = 0.6  # the rate is the highest of the windows that ended in it
 QUEUE_SECONDS = 0.5  # what waits would take longer than this
 RETRANSMIT_RATIO = 0.03  # of the bytes sent in the window
 CONFIRMED_RATIO = 0.8  # a lower bound of so much of a rate confirms it
+STEADY_RATIO = 1.25  # BBR takes a link for full where its rate grows by less
 RTT_INFLATION = 2.5  # over the smallest round trip
 RTT_RISE_SECONDS = 0.005  # and by at least so much: within a datacenter a busy host alone multiplies a round trip
 CongestionReason = Literal["queue", "loss", "rtt"]
@@ -47,7 +48,8 @@ class LinkSample(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkHealth:
-    """`achievable_bytes_per_second` is 0 while the link's own rate is not known; `congestion` None: it is not choked.
+    """`achievable_bytes_per_second` is 0 while the link's own rate is not known, else what `rate_source` showed; `congestion`
+    None: it is not choked.
 
     Ratios are over the last third of a second. So is `limit`, what its connections mostly waited for; None: it has none.
     """
@@ -58,6 +60,7 @@ class LinkHealth:
     utilization_ratio: float = 0.0  # of the achievable rate; 0 while that is not known
     resent_ratio: float = 0.0  # of the bytes sent
     limit: LinkLimit | None = None
+    rate_source: RateSource | None = None
 
 
 class LinkMeter:
@@ -68,12 +71,28 @@ class LinkMeter:
         self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
         self._belief = RateBelief()
         self.health = LinkHealth()
+        self.source: RateSource = "transfers"  # of the bytes that wait at present
         self.lost_bytes_per_second = 0.0  # sent again, over the window
 
     @property
     def is_saturated(self) -> bool:
         """Whether the rate is what the link carries at most: bytes waited throughout the window."""
         return bool(self._saturated_rates)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether two windows that share nothing carried about the same: a start, in which the rate still grows, is over."""
+        if not self._saturated_rates:
+            return False
+        (first_at, first), (last_at, last) = self._saturated_rates[0], self._saturated_rates[-1]
+        return last_at - first_at >= WINDOW_SECONDS and 0 < first / STEADY_RATIO <= last <= first * STEADY_RATIO
+
+    def forget(self) -> None:
+        """What was found says nothing of the link."""
+        self._belief = RateBelief()
+        self._saturated_rates.clear()
+        self._samples.clear()
+        self.health = LinkHealth()
 
     def add(self, sample: LinkSample) -> None:
         """Update `health`."""
@@ -96,6 +115,7 @@ class LinkMeter:
             utilization_ratio=min(1.0, carried / rate) if rate else 0.0,
             resent_ratio=ratio,
             limit=_limit(oldest, sample),
+            rate_source=self._belief.source if rate else None,
         )
 
     def _rate(self, sample: LinkSample) -> float:
@@ -110,7 +130,7 @@ class LinkMeter:
         else:
             return 0.0
         if saturated or most < math.inf or least >= CONFIRMED_RATIO * rate:
-            self._belief = RateBelief(rate, sample.at)
+            self._belief = RateBelief(rate, sample.at, self.source)
         return rate
 
     def _saturated_rate(self, sample: LinkSample) -> float | None:

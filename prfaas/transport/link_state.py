@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prfaas.transport.link_meter import CongestionReason, LinkLimit
+from prfaas.transport.rate_belief import RateSource
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class LinkState:
     utilization_ratio: float  # of the achievable rate, over the last third of a second; 0 while that is not known
     resent_ratio: float  # of the bytes sent in that time
     limit: LinkLimit | None  # what its connections mostly waited for in that time; None: there are none
+    rate_source: RateSource | None  # what showed the rate; None: it is not known
+    is_probing: bool
     sent_bytes: int  # by the kernel, headers left out
     retransmitted_bytes: int  # of those
     packing: str  # how chunks are compressed at present, as "zstd/2" (codec, bytes of an element); "": they are not

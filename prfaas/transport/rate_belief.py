@@ -8,9 +8,11 @@ minute is known no more: the next transfers are the test, and show within a seco
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 # t is to be back within a minute of the link; of each such time a second is spent on a failed test.
 FORGET_SECONDS = 30.0
+RateSource = Literal["transfers", "probe"]  # whose bytes waited
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class RateBelief:
 
     bytes_per_second: float = 0.0
     confirmed_at: float = float("-inf")
+    source: RateSource = "transfers"
 
     def at(self, now: float) -> float:
         """What is left of it."""

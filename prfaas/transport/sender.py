@@ -107,6 +107,7 @@ class Link:
         """Offer a transfer to the peer. What `ready` names leaves once the peer has said what it holds."""
         with self._changed:
             self._outbox.open(transfer, now=time.monotonic())
+            self._gauge.opened()
             if self._dialler.is_closed.is_set():
                 self._outbox.fail_all("shutdown", "this agent stops", now=time.monotonic())
             else:
@@ -185,12 +186,32 @@ class Link:
                 sent_bytes=self._gauge.sent_bytes,
                 retransmitted_bytes=self._gauge.retransmitted_bytes,
                 **vars(self._gauge.health),
+                is_probing=self._gauge.is_probing,
                 packing=f"{way.codec}/{way.width}" if (way := self._gauge.packing.way) else "",
                 saved_bytes=self._gauge.packing.saved_bytes,
                 lossy_fp8=any(line.casts for line in self._lines),
                 delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
+
+    # Probes
+
+    def begin_probe(self) -> None:
+        """What is opened next is to show what the link carries."""
+        with self._changed:
+            self._gauge.begin_probe()
+
+    @property
+    def has_found(self) -> bool:
+        """Whether the probe under way has found what the link carries."""
+        with self._changed:
+            return self._gauge.has_found
+
+    def end_probe(self) -> float:
+        """What the probe has found; 0: nothing."""
+        with self._changed:
+            self._gauge.end_probe()
+            return self._gauge.health.achievable_bytes_per_second
 
     # Watching
 

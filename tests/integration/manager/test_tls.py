@@ -102,6 +102,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
         layouts_of=lambda instance: (),
         on_copy=_no_copy,
         on_pool=lambda command: None,
+        on_probe=lambda command: None,
     )
     running = deployment.run(reporting.reporter)
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")

@@ -12,6 +12,7 @@ import pytest
 from prfaas import grants
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.link_probes import TakenProbes
 from prfaas.agent.plan import OpenBody, make_plan
 from prfaas.agent.protocol import (
     PROTOCOL_VERSION,
@@ -86,6 +87,7 @@ class Node:
             transfer_log=TransferLog(),
             open_timeout_seconds=10.0,
             in_background=self._in_background,
+            probes=TakenProbes(name=AgentName("west"), grant_key=KEY, max_bytes=0),
         )
         self.answers: list[Accepted | Rejected] = []
         self.token = grants.sign(

@@ -26,6 +26,7 @@ async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
         links=lambda: [state],
         on_copy=_no_command,
         on_pool=_no_command,
+        on_probe=_no_command,
         layouts_of=lambda instance: (),
     )
     assert reporting.figures().links == (

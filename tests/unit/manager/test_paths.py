@@ -116,6 +116,18 @@ def test_for_plans_a_path_carries_what_its_known_links_say_until_that_is_too_lon
     assert site.paths.planned_bytes_per_second("west", "east", within_seconds=50.0) == 0.0
 
 
+def test_what_a_probe_found_of_one_link_counts_for_each_node_of_its_cluster(site: Site) -> None:
+    site.world.register(Node(AgentName("p2"), ClusterName("east"), "pd", "p2:1", 1))
+
+    def planned(*, is_probed: bool) -> float:
+        site.report(replace(LINK, is_probed=is_probed))
+        site.paths.step()
+        return site.paths.planned_bytes_per_second("east", "west", within_seconds=50.0)
+
+    assert (planned(is_probed=True), site.paths.is_probed("east", "west")) == (20e6, True)
+    assert (planned(is_probed=False), site.paths.is_probed("east", "west")) == (10e6, False)
+
+
 def _planned(site: Site, capacity: float, *, at: float) -> float:
     site.now = at
     site.world.hear(AgentName("d1"), epoch=1, links=None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.manager.planning import links_with
+from prfaas.manager.planning import links_with, probed_within
 from prfaas.model.deployment import Link
 from prfaas.model.planning import best_plan
 from tests.planner_inputs import case_study
@@ -41,3 +41,12 @@ def test_listed_links_stay_and_measured_ones_take_their_place() -> None:
     source, target = file.prfaas[0].name, file.pd[0].name
     listed = replace(file, links=(Link(source, target, 5e9), Link(source, "other", 2e9)))
     assert links_with([(source, target, 1e9)], listed) == [Link(source, target, 1e9), Link(source, "other", 2e9)]
+
+
+def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> None:
+    file, _ = case_study()
+    listed = replace(file, links=(Link("a", "x", 5e9), Link("b", "x", 5e9)))
+    rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
+    within = probed_within(listed, rates, {("a", "x"), ("c", "x")})
+    assert within == {("a", "x"): 5e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
+    assert probed_within(listed, {("a", "x"): 2e9}, {("a", "x")}) == {("a", "x"): 2e9}

@@ -155,3 +155,41 @@ def test_a_full_link_says_how_full_it_is_and_what_share_it_sends_again() -> None
     last = _fed(LinkMeter(), _samples(lambda at: 100 * MB, 4, lost=0.01))[-1]
     assert last.utilization_ratio == pytest.approx(1, rel=0.02)
     assert last.resent_ratio == pytest.approx(0.01, rel=0.05)
+
+
+def _when_steady(rate: Callable[[float], float]) -> list[bool]:
+    meter, found = LinkMeter(), []
+    for sample in _samples(rate, 2):
+        meter.add(sample)
+        found.append(meter.is_steady)
+    return found
+
+
+def test_a_rate_is_steady_once_two_windows_that_share_nothing_agree() -> None:
+    assert 0.55 <= _when_steady(lambda at: 100 * MB).index(True) * STEP_SECONDS <= 0.75
+    changed = _when_steady(lambda at: 100 * MB if at < 1 else 30 * MB)
+    assert 1.75 <= changed.index(True, 30) * STEP_SECONDS <= 1.95, "its rate is the most of two thirds of a second"
+
+
+@pytest.mark.parametrize("rate", [lambda at: MB * 2 ** (10 * at), lambda at: 0.0])
+def test_a_rate_that_still_grows_is_not_steady_and_neither_is_none(rate: Callable[[float], float]) -> None:
+    assert not any(_when_steady(rate))
+
+
+def test_what_a_probe_has_shown_is_said_to_be_a_probes_until_transfers_confirm_it() -> None:
+    meter = LinkMeter()
+    meter.source = "probe"
+    *_, probed = _fed(meter, _samples(lambda at: 100 * MB, 1))
+    meter.source = "transfers"
+    samples = [IDLE._replace(at=2.0), IDLE._replace(at=3.0, least_bytes_per_second=90.0 * MB)]
+    healths = [probed, *_fed(meter, iter(samples))]
+    assert [its.rate_source for its in healths] == ["probe", "probe", "transfers"]
+    assert [its.achievable_bytes_per_second for its in healths] == pytest.approx([100 * MB] * 3)
+
+
+def test_what_is_forgotten_is_not_known() -> None:
+    meter = LinkMeter()
+    _fed(meter, _samples(lambda at: 100 * MB, 1))
+    meter.forget()
+    assert meter.health == LinkHealth()
+    assert _fed(meter, iter([IDLE._replace(at=2.0)])) == [LinkHealth()]

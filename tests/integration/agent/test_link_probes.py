@@ -1,0 +1,217 @@
+"""Probes at a real agent: bytes under a grant of their own go nowhere, and without one there are none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from prfaas import grants
+from prfaas.agent.link_probes import SentProbes
+from prfaas.agent.plan import encode_link_probe
+from prfaas.agent.protocol import Receive, Send, TransferFailed
+from prfaas.hashing import NO_HASH
+from prfaas.transport.sender import Link, LinkConfig, Outgoing, SendCompleted, SendEvent, SendFailed
+from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
+from tests.integration.agent.running import Agents, RunningAgent, chain_of
+from tests.waiting import PATIENCE_SECONDS, wait_until
+from tools.demo.client import get_json
+
+MIB = 1 << 20
+
+
+class Peer:
+    """Another agent's end of the wire."""
+
+    def __init__(self, agents: Agents, west: RunningAgent) -> None:
+        self._agents, self._west = agents, west
+        self.events: list[SendEvent] = []
+        self.link = Link(
+            west.wire,
+            config=LinkConfig(num_connections=2, reconnect_seconds=PATIENCE_SECONDS),
+            local_name="east",
+            peer_name="west",
+            key=grants.derive_key(agents.secret, "wire"),
+            on_event=self.events.append,
+        )
+
+    def grant(self, transfer_id: TransferId, **changes: Any) -> bytes:
+        fields: dict[str, Any] = {
+            "transfer_id": transfer_id,
+            "source": AgentName("east"),
+            "destination": AgentName("west"),
+            "destination_address": self._west.wire,
+            "prompt_hash": NO_HASH,
+            "num_tokens": 0,
+            "max_bytes": 4 * MIB,
+            "tenant": "",
+            "expires_at": time.time() + 600.0,
+        }
+        return grants.sign(grants.Grant(**fields | changes), grants.derive_key(self._agents.secret, "grant"))
+
+    def probe(self, transfer_id: TransferId, token: bytes, *, num_objects: int = 4) -> SendEvent:
+        """How a probe ends."""
+        body = encode_link_probe(token)
+        memory = memoryview(bytes(MIB))
+        self.link.open(Outgoing(transfer_id, body, [MIB] * num_objects, lambda index: memory[:], 0, 10.0))
+        self.link.ready(transfer_id, first_object=0, num_objects=num_objects, offset_bytes=0, length_bytes=MIB)
+        wait_until(lambda: self._ends(transfer_id), what="its end")
+        return self._ends(transfer_id)[0]
+
+    def _ends(self, transfer_id: TransferId) -> list[SendEvent]:
+        ended = (its for its in self.events if isinstance(its, SendCompleted | SendFailed))
+        return [its for its in ended if its.transfer_id == transfer_id]
+
+
+class Sender:
+    """What an agent makes of a manager's commands."""
+
+    def __init__(self, agents: Agents, west: RunningAgent, *, max_bytes: int = 4 * MIB, num_transfers: int = 0) -> None:
+        """`num_transfers`: that the agent has under way besides."""
+        self.peer = Peer(agents, west)
+        self.reports: list[CopyEnd] = []
+        self.probes = SentProbes(
+            name=AgentName("east"),
+            grant_key=grants.derive_key(agents.secret, "grant"),
+            max_bytes=max_bytes,
+            link_to=lambda address, name: self.peer.link,
+            states=lambda: [replace(its := self.peer.link.snapshot(), num_transfers=its.num_transfers + num_transfers)],
+            report=self.reports.append,
+        )
+        self._num_told = 0
+
+    def command(self, **changes: Any) -> ProbeCommand:
+        transfer_id = TransferId(os.urandom(16))
+        return ProbeCommand(transfer_id, self.peer.grant(transfer_id, **changes))
+
+    def outcome(self, command: ProbeCommand) -> CopyEnd:
+        """How a command ends."""
+        num_before = len(self.reports)
+        self.probes.take(command)
+        wait_until(lambda: self._goes_on() and len(self.reports) > num_before, what="its report")
+        wait_until(lambda: self._goes_on() and self.probes._under_way is None, what="its memory")
+        assert len(self.reports) == num_before + 1 and self.reports[-1].transfer_id == command.transfer_id
+        return self.reports[-1]
+
+    def _goes_on(self) -> bool:
+        events = self.peer.events[self._num_told :]
+        self._num_told += len(events)
+        for event in events:
+            self.probes.on_event(event)
+        self.probes.expire(time.monotonic())
+        return True
+
+
+@contextmanager
+def _sender(agents: Agents, **settings: Any) -> Iterator[Sender]:
+    made = Sender(agents, agents.start("west"), **settings)
+    yield made
+    made.peer.link.close()
+
+
+@contextmanager
+def _peer(agents: Agents, **settings: str) -> Iterator[tuple[Peer, RunningAgent]]:
+    west = agents.start("west", **settings)
+    peer = Peer(agents, west)
+    yield peer, west
+    peer.link.close()
+
+
+def _refused(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_agent_grants_refused_total", {"reason": reason}) or 0.0
+
+
+def test_what_a_grant_allows_is_taken_and_kept_nowhere(agents: Agents) -> None:
+    with _peer(agents) as (peer, west):
+        transfer_id = TransferId(os.urandom(16))
+        end = peer.probe(transfer_id, peer.grant(transfer_id))
+        assert isinstance(end, SendCompleted) and end.stats.wire_bytes >= 4 * MIB
+        status = get_json(f"http://{west.status}/status")
+        assert (status["receiving"], status["pool"]["transfer"], status["pool"]["prefix"]) == (0, 0, 0)
+        again = TransferId(os.urandom(16))
+        before = _refused("too_soon")
+        end = peer.probe(again, peer.grant(again))
+        assert isinstance(end, SendFailed) and end.reason == "grant_refused"
+        assert _refused("too_soon") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes", "settings"),
+    [
+        ("not_theirs", {"source": AgentName("south")}, {}),
+        ("other_use", {"num_tokens": 100}, {}),
+        ("too_large", {"max_bytes": MIB}, {}),
+        ("too_large", {}, {"link-probe-bytes": "1MiB"}),
+        ("too_large", {}, {"link-probe-bytes": "0"}),
+    ],
+)
+def test_a_probe_whose_grant_does_not_fit_is_refused_and_counted(
+    agents: Agents, reason: str, changes: dict[str, Any], settings: dict[str, str]
+) -> None:
+    with _peer(agents, **settings) as (peer, _):
+        transfer_id, before = TransferId(os.urandom(16)), _refused(reason)
+        end = peer.probe(transfer_id, peer.grant(transfer_id, **changes))
+        assert isinstance(end, SendFailed) and end.reason == "grant_refused"
+        assert _refused(reason) == before + 1
+        assert peer.link.snapshot().acknowledged_bytes == 0
+
+
+@pytest.mark.parametrize(("reason", "token"), [("malformed", b""), ("forged", bytes(100))])
+def test_a_probe_without_a_grant_is_refused_and_counted(agents: Agents, reason: str, token: bytes) -> None:
+    with _peer(agents) as (peer, _):
+        before = _refused(reason)
+        end = peer.probe(TransferId(os.urandom(16)), token)
+        assert isinstance(end, SendFailed) and end.reason == "grant_refused"
+        assert _refused(reason) == before + 1
+        assert peer.link.snapshot().acknowledged_bytes == 0
+
+
+def test_a_probe_s_grant_moves_no_block(agents: Agents) -> None:
+    """Nor does an engine get slots for it."""
+    west = agents.start("west")
+    engine, chain = agents.engine(west, "e"), chain_of()
+    transfer_id, token = agents.grant("west", west, chain, num_tokens=0)
+    for message in (Send(transfer_id, token, ()), Receive(transfer_id, token, chain.at(chain.num_tokens), ())):
+        engine.scheduler.post(message)
+        failed = engine.wait(TransferFailed)
+        assert isinstance(failed, TransferFailed) and failed.reason == "grant_refused"
+
+
+def test_a_command_is_carried_out_once_and_answered_each_time(agents: Agents) -> None:
+    with _sender(agents) as sender:
+        command = sender.command()
+        end = sender.outcome(command)
+        assert end.outcome == "completed" and end.moved_bytes <= 4 * MIB
+        moved = sender.peer.link.snapshot().acknowledged_bytes
+        assert sender.outcome(command) == end
+        assert sender.peer.link.snapshot().acknowledged_bytes == moved
+        too_soon = sender.outcome(sender.command())
+        assert too_soon.outcome == "cancelled" and "was probed within" in too_soon.message
+
+
+@pytest.mark.parametrize("changes", [{"source": AgentName("south")}, {"num_tokens": 100}, {"expires_at": 1.0}])
+def test_a_command_whose_grant_does_not_fit_sends_nothing(agents: Agents, changes: dict[str, Any]) -> None:
+    with _sender(agents) as sender:
+        assert sender.outcome(sender.command(**changes)).outcome == "grant_refused"
+        forged = ProbeCommand(TransferId(os.urandom(16)), bytes(100))
+        assert sender.outcome(forged).outcome == "grant_refused"
+        assert sender.peer.link.snapshot().num_connections == 0
+
+
+def test_nothing_is_probed_beside_a_transfer(agents: Agents) -> None:
+    with _sender(agents, num_transfers=1) as sender:
+        end = sender.outcome(sender.command())
+        assert end.outcome == "cancelled" and "sending" in end.message
+        assert sender.peer.link.snapshot().num_connections == 0
+
+
+def test_nothing_is_probed_where_that_is_turned_off(agents: Agents) -> None:
+    with _sender(agents, max_bytes=0) as sender:
+        assert sender.outcome(sender.command()).outcome == "cancelled"
+        assert sender.peer.link.snapshot().num_connections == 0

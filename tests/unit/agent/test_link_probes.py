@@ -1,0 +1,112 @@
+"""Which probes an agent takes: those with a grant of their own, of so many bytes, and none too soon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from prfaas import grants
+from prfaas.agent.link_probes import DEADLINE_SECONDS, PAUSE_SECONDS, TakenProbes
+from prfaas.agent.plan import encode_link_probe
+from prfaas.errors import GrantError, RemoteProtocolError
+from prfaas.grants import Grant
+from prfaas.hashing import NO_HASH
+from prfaas.transport.receiver import Accepted, OpenRequest
+from prfaas.types import AgentName, TransferId
+
+KEY = b"g" * 32
+MIB = 1 << 20
+PROBE = TransferId(bytes(range(16)))
+GRANT = Grant(
+    PROBE,
+    source=AgentName("east"),
+    destination=AgentName("west"),
+    destination_address="west:1",
+    prompt_hash=NO_HASH,
+    num_tokens=0,
+    max_bytes=8 * MIB,
+    tenant="",
+    expires_at=time.time() + 3600.0,
+)
+
+
+class Site:
+    """The agent west, whose clock the test moves."""
+
+    def __init__(self, *, max_bytes: int = 4 * MIB) -> None:
+        self.now = 0.0
+        self.probes = TakenProbes(name=AgentName("west"), grant_key=KEY, max_bytes=max_bytes, clock=lambda: self.now)
+
+    def open(
+        self,
+        grant: Grant = GRANT,
+        *,
+        peer: str = "east",
+        sizes: Sequence[int] = (MIB,) * 4,
+        seconds: float = DEADLINE_SECONDS,
+        key: bytes = KEY,
+        transfer_id: bytes = b"",
+    ) -> Accepted:
+        body = encode_link_probe(grants.sign(grant, key))
+        request = OpenRequest(transfer_id or grant.transfer_id, peer, body, sizes, seconds)
+        return self.probes.accept(request)
+
+    def refuses(self, reason: str, grant: Grant = GRANT, **changes: object) -> None:
+        with pytest.raises(GrantError) as raised:
+            self.open(grant, **changes)  # type: ignore[arg-type]
+        assert raised.value.reason == reason
+
+
+def test_a_probe_with_a_grant_is_taken_and_goes_nowhere() -> None:
+    site = Site()
+    accepted = site.open()
+    assert accepted.destination is None and not accepted.held
+    assert PROBE in site.probes
+
+
+@pytest.mark.parametrize(
+    ("reason", "grant"),
+    [
+        ("not_ours", replace(GRANT, destination=AgentName("south"))),
+        ("not_theirs", replace(GRANT, source=AgentName("south"))),
+        ("other_use", replace(GRANT, num_tokens=100)),
+        ("expired", replace(GRANT, expires_at=1.0)),
+        ("too_large", replace(GRANT, max_bytes=4 * MIB - 1)),
+    ],
+)
+def test_a_grant_that_does_not_fit_is_refused_by_reason(reason: str, grant: Grant) -> None:
+    site = Site()
+    site.refuses(reason, grant)
+    assert site.open(), "which does not use the peer's time up"
+
+
+def test_nobody_brings_more_than_this_agent_takes_nor_for_longer() -> None:
+    site = Site()
+    site.refuses("too_large", sizes=(MIB,) * 4 + (1,))
+    site.refuses("too_long", seconds=DEADLINE_SECONDS + 1)
+    site.refuses("forged", key=b"x" * 32)
+    site.refuses("not_ours", transfer_id=bytes(16))
+    Site(max_bytes=0).refuses("too_large", sizes=(1,))
+
+
+def test_a_peer_s_next_probe_comes_no_sooner_whatever_it_is_granted() -> None:
+    site = Site()
+    site.open()
+    later = replace(GRANT, transfer_id=TransferId(bytes(16)))
+    site.now = PAUSE_SECONDS - 1
+    site.refuses("too_soon")
+    site.refuses("too_soon", later)
+    assert site.open(replace(later, source=AgentName("south")), peer="south"), "another's may"
+    site.now = PAUSE_SECONDS
+    assert site.open(later)
+
+
+@pytest.mark.parametrize("body", [["link_probe"], ["link_probe", 3], ["link_probe", b"", b""], ["link_probe", None]])
+def test_a_body_of_another_form_is_no_probe(body: list[object]) -> None:
+    request = OpenRequest(PROBE, "east", msgpack.packb(body), (MIB,), 1.0)
+    with pytest.raises(RemoteProtocolError):
+        Site().probes.accept(request)

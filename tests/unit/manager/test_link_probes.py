@@ -1,0 +1,135 @@
+"""Which links a manager has probed, when, and what it lets its agents send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prfaas import grants
+from prfaas.index.membership import LinkFigures, Node
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.link_probes import GRACE_SECONDS, PROBE_SECONDS, LinkProbes
+from prfaas.manager.paths import Paths
+from prfaas.manager.world import World
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, ClusterKind, ClusterName, CopyEnd, ProbeCommand
+
+SECRET = b"s" * 32
+CONFIG = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), link_probe_bytes=5 << 20, link_probe_seconds=100.0)
+LINK = LinkFigures(AgentName("d1"), 0.0, 10e6, 0.05, 0.05, 0, 0.0, num_connections=4)
+WALL_CLOCK = 1e9
+
+
+def _node(name: str, cluster: str, kind: ClusterKind, *, takes_probes: bool = True) -> Node:
+    return Node(AgentName(name), ClusterName(cluster), kind, f"{name}:1", 1, takes_probes=takes_probes)
+
+
+class Site:
+    """Two PrfaaS nodes and a PD node, whose clock the test moves."""
+
+    def __init__(self, config: ManagerConfig = CONFIG, *, writes: bool = True) -> None:
+        self.now = 0.0
+        self.world = World(expiry_seconds=1e6, clock=lambda: self.now)
+        self.paths = Paths(self.world, clock=lambda: self.now)
+        self.probes = LinkProbes(
+            config,
+            world=self.world,
+            paths=self.paths,
+            secret=SECRET,
+            writes=lambda cluster: writes,
+            clock=lambda: self.now,
+            wall_clock=lambda: WALL_CLOCK,
+        )
+        for node in (_node("p1", "east", "prfaas"), _node("p2", "east", "prfaas"), _node("d1", "west", "pd")):
+            self.world.register(node)
+
+    def step(self, seconds: float = 0.0) -> dict[str, list[ProbeCommand]]:
+        """What each node is to do so much later."""
+        self.now += seconds
+        self.paths.step()
+        self.probes.step()
+        names = sorted(member.node.name for member in self.world.live())
+        return {name: its for name in names if (its := self.probes.commands_of(AgentName(name)))}
+
+    def end(self, name: str, command: ProbeCommand) -> None:
+        self.probes.report(AgentName(name), CopyEnd(command.transfer_id, "completed"))
+
+    def report(self, name: str, *links: LinkFigures) -> None:
+        self.world.hear(AgentName(name), epoch=1, links=([pb.LinkFigures(**vars(link)) for link in links], []))
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def test_a_path_that_nobody_knows_is_probed_once_and_later_from_another_node(site: Site) -> None:
+    (command,) = site.step()["p1"]
+    assert site.step() == {"p1": [command]}, "until its agent has answered"
+    site.end("p1", command)
+    assert site.step(99.0) == {}
+    assert list(site.step(1.0)) == ["p2"]
+
+
+def test_its_grant_is_of_no_tokens_and_bounded_in_bytes_and_time(site: Site) -> None:
+    (command,) = site.step()["p1"]
+    grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), now=WALL_CLOCK)
+    assert (grant.transfer_id, grant.source, grant.destination) == (command.transfer_id, "p1", "d1")
+    assert (grant.destination_address, grant.num_tokens, grant.max_bytes) == ("d1:1", 0, 5 << 20)
+    assert grant.expires_at == WALL_CLOCK + PROBE_SECONDS
+
+
+def test_what_is_known_or_was_lately_is_not_probed(site: Site) -> None:
+    site.report("p1", LINK)
+    assert site.step() == {}
+    site.report("p1", replace(LINK, capacity_bytes_per_second=0.0))
+    assert site.step(99.0) == {}
+    assert list(site.step(1.0)) == ["p1"]
+
+
+def test_a_path_that_is_down_is_not_probed(site: Site) -> None:
+    site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, is_down=True))
+    assert site.step() == {}
+
+
+def test_each_cluster_has_one_probe_at_a_time(site: Site) -> None:
+    site.world.register(_node("d2", "north", "pd"))
+    site.world.register(_node("p3", "south", "prfaas"))
+    begun = site.step()
+    assert sorted(begun) == ["p1", "p3"], "to north from east, to west from south"
+    for name, (command,) in begun.items():
+        site.end(name, command)
+    assert sum(map(len, site.step().values())) == 2, "the other two"
+
+
+def test_an_agent_that_does_not_answer_has_had_its_probe(site: Site) -> None:
+    site.step()
+    assert site.step(PROBE_SECONDS + GRACE_SECONDS) == {}
+
+
+def test_only_the_node_that_sends_ends_a_probe(site: Site) -> None:
+    (command,) = site.step()["p1"]
+    site.end("d1", command)
+    assert site.step() == {"p1": [command]}
+
+
+@pytest.mark.parametrize("kinds", [("pd", "pd"), ("prfaas", "prfaas")])
+def test_links_that_no_plan_counts_with_are_not_probed(kinds: tuple[ClusterKind, ClusterKind]) -> None:
+    site = Site()
+    for name in ("p1", "p2", "d1"):
+        site.world.forget(AgentName(name))
+    site.world.register(_node("a", "east", kinds[0]))
+    site.world.register(_node("b", "west", kinds[1]))
+    assert site.step() == {}
+
+
+def test_agents_that_know_of_no_probes_are_left_alone(site: Site) -> None:
+    site.world.register(_node("d1", "west", "pd", takes_probes=False))
+    assert site.step() == {}
+
+
+def test_nothing_is_probed_where_that_is_turned_off_or_somebody_elses() -> None:
+    assert Site(replace(CONFIG, link_probe_bytes=0)).step() == {}
+    assert Site(writes=False).step() == {}
