@@ -16,7 +16,14 @@ from tools.demo.client import get_json, prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(1500)]  # two starts
 # Dense and with windows; with states that are cut by head and channel; in both directions.
-UNLIKE = [("llama", 2, 1), ("llama", 1, 2), ("gemma3", 2, 1), ("gemma3", 1, 2), ("granite4h", 2, 1), ("granite4h", 1, 2)]
+UNLIKE = [
+    ("llama", 2, 1),
+    ("llama", 1, 2),
+    ("gemma3", 2, 1),
+    ("gemma3", 1, 2),
+    ("granite4h", 2, 1),
+    ("granite4h", 1, 2),
+]
 
 
 @pytest.fixture(scope="module", params=UNLIKE, ids=lambda its: f"{its[0]}, {its[1]} to {its[2]}")
