@@ -60,6 +60,8 @@ def _why(error: Exception, url: str) -> str:
         return f"{cause}; it answers in plain text, as on loopback and with insecure_plaintext: write http://"
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"{cause}; this side refuses its certificate: tls_authority must have signed it, for this host"
+    if url.startswith("http:") and _has_hung_up(cause):
+        return f"{cause}; it may ask for TLS: write https:// and set tls_authority, tls_certificate and tls_key"
     if _is_refusal(error, url):
         return f"{cause}; most likely it refuses the certificate: expired, revoked, of another authority, or none"
     return str(getattr(error, "reason", error))
@@ -67,9 +69,12 @@ def _why(error: Exception, url: str) -> str:
 
 def _is_refusal(error: Exception, url: str) -> bool:
     cause = _cause(error)
-    hung_up = isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)  # RemoteDisconnected too
     is_alert = isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or "")
-    return url.startswith("https:") and (hung_up or is_alert)
+    return url.startswith("https:") and (_has_hung_up(cause) or is_alert)
+
+
+def _has_hung_up(cause: Exception) -> bool:
+    return isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)  # RemoteDisconnected too
 
 
 def _cause(error: Exception) -> Exception:

@@ -318,4 +318,5 @@ class Receiver:
 def source_of(address: str) -> str:
     """Who is behind an address, as far as that tells: of IPv6 whoever has one has its whole /64, but on the link itself."""
     found = ipaddress.ip_address(address)
-    return address if found.version == 4 or found.is_link_local else str(ipaddress.ip_network((int(found), 64), strict=False))
+    stands_for_itself = found.version == 4 or found.is_link_local
+    return address if stands_for_itself else str(ipaddress.ip_network((int(found), 64), strict=False))
