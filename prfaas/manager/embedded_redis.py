@@ -6,11 +6,13 @@ It listens on a Unix socket alone, keeps an append-only file, is started again w
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from prfaas import logs
@@ -29,6 +31,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 _START_SECONDS = 10.0  # without a word; while it loads its file it says so
 _STOP_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0  # that a killed manager's server has to end
 _RESTART_SECONDS = 0.2
 
 log = logs.get("manager.redis")
@@ -61,6 +64,7 @@ class EmbeddedRedis:
         self.directory = directory or Path(self._temporary.name if self._temporary else "")
         self._socket = self.directory / REDIS_SOCKET
         self.url = f"unix://{self._socket}"
+        self._lock: int | None = None  # a descriptor, which the server has too
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -73,7 +77,7 @@ class EmbeddedRedis:
 
         Raises:
             MissingExtraError: there is no redis-server.
-            ConfigError: its directory cannot be made, or it ends at once.
+            ConfigError: its directory cannot be made, another manager's server uses it, or ours ends at once.
             TimeoutError: it does not answer.
         """
         try:
@@ -83,10 +87,24 @@ class EmbeddedRedis:
             raise ConfigError(str(error)) from error
         except OSError as error:
             raise ConfigError(f"redis_directory: {self.directory} cannot be made: {error.strerror}") from error
+        await self._take_directory()
         await self._launch()
         if self._process is not None and self._process.returncode is not None:
             raise ConfigError(f"redis-server ended at once; see {self.directory}/redis.log")
         self._supervisor = asyncio.create_task(self._supervise(), name="embedded redis")
+
+    async def _take_directory(self) -> None:
+        """Two servers would write one file. That of a manager which was killed ends soon."""
+        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        ends_at = time.monotonic() + _LEAVE_SECONDS
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > ends_at:
+                    text = f"redis_directory: another manager's Redis runs in {self.directory}; name another directory"
+                    raise ConfigError(text) from error
+            await asyncio.sleep(_RESTART_SECONDS)
 
     async def _launch(self) -> None:
         self._socket.unlink(missing_ok=True)
@@ -103,7 +121,9 @@ class EmbeddedRedis:
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments
+            sys.executable,
+            *("-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments),
+            pass_fds=() if self._lock is None else (self._lock,),
         )
         await _until_ready(self._process, self._socket)
 
@@ -130,6 +150,9 @@ class EmbeddedRedis:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._temporary is not None:
             self._temporary.cleanup()
 

@@ -61,3 +61,18 @@ async def test_a_directory_that_cannot_be_made_is_said_by_its_setting(tmp_path: 
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be made: Not a directory"):
         await EmbeddedRedis(tmp_path / "file/redis").start()
+
+
+async def test_a_directory_in_which_another_managers_server_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prfaas.manager.embedded_redis._LEAVE_SECONDS", 0.0)
+    first, second = EmbeddedRedis(tmp_path), EmbeddedRedis(tmp_path)
+    await first.start()
+    with pytest.raises(ConfigError, match=f"redis_directory: another manager's Redis runs in {tmp_path}"):
+        await second.start()
+    await second.close()
+    store = RedisStore(first.url)
+    await store.check()
+    await store.close()
+    await first.close()
