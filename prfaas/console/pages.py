@@ -48,7 +48,10 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
         with error:
             if error.code == http.HTTPStatus.NOT_FOUND:
                 return None
-            raise PageUnreachable(f"{url}: HTTP status {error.code}") from error
+            why = (
+                "; it asks for an operator's key: router_key_file" if error.code == http.HTTPStatus.UNAUTHORIZED else ""
+            )
+            raise PageUnreachable(f"{url}: HTTP status {error.code}{why}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise PageUnreachable(f"{url}: {_why(error, url)}", is_refusal=_is_refusal(error, url)) from error
 
@@ -62,6 +65,8 @@ def _why(error: Exception, url: str) -> str:
         return f"{cause}; this side refuses its certificate: tls_authority must have signed it, for this host"
     if url.startswith("http:") and _has_hung_up(cause):
         return f"{cause}; it may ask for TLS: write https:// and set tls_authority, tls_certificate and tls_key"
+    if isinstance(cause, http.client.BadStatusLine) and not _has_hung_up(cause):
+        return "it answers, but not as a page does: pages are at http_listen or status_listen, not at listen"
     if _is_refusal(error, url):
         return f"{cause}; most likely it refuses the certificate: expired, revoked, of another authority, or none"
     return str(getattr(error, "reason", error))

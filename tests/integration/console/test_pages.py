@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -35,3 +36,18 @@ def encrypted(tmp_path: Path) -> Iterator[str]:
 def test_a_page_asked_for_in_plain_text_of_a_server_that_hangs_up_may_want_tls(encrypted: str) -> None:
     with pytest.raises(PageUnreachable, match="it may ask for TLS: write https://"):
         read_json(f"http://{encrypted}/state", timeout_seconds=PATIENCE_SECONDS)
+
+
+def test_a_port_that_serves_no_pages_is_named_without_what_it_says() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(b"\x00\x00\x06\x04\x00\x1b[31m\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(PageUnreachable, match=r"pages are at http_listen or status_listen, not at listen$"):
+            read_json(f"http://127.0.0.1:{server.getsockname()[1]}/state", timeout_seconds=PATIENCE_SECONDS)
+        answering.join()
