@@ -108,10 +108,11 @@ def _drain(call: Call) -> Answer:
     seconds = units.parse_seconds(call.arguments.within)
     with told(call.arguments.node, lambda: call.page("/state"), seconds=seconds):
         moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
-    left = (str(moved["num_requests_left"]), str(moved["num_engines_unknown"]))
-    counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *left)
+    left = (moved["num_requests_left"], moved["num_engines_unknown"])
+    counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *map(str, left))
     columns = ("node", "prefixes moved", "bytes moved", "requests that still run", "engines that say nothing")
-    return Answer(moved, [tables.Table("Drained", columns, ((moved["node"], *counts),))])
+    title = "Drains, and is not known to be empty" if any(left) else "Drained"
+    return Answer(moved, [tables.Table(title, columns, ((moved["node"], *counts),))], status=1 if any(left) else 0)
 
 
 def _undrain(call: Call) -> Answer:

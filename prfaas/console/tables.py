@@ -13,12 +13,14 @@ _BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, the columns' names, and rows of texts; `moods` has one word per row where rows differ in weight."""
+    """A heading, the columns' names, and rows of texts; `moods` has one word per row where rows differ in weight, `notes` are
+    lines below."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     moods: tuple[Mood, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def status_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
@@ -60,22 +62,28 @@ def _clusters(state: Mapping[str, Any]) -> Table:
 
 def _instances(state: Mapping[str, Any]) -> Table:
     loads = {load["instance"]: load for node in nodes_of(state) for load in node.get("engines", [])}
+    resting = frozenset(state.get("resting_instances", ()))
     rows = tuple(
-        _instance_row(node["node"], engine, loads.get(engine["instance"], {}))
+        _instance_row(node["node"], engine, loads.get(engine["instance"], {}), rests=engine["instance"] in resting)
         for node in nodes_of(state)
         for engine in node["node"].get("engines", [])
     )
+    moods = tuple[Mood, ...]("warning" if row[0] in resting else "plain" for row in rows)
     columns = ("instance", "node", "cluster", "role", "model", "running", "waiting", "KV in use")
-    return Table("Instances", columns, rows)
+    return Table("Instances", columns, rows, moods)
 
 
-def _instance_row(node: Mapping[str, Any], engine: Mapping[str, Any], load: Mapping[str, Any]) -> tuple[str, ...]:
+def _instance_row(
+    node: Mapping[str, Any], engine: Mapping[str, Any], load: Mapping[str, Any], *, rests: bool
+) -> tuple[str, ...]:
+    """`rests`: it gets nothing new, since it changes its role or its node leaves."""
     counts = (
         str(load.get("num_running", 0)),
         str(load.get("num_waiting", 0)),
         percent(load.get("kv_usage_ratio", 0.0)),
     )
-    return (engine["instance"], node["name"], node["cluster"], engine["role"], engine["model"], *counts)
+    role = engine["role"] + (", drains" if rests else "")
+    return (engine["instance"], node["name"], node["cluster"], role, engine["model"], *counts)
 
 
 def link_table(state: Mapping[str, Any]) -> Table:

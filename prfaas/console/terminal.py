@@ -49,6 +49,8 @@ def show_table(table: Table) -> None:
     for index, row in enumerate(table.rows):
         shown.add_row(*row, style=_STYLES[table.moods[index]] if table.moods else "")
     console.print(shown)
+    for note in table.notes:
+        console.print(note, soft_wrap=True)
 
 
 def _fits_without_lines_alone(table: Table, width: int) -> bool:
@@ -66,4 +68,4 @@ def plain_text(table: Table) -> str:
     lines = [table.columns, *table.rows]
     widths = _widths(table)
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([table.title, *text, "", ""])
+    return "\n".join([table.title, *text, *table.notes, "", ""])

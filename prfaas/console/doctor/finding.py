@@ -75,9 +75,10 @@ def warning(subject: Subject, where: str, message: str, *, remedy: str) -> Findi
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """Worst first."""
+    """Worst first; what to do stands below, in lines that can be copied."""
     order = ("bad", "warning", "good")
     ranked = sorted(findings, key=lambda its: order.index(its.outcome))
-    rows = tuple((its.outcome, its.subject.replace("_", " "), its.where, its.message, its.remedy) for its in ranked)
+    rows = tuple((its.outcome, its.subject.replace("_", " "), its.where, its.message) for its in ranked)
     moods: tuple[Mood, ...] = tuple(its.outcome for its in ranked)
-    return Table("Doctor", ("", "what", "where", "finding", "remedy"), rows, moods)
+    remedies = (f"{row[1]}: {its.remedy}" for row, its in zip(rows, ranked, strict=True) if its.remedy)
+    return Table("Doctor", ("", "what", "where", "finding"), rows, moods, notes=tuple(dict.fromkeys(remedies)))

@@ -76,6 +76,9 @@ async def test_links_shows_what_agents_report_of_their_links(site: Site) -> None
     await until(lambda: any(its.figures.links for its in site.manager.world.live()), what="a reported link")
     ran = await prfaas(site, "links")
     assert [(its["node"], its["peer"]) for its in ran.document] == [("a", "b")]
+    (reported,) = (link for its in site.manager.world.live() for link in its.figures.links)
+    (shown,) = ran.document
+    assert shown["num_connections"] == reported.num_connections > 0 and shown["rtt_seconds"] > 0
     assert "rtt" in (await prfaas(site, "links", terminal=True)).output
 
 
@@ -185,6 +188,16 @@ async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_n
         await until(lambda: "target=turning outcome=cut_off" in caplog.text, what="its end on record")
     roles = {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
     assert roles == {"turning/0": "both", "other/0": "both"} and not site.manager.world.draining
+
+
+async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
+    site: Site, deployment: Deployment
+) -> None:
+    silent = '[{instance: silent/0, url: "http://127.0.0.1:9", role: both, model: tiny}]'
+    await site.node("silent", "west", engines=silent)
+    ran = await prfaas(site, "drain", "silent", "--within=0s", secret=deployment.secret_file)
+    assert (ran.status, ran.document["num_engines_unknown"]) == (1, 1), ran.error
+    assert "both, drains" in (await prfaas(site, "status", terminal=True)).output
 
 
 async def test_drain_is_refused_with_another_secret(site: Site, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.console.doctor.finding import bad, findings_table
 from prfaas.console.tables import bit_rate, link_mood, link_table, percent, size, status_tables
 from prfaas.console.terminal import plain_text, show_table
 
@@ -66,3 +67,17 @@ def test_a_stale_index_and_what_runs_are_in_the_status() -> None:
 def test_a_plan_is_named_with_its_limit() -> None:
     summary = status_tables(STATE, {"plan": {"version": 7, "limit": "link"}})[0]
     assert ("plan", "version 7, limited by link") in summary.rows
+
+
+def test_what_to_do_stands_in_lines_that_a_narrow_terminal_does_not_break(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    remedy = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0 net.core.default_qdisc=fq"
+    show_table(findings_table([bad("slow_start", "", "connections start anew after each pause", remedy=remedy)]))
+    assert f"slow start: {remedy}" in capsys.readouterr().out.splitlines()
+
+
+def test_an_instance_that_gets_nothing_new_says_so_in_the_status() -> None:
+    *_, instances = status_tables(STATE | {"resting_instances": ["east-0/0"]}, {})
+    assert [row[3] for row in instances.rows] == ["prefill, drains"] and instances.moods == ("warning",)
