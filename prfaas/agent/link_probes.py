@@ -141,11 +141,11 @@ class SentProbes:
     def expire(self, now: float) -> None:
         """End a probe that has found something, has had its time, or is in the way; `now` is monotonic seconds."""
         probe = self._under_way
-        if probe is None or probe.has_ended or probe.accepted_at is None:
+        if probe is None or probe.has_ended:
             return
         if sum(its.num_transfers for its in self._states()) > 1:
             self._finish(probe, "cancelled", "transfers have begun")
-        elif probe.link.has_found or now - probe.accepted_at >= SENDING_SECONDS:
+        elif probe.accepted_at is not None and (probe.link.has_found or now - probe.accepted_at >= SENDING_SECONDS):
             self._finish(probe)
 
     def on_event(self, event: SendEvent) -> None:

@@ -48,6 +48,7 @@ class _Last:
     sent_bytes: int
     retransmitted_bytes: int
     at: float
+    is_probing: bool = False
 
 
 class Reporting:
@@ -156,14 +157,14 @@ class Reporting:
         sent = state.sent_bytes - last.sent_bytes
         retransmitted = state.retransmitted_bytes - last.retransmitted_bytes
         self._last[state.peer, state.address] = _Last(
-            state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now
+            state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now, state.is_probing
         )
-        counts = not state.is_probing  # what a probe does to a link is no congestion
+        counts = not (state.is_probing or last.is_probing)  # what a probe does to a link is no congestion
         return LinkFigures(
             peer=AgentName(state.peer),
             bytes_per_second=rate,
             capacity_bytes_per_second=state.achievable_bytes_per_second,
-            rtt_seconds=state.rtt_seconds,
+            rtt_seconds=state.rtt_seconds if counts else state.min_rtt_seconds,
             min_rtt_seconds=state.min_rtt_seconds,
             queued_bytes=state.queued_bytes + state.unacknowledged_bytes if counts else 0,
             retransmit_ratio=retransmitted / sent if sent > 0 and counts else 0.0,

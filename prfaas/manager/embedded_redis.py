@@ -83,10 +83,11 @@ class EmbeddedRedis:
         try:
             check_socket_path("redis_directory", self._socket)
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         except OSError as error:
-            raise ConfigError(f"redis_directory: {self.directory} cannot be made: {error.strerror}") from error
+            raise ConfigError(f"redis_directory: {self.directory} cannot be made or used: {error.strerror}") from error
         await self._take_directory()
         await self._launch()
         if self._process is not None and self._process.returncode is not None:
@@ -95,7 +96,7 @@ class EmbeddedRedis:
 
     async def _take_directory(self) -> None:
         """Two servers would write one file. That of a manager which was killed ends soon."""
-        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        assert self._lock is not None, "opened with the directory"
         ends_at = time.monotonic() + _LEAVE_SECONDS
         while True:
             try:

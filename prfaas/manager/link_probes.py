@@ -78,7 +78,7 @@ class LinkProbes:
         return (
             self._writes(pair[0])
             and busy.isdisjoint(pair)
-            and pair not in self._paths.down
+            and not self._paths.carried_bytes_per_second(*pair)
             and now - self._ordered_at.get(pair, float("-inf")) >= self._repeat_seconds
             and not self._paths.planned_bytes_per_second(*pair, within_seconds=self._repeat_seconds)
         )

@@ -186,6 +186,11 @@ class Paths:
             for (source, destination), its in sorted(self._watched.items())
         ]
 
+    def carried_bytes_per_second(self, source: ClusterName, destination: ClusterName) -> float:
+        """What a path carries at present."""
+        its = self._watched.get((source, destination))
+        return its.bytes_per_second if its else 0.0
+
     def planned_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
         """What a path was known to carry at most so lately; 0 when that was not known. Those unknown count like the others.
 

@@ -85,6 +85,8 @@ class LinkGauge:
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             self._num_searches += 1  # which one searches goes round
             infos[self._num_searches % len(infos)][0].search_rate()
+        if self.is_probing:
+            return
         rate, is_full = self._meter.health.achievable_bytes_per_second, outbox.queued_bytes > 0
         self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
 

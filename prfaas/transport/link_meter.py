@@ -81,11 +81,12 @@ class LinkMeter:
 
     @property
     def is_steady(self) -> bool:
-        """Whether two windows that share nothing carried about the same: a start, in which the rate still grows, is over."""
+        """Whether all windows, two of which share nothing, carried about the same: no start, whose rate grows, and no burst."""
         if not self._saturated_rates:
             return False
-        (first_at, first), (last_at, last) = self._saturated_rates[0], self._saturated_rates[-1]
-        return last_at - first_at >= WINDOW_SECONDS and 0 < first / STEADY_RATIO <= last <= first * STEADY_RATIO
+        rates = [rate for _, rate in self._saturated_rates]
+        seconds = self._saturated_rates[-1][0] - self._saturated_rates[0][0]
+        return seconds >= WINDOW_SECONDS and 0 < max(rates) <= STEADY_RATIO * min(rates)
 
     def forget(self) -> None:
         """What was found says nothing of the link."""
@@ -121,15 +122,16 @@ class LinkMeter:
     def _rate(self, sample: LinkSample) -> float:
         saturated, known = self._saturated_rate(sample), self._belief.at(sample.at)
         least, most = sample.least_bytes_per_second, sample.most_bytes_per_second
+        is_bound = most < math.inf and self.source == "transfers"  # the start of a probe is late on any link
         if saturated:
             rate = min(saturated, most)
-        elif most < math.inf:
+        elif is_bound:
             rate = max(min(known or most, most), least)
         elif known:
             rate = max(known, least)
         else:
             return 0.0
-        if saturated or most < math.inf or least >= CONFIRMED_RATIO * rate:
+        if saturated or is_bound or least >= CONFIRMED_RATIO * rate:
             self._belief = RateBelief(rate, sample.at, self.source)
         return rate
 

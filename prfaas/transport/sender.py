@@ -211,6 +211,8 @@ class Link:
         """What the probe has found; 0: nothing."""
         with self._changed:
             self._gauge.end_probe()
+            if self._outbox.num_transfers > 1:  # transfers have been opened meanwhile
+                self._gauge.opened()
             return self._gauge.health.achievable_bytes_per_second
 
     # Watching
@@ -389,6 +391,8 @@ class Link:
                 return frame
             line.reads = taken[0].transfer_id
             self._gauge.bounds.handed(taken[0].slab.num_bytes, now=now)
+            if self._gauge.is_probing:  # its bytes say nothing of what packing would bring
+                return Taken(*taken, None, is_trial=False)
             packing = self._gauge.packing
             return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
 

@@ -59,7 +59,7 @@ class Peer:
         """How a probe ends."""
         body = encode_link_probe(token)
         memory = memoryview(bytes(MIB))
-        self.link.open(Outgoing(transfer_id, body, [MIB] * num_objects, lambda index: memory[:], 0, 10.0))
+        self.link.open(Outgoing(transfer_id, body, [MIB] * num_objects, lambda index: memory[:], 0, PATIENCE_SECONDS))
         self.link.ready(transfer_id, first_object=0, num_objects=num_objects, offset_bytes=0, length_bytes=MIB)
         wait_until(lambda: self._ends(transfer_id), what="its end")
         return self._ends(transfer_id)[0]

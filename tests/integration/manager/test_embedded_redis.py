@@ -59,8 +59,14 @@ async def _until_it_answers(store: RedisStore) -> None:
 
 async def test_a_directory_that_cannot_be_made_is_said_by_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be made: Not a directory"):
+    with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be made or used: Not a directory"):
         await EmbeddedRedis(tmp_path / "file/redis").start()
+
+
+async def test_a_directory_that_cannot_be_used_is_said_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be made or used: Is a directory"):
+        await EmbeddedRedis(tmp_path).start()
 
 
 async def test_a_directory_in_which_another_managers_server_runs_is_refused(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.reporting import Reporting
 from prfaas.index.membership import LinkFigures
+from prfaas.transport.link_state import LinkState
 from prfaas.types import AgentName
 from tests.unit.agent.test_link_metrics import CHOKED
 
@@ -16,20 +18,23 @@ def _no_command(command: object) -> None:
     raise AssertionError(f"nobody commands {command}")
 
 
-async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
-    state = replace(CHOKED, queued_bytes=4, unacknowledged_bytes=3, is_down=False)
-    reporting = Reporting(
+def _reporting(links: Callable[[], list[LinkState]]) -> Reporting:
+    return Reporting(
         AgentConfig(name="west-0", secret_file=Path("secret"), cluster="west", managers=("127.0.0.1:1",)),
         b"s" * 32,
         epoch=1,
         wire_address="127.0.0.1:7400",
-        links=lambda: [state],
+        links=links,
         on_copy=_no_command,
         on_pool=_no_command,
         on_probe=_no_command,
         layouts_of=lambda instance: (),
     )
-    assert reporting.figures().links == (
+
+
+async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
+    state = replace(CHOKED, queued_bytes=4, unacknowledged_bytes=3, is_down=False)
+    assert _reporting(lambda: [state]).figures().links == (
         LinkFigures(
             AgentName("tokyo-1"),
             bytes_per_second=0.0,
@@ -44,3 +49,13 @@ async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
             limit="network",
         ),
     )
+
+
+async def test_what_a_probe_does_to_a_link_is_no_congestion_until_the_figures_after_the_one_that_it_ended_in() -> None:
+    states = [
+        replace(CHOKED, is_probing=its, queued_bytes=4, sent_bytes=100 * at)
+        for at, its in enumerate((True, False, False), start=1)
+    ]
+    reporting = _reporting(lambda: [states.pop(0)])
+    links = [reporting.figures().links[0] for _ in range(3)]
+    assert [(its.rtt_seconds, its.queued_bytes > 0) for its in links] == [(0.03, False), (0.03, False), (0.09, True)]

@@ -89,9 +89,18 @@ def test_what_is_known_or_was_lately_is_not_probed(site: Site) -> None:
     assert list(site.step(1.0)) == ["p1"]
 
 
-def test_a_path_that_is_down_is_not_probed(site: Site) -> None:
-    site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, is_down=True))
+def test_a_path_that_carries_something_is_not_probed(site: Site) -> None:
+    site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=1.0))
     assert site.step() == {}
+    site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=0.0))
+    assert list(site.step(1.0)) == ["p1"]
+
+
+def test_a_path_whose_links_are_all_down_is_probed_from_another_node(site: Site) -> None:
+    (command,) = site.step()["p1"]
+    site.end("p1", command)
+    site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=0.0, is_down=True))
+    assert list(site.step(300.0)) == ["p2"]
 
 
 def test_each_cluster_has_one_probe_at_a_time(site: Site) -> None:

@@ -171,6 +171,11 @@ def test_a_rate_is_steady_once_two_windows_that_share_nothing_agree() -> None:
     assert 1.75 <= changed.index(True, 30) * STEP_SECONDS <= 1.95, "its rate is the most of two thirds of a second"
 
 
+def test_a_burst_into_a_buffer_on_the_way_is_not_steady_while_it_counts() -> None:
+    found = _when_steady(lambda at: 300 * MB if 0.6 <= at < 0.8 else 100 * MB)
+    assert not any(found[round(0.9 / STEP_SECONDS) : round(1.3 / STEP_SECONDS)]) and found[-1]
+
+
 @pytest.mark.parametrize("rate", [lambda at: MB * 2 ** (10 * at), lambda at: 0.0])
 def test_a_rate_that_still_grows_is_not_steady_and_neither_is_none(rate: Callable[[float], float]) -> None:
     assert not any(_when_steady(rate))
@@ -193,3 +198,10 @@ def test_what_is_forgotten_is_not_known() -> None:
     meter.forget()
     assert meter.health == LinkHealth()
     assert _fed(meter, iter([IDLE._replace(at=2.0)])) == [LinkHealth()]
+
+
+def test_chunks_of_a_probes_start_that_are_late_say_nothing_of_the_link() -> None:
+    meter = LinkMeter()
+    meter.source = "probe"
+    late = [IDLE._replace(at=at, most_bytes_per_second=8.0 * MB) for at in (1.0, 1.1)]
+    assert {its.achievable_bytes_per_second for its in _fed(meter, iter(late))} == {0.0}
