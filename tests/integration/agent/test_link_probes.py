@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas import grants
-from prfaas.agent.link_probes import SentProbes
+from prfaas.agent.link_probes import DEADLINE_SECONDS, SentProbes
 from prfaas.agent.plan import encode_link_probe
 from prfaas.agent.protocol import Receive, Send, TransferFailed
 from prfaas.hashing import NO_HASH
@@ -59,7 +59,7 @@ class Peer:
         """How a probe ends."""
         body = encode_link_probe(token)
         memory = memoryview(bytes(MIB))
-        self.link.open(Outgoing(transfer_id, body, [MIB] * num_objects, lambda index: memory[:], 0, PATIENCE_SECONDS))
+        self.link.open(Outgoing(transfer_id, body, [MIB] * num_objects, lambda index: memory[:], 0, DEADLINE_SECONDS))
         self.link.ready(transfer_id, first_object=0, num_objects=num_objects, offset_bytes=0, length_bytes=MIB)
         wait_until(lambda: self._ends(transfer_id), what="its end")
         return self._ends(transfer_id)[0]
