@@ -121,10 +121,11 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        assert self._lock is not None, "taken with the directory"
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments),
-            pass_fds=() if self._lock is None else (self._lock,),
+            pass_fds=(self._lock,),
         )
         await _until_ready(self._process, self._socket)
 
