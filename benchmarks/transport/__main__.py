@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from benchmarks.transport.ours import Ends, Figures
 from prfaas.solve.catalog import find_model
 from prfaas.transport.connection_policy import connection_count
 from tools.missed_bars import figure_of, missed
-from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, obstacle
+from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, chosen, obstacle
 
 GIB, MIB = 1 << 30, 1 << 20
 COLD_IPERF = "iperf3 -n 64M -P 16 bbr, cold, of the link"
@@ -54,13 +55,19 @@ def main() -> int:
     if reason := obstacle():
         print(f"skipped: an emulated link {reason}")
         return 0
+    print("the link is carried by {} ({})".format(*chosen()))
     for name in os.environ.get("PROFILES", " ".join(PROFILES)).split():
         for part in os.environ.get("PARTS", " ".join(PARTS)).split():
             rows = PARTS[part](name)
             if not rows:
                 print(f"{part}: nothing to measure on {name}")
-            _keep([{"link": "alternating" if part == "health" else name, "part": part, **row} for row in rows])
+            where = {"link": "alternating" if part == "health" else name, "part": part, "measured_on": _today()}
+            _keep([{**where, **row} for row in rows])
     return _say_misses(json.loads(plot.RESULT.read_text()))
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def _say_misses(rows: Sequence[dict[str, Any]]) -> int:

@@ -16,7 +16,7 @@ def main() -> int:
     flags = parser.parse_args()
     with Wan(PROFILES[flags.profile]) as wan:
         far = wan.far(["sh", "-c", flags.far]) if flags.far else None
-        print(f"near end of {flags.profile}; the far end is {FAR}")
+        print(f"near end of {flags.profile}, by {wan.carrier} ({wan.why}); the far end is {FAR}")
         try:
             return wan.near(flags.command or [os.environ.get("SHELL", "sh")]).wait()
         finally:

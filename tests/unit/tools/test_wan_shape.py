@@ -1,10 +1,11 @@
-"""What an emulated link can carry."""
+"""What an emulated link can carry, and how the kernel's netem is told of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from tools.wan import PAYLOAD_RATIO, WanShape
+from tools.wan import PAYLOAD_RATIO, PROFILES, WanShape
+from tools.wan.netem import arguments
 
 SECOND = 1_000_000_000
 
@@ -26,3 +27,16 @@ def test_an_alternating_link_carries_what_its_phases_allow(began: float, ended: 
 
 def test_a_steady_link_carries_its_rate() -> None:
     assert WanShape(8e9, 0.04).payload_bytes_between(5, 5 + 3 * SECOND) == pytest.approx(3e9 * PAYLOAD_RATIO)
+
+
+def test_netem_is_told_half_the_round_trip_the_loss_the_rate_on_the_wire_and_a_queue_beside_what_is_under_way() -> None:
+    told = arguments(PROFILES["regional"], at_seconds=0.0)
+    assert told[:-1] == ["delay", "15000us", "loss", "0.01%", "rate", "5000000000bit", "24", "limit"]
+    assert int(told[-1]) == pytest.approx(5e9 / 8 * (0.030 + 0.015) / 1538, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("at_seconds", "rate"), [(0.5, "1000000000bit"), (2.5, "300000000bit"), (4.1, "1000000000bit")]
+)
+def test_netem_is_told_the_rate_of_the_phase(at_seconds: float, rate: str) -> None:
+    assert rate in arguments(PROFILES["bursty"], at_seconds=at_seconds)
