@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prfaas import logs
 from prfaas.errors import PrfaasError
 from prfaas.transport.connection import Connection
-from prfaas.transport.connection_policy import FIRST_CONNECTIONS, connection_count
+from prfaas.transport.connection_policy import FIRST_CONNECTIONS, Carried, ConnectionCount, connection_count
 
 _log = logs.get("transport")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
@@ -43,6 +43,7 @@ class Dialler:
         self._is_busy = is_busy
         self._peer_name = peer_name
         self._is_fixed = bool(num_connections)
+        self._congestion_control = ""
         self._last_used_at = time.monotonic()
         self._threads: list[threading.Thread] = []
 
@@ -57,12 +58,23 @@ class Dialler:
 
     def count_by(self, connection: Connection) -> None:
         """Decide from the link's first connection how many there should be."""
+        info = connection.tcp_info()
+        self._congestion_control = connection.congestion_control()
+        self._want(
+            connection_count(
+                rtt_seconds=info.min_rtt_seconds if info else 0.0, congestion_control=self._congestion_control
+            )
+        )
+
+    def count_anew(self, carried: Carried, *, rtt_seconds: float) -> None:
+        """Decide from what all that are wanted have carried; while one is missing nothing changes."""
+        if carried.num_connections == self.num_wanted:
+            control = self._congestion_control
+            self._want(connection_count(rtt_seconds=rtt_seconds, congestion_control=control, carried=carried))
+
+    def _want(self, wanted: ConnectionCount) -> None:
         if self._is_fixed:
             return
-        info = connection.tcp_info()
-        wanted = connection_count(
-            rtt_seconds=info.min_rtt_seconds if info else 0.0, congestion_control=connection.congestion_control()
-        )
         if wanted.count != self.num_wanted:
             _log.info("link.connections", peer=self._peer_name, count=wanted.count, reason=wanted.reason)
         self.num_wanted, self.keeps_warm = wanted.count, wanted.keeps_warm

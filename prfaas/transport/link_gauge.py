@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection
 from dataclasses import replace
 
+from prfaas.transport.connection_policy import Carried
+from prfaas.transport.connection_review import ConnectionReview
 from prfaas.transport.line import Line
 from prfaas.transport.link_meter import LinkHealth, LinkMeter, LinkSample
 from prfaas.transport.outbox import Outbox
@@ -25,7 +27,7 @@ class LinkGauge:
         self.min_rtt_seconds = 0.0  # at the last sample
         self._grown = Growth()  # over all connections
         self._connection_seconds, self._measured_at = 0.0, 0.0
-        self._meter, self._rate_search = LinkMeter(), RateSearch()
+        self._meter, self._rate_search, self._review = LinkMeter(), RateSearch(), ConnectionReview()
         self._num_searches = 0
         self.is_probing = False  # what waits is a probe's: what it finds is not said before it has ended
         self.has_found = False  # by a probe, what the link carries
@@ -72,8 +74,8 @@ class LinkGauge:
         """What is sent again at present."""
         return self._meter.lost_bytes_per_second
 
-    def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> None:
-        """Take a sample of every connection."""
+    def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> Carried | None:
+        """Take a sample of every connection; returns what they carry, where that is settled anew."""
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]
         for line, info in infos:
             self._count(line, info)
@@ -85,10 +87,12 @@ class LinkGauge:
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             self._num_searches += 1  # which one searches goes round
             infos[self._num_searches % len(infos)][0].search_rate()
+        carried = self._review.add(sample, num_connections=len(infos))
         if self.is_probing:
-            return
+            return carried
         rate, is_full = self._meter.health.achievable_bytes_per_second, outbox.queued_bytes > 0
         self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
+        return carried
 
     def _count(self, line: Line, info: TcpInfo) -> None:
         self._grown = Growth(*map(operator.add, self._grown, info.grown_since(line.seen)))

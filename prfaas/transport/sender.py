@@ -250,7 +250,10 @@ class Link:
 
     def _measure(self, now: float) -> None:
         with self._changed:
-            self._gauge.measure(now, self._lines, self._outbox)
+            carried = self._gauge.measure(now, self._lines, self._outbox)
+            if carried is not None and not self._config.awaits_peer:
+                self._dialler.count_anew(carried, rtt_seconds=self._gauge.min_rtt_seconds)
+                self._outbox.set_num_connections(self._dialler.num_wanted)
             self._tell_rate()
         if self._config.budgets:
             self._follow_budgets(now)

@@ -5,16 +5,32 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.transport.ours import Ends
-from tools.wan import PROFILES, Wan, obstacle
+from tools.wan import CARRIERS, PROFILES, Carrier, Wan, WanShape, obstacle
 
 MIB = 1 << 20
-pytestmark = [pytest.mark.root, pytest.mark.skipif(obstacle() is not None, reason=f"an emulated link {obstacle()}")]
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(params=[pytest.param(name, id=name) for name in CARRIERS])
+def carrier(request: pytest.FixtureRequest) -> Carrier:
+    name: Carrier = request.param
+    if reason := obstacle(name):
+        pytest.skip(f"a link by {name} {reason}")
+    return name
 
 
 @pytest.mark.parametrize(("profile", "num_connections"), [("metro", 2), ("continental", 8)])
-def test_every_byte_arrives_over_as_many_connections_as_the_round_trip_asks_for(
-    profile: str, num_connections: int
+def test_every_byte_arrives_no_faster_than_the_link_over_as_many_connections_as_the_round_trip_asks_for(
+    profile: str, num_connections: int, carrier: Carrier
 ) -> None:
-    with Wan(PROFILES[profile]) as wan, Ends(wan, pool_bytes=16 * MIB) as ends:
+    with Wan(PROFILES[profile], carrier=carrier) as wan, Ends(wan, pool_bytes=16 * MIB) as ends:
         ends.transfer(16 * MIB, num_layers=16)
-        assert ends.transfer(16 * MIB, num_layers=16).num_connections == num_connections
+        measured = ends.transfer(16 * MIB, num_layers=16)
+    assert measured.num_connections == num_connections
+    assert measured.seconds > 16 * MIB / wan.shape.payload_bytes_per_second
+
+
+def test_a_link_that_the_connections_cannot_fill_gets_more_of_them_while_it_sends(carrier: Carrier) -> None:
+    with Wan(WanShape(1e9, 0.5), carrier=carrier) as wan, Ends(wan, pool_bytes=256 * MIB) as ends:
+        counts = (ends.transfer(256 * MIB, num_layers=1).num_connections for _ in range(8))
+        assert any(count > 8 for count in counts)
