@@ -169,8 +169,8 @@ LINK_ACHIEVABLE = _gauge(
 )
 CONNECTOR_TRANSFERS = _counter(
     "prfaas_connector_transfers",
-    "Requests of this engine that asked for a transfer; direction is send or receive, outcome is completed or the reason "
-    "why the request went without it.",
+    "What this engine's requests sent and received, and what they took out of their node's pool (reuse), left there at their "
+    "end (store) or on the way (checkpoint); outcome is completed or the reason why they went without it.",
     ("direction", "outcome"),
 )
 CONNECTOR_COPIED_BYTES = _counter(

@@ -97,7 +97,7 @@ class TransferPlan:
     def root(self) -> BlockHash:
         """Hash of model and tenant, which an attention group states that begins with the prompt; else NO_HASH."""
         kinds = self.layouts[0].groups
-        firsts = (blocks for blocks in self.groups if kinds[blocks.group].kind != "linear_state" and blocks.num_blocks)
+        firsts = (blocks for blocks in self.groups if kinds[blocks.group].kind != "linear_state")
         return next((blocks.parent for blocks in firsts if not blocks.first_block), NO_HASH)
 
     @cached_property

@@ -24,7 +24,8 @@ from prfaas.colocate.cache import Cache
 from prfaas.colocate.front import Blocks
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.outcomes import Outcome, Tally
-from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
+from prfaas.connector.scheduled import Scheduled
+from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import EngineRequest, tenant_of

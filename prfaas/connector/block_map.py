@@ -7,8 +7,10 @@ linear group is one block: entry 0, or, where the engine keeps states at block b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.types import GroupBlocks, GroupKind
@@ -41,6 +43,13 @@ class EngineGroup:
         """Where the state after `num_tokens` stands in the block table."""
         return (num_tokens - 1) // self.block_tokens if self.kept_states else 0
 
+    @property
+    def num_checkpoint_blocks(self) -> int:
+        """How many blocks of this group a checkpoint holds at most."""
+        if self.kind == "sliding_window" and self.window_tokens is not None:
+            return -(-(self.window_tokens - 1) // self.block_tokens)
+        return int(self.kind == "linear_state")
+
     def blocks(self, chain: HashChain, index: int, num_tokens: int, *, exact_tail: bool) -> GroupBlocks:
         """What a transfer of the first `num_tokens` tokens says of this group; `exact_tail` names a partial last block too."""
         if self.kind == "linear_state":
@@ -67,6 +76,65 @@ class BlockMap:
     """All transferable groups of an engine, in the order of its layout."""
 
     groups: tuple[EngineGroup, ...]
+
+    @cached_property
+    def step_tokens(self) -> int:
+        """At multiples of this all groups' blocks end."""
+        return math.lcm(*(group.block_tokens for group in self.groups))
+
+    @cached_property
+    def checkpoint_spacing_tokens(self) -> int:
+        """The least distance between two checkpoints at which they take no more blocks than the full attention between them.
+
+        0 where there are none: full attention needs no checkpoints, and a state that the next step overwrites can be none.
+        """
+        if any(group.kind == "linear_state" and not group.kept_states for group in self.groups):
+            return 0
+        num_blocks = sum(group.num_checkpoint_blocks for group in self.groups)
+        full = (group for group in self.groups if group.kind == "full_attention")
+        per_step = sum(self.step_tokens // group.block_tokens for group in full)
+        return self.step_tokens * -(-num_blocks // max(1, per_step))
+
+    def boundary(self, before_tokens: int, computed_tokens: int) -> int | None:
+        """The block boundary whose state and windows stand in the block tables of a step over these tokens.
+
+        A step keeps one state, the one that it ends with; windows of any boundary that it passes.
+        """
+        boundary = computed_tokens // self.step_tokens * self.step_tokens
+        has_states = any(group.kind == "linear_state" for group in self.groups)
+        is_there = boundary == computed_tokens if has_states else boundary > before_tokens
+        return boundary if is_there and boundary else None
+
+    def checkpoint_groups(self, chain: HashChain, boundary: int) -> tuple[GroupBlocks, ...]:
+        """The block lists of a checkpoint: states and windows; full attention is left at the request's end."""
+        groups = (group.blocks(chain, index, boundary, exact_tail=False) for index, group in enumerate(self.groups))
+        kinds = (group.kind for group in self.groups)
+        return tuple(
+            replace(its, hashes=()) if kind == "full_attention" else its
+            for its, kind in zip(groups, kinds, strict=True)
+        )
+
+    def checkpoint(
+        self, tables: Sequence[Sequence[int]], boundary: int, states: Mapping[int, int]
+    ) -> tuple[BlockSpan, ...] | None:
+        """The blocks of a checkpoint, None where one is not there any more.
+
+        `states`: by linear group, where the engine keeps the states at `boundary`, when not at their place in `tables`.
+        """
+        spans = []
+        for index, group in enumerate(self.groups):
+            if group.kind == "full_attention":
+                continue
+            if group.kind == "linear_state":
+                entry, num_blocks = group.state_entry(boundary), 1
+                found = [states.get(index, NULL_BLOCK)] if states else list(tables[index][entry : entry + 1])
+            else:
+                first, end = group.first_block(boundary), boundary // group.block_tokens
+                found, num_blocks = list(tables[index][first:end]), end - first
+            if len(found) < num_blocks or NULL_BLOCK in found:
+                return None
+            spans.append(BlockSpan(index, 0, tuple(found)))
+        return tuple(spans)
 
     def transfer_groups(self, chain: HashChain, num_tokens: int) -> tuple[GroupBlocks, ...]:
         """The block lists of a transfer of `num_tokens` tokens; both ends compute the same ones.

@@ -67,6 +67,23 @@ def _engine_group(index: int, group: KVCacheGroupSpec) -> EngineGroup:
     return EngineGroup(kind, spec.block_size, window_tokens=getattr(spec, "sliding_window", None))
 
 
+def has_one_attention(config: KVCacheConfig) -> bool:
+    """Whether the groups are recurrent states and full attention of one spec.
+
+    Of such an engine the attention's local prefix says what all groups but the states hold: with sliding windows, or full
+    attention of two kinds, the others may end before it, and what they lack would not be loaded.
+    """
+    groups = config.kv_cache_groups
+    kinds = [_engine_group(index, groups[index]).kind for index in config.transfer_group_ids]
+    attention = [
+        groups[index].kv_cache_spec
+        for index, kind in zip(config.transfer_group_ids, kinds, strict=True)
+        if kind != "linear_state"
+    ]
+    is_whole = len(kinds) == len(groups) and set(kinds) == {"linear_state", "full_attention"}
+    return is_whole and all(spec == attention[0] for spec in attention)
+
+
 def _only_spec(index: int, group: KVCacheGroupSpec) -> Any:
     """The spec that all layers of a group agree in, page sizes apart."""
     specs = list(iter_layer_specs(group.kv_cache_spec))

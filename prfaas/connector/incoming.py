@@ -104,6 +104,11 @@ class IncomingRequests:
         elif not incoming.loading:
             self._end(incoming, message.reason, message=message.message)
 
+    def num_offered_tokens(self, request_id: str) -> int | None:
+        """The length of the request's claim, None where it has none, or none that can still be loaded."""
+        incoming = self._by_request.get(request_id)
+        return None if incoming is None or incoming.loading else incoming.num_tokens
+
     def num_tokens(self, request_id: str, local_tokens: int, *, now: float) -> int | None:
         """How many tokens beyond `local_tokens` can be loaded; None while that is not known."""
         incoming = self._by_request.get(request_id)

@@ -83,10 +83,10 @@ class Leftovers:
         if its.opened is None or its.failed is not None:
             its.failed = its.failed or "agent_slow"
             self._post(Cancel(its.transfer_id))
-            return Save(0, True, (), release=its.request_id)
+            return Save(0, True, (), release=its.request_id, is_sent=False)
         spans = self._map.filled(its.tables, its.num_tokens, saved_tokens=0, computed_tokens=its.num_tokens)
-        opened = its.opened
-        return Save(opened.handle, True, tuple(with_slots(span, opened) for span in spans), release=its.request_id)
+        slots = tuple(with_slots(span, its.opened) for span in spans)
+        return Save(its.opened.handle, True, slots, release=its.request_id, is_sent=False)
 
     def released(self, request_id: str) -> None:
         """Every worker has made the copy; the engine frees the blocks."""

@@ -63,6 +63,11 @@ class Lookups:
             asked.lengths = [length for length, its in message.lengths if _confirms(asked.chain, length, its)]
             asked.held_tokens = message.held_tokens
 
+    def num_offered_tokens(self, request_id: str) -> int | None:
+        """What the pool can serve at most, None where that is not known."""
+        asked = self._by_request.get(request_id)
+        return None if asked is None or asked.lengths is None else max([0, *asked.lengths])
+
     def is_undecided(self, request_id: str, local_tokens: int, *, now: float) -> bool:
         """Whether the request should wait for the answer; once it is there the best prefix is held, if it is of use."""
         asked = self._by_request.get(request_id)

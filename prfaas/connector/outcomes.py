@@ -10,7 +10,7 @@ from prfaas.types import FailureReason
 
 Direction = Literal["send", "receive"]
 Source = Literal["receive", "reuse"]  # where loaded KV comes from: another agent, or blocks that this node's pool holds
-Counted = Literal["send", "receive", "reuse", "store"]
+Counted = Literal["send", "receive", "reuse", "store", "checkpoint"]
 Outcome = (
     FailureReason
     | Literal[

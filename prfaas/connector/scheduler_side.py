@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from prfaas import logs
@@ -20,11 +20,13 @@ from prfaas.agent.protocol import (
 )
 from prfaas.connector.admission import may_preallocate
 from prfaas.connector.block_map import BlockMap
+from prfaas.connector.checkpoints import Checkpoints, Pins
 from prfaas.connector.incoming import IncomingRequests
 from prfaas.connector.leftovers import Leftovers
 from prfaas.connector.lookups import Lookups
 from prfaas.connector.outcomes import Direction, Outcome, Tally
 from prfaas.connector.outgoing import OutgoingRequests
+from prfaas.connector.scheduled import Scheduled, Tables
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import (
@@ -44,16 +46,6 @@ FIRST_PAUSE_SECONDS = (
 REATTACH_WAIT_SECONDS = 0.02  # a new agent answers its engine's scheduler within a millisecond
 RESET_WAIT_SECONDS = 10.0  # the one thing that an engine waits for: whoever resets its caches has paused it
 _log = logs.get("connector.scheduler")
-Tables = Callable[[], Sequence[Sequence[int]]]
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A request in one step: tokens computed once the step is done, and a way to its block ids by group."""
-
-    request_id: str
-    computed_tokens: int
-    tables: Tables
 
 
 @dataclass(frozen=True)
@@ -79,8 +71,12 @@ class SchedulerSide:
         *,
         directions: Collection[Direction],
         free_block_ratio: Callable[[], float],
+        pins: Pins | None = None,
     ) -> None:
-        """`directions`: which ways this engine's role lets KV go. `free_block_ratio`: how many of its blocks are free."""
+        """`directions`: which ways this engine's role lets KV go. `free_block_ratio`: how many of its blocks are free.
+
+        Without `pins` no prompt leaves checkpoints.
+        """
         self._client = client
         self._settings = settings
         self._directions = directions
@@ -100,6 +96,14 @@ class SchedulerSide:
         )
         self._leftovers = Leftovers(
             block_map, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
+        )
+        self._checkpoints = Checkpoints(
+            block_map,
+            pins,
+            min_tokens=settings.reuse_min_tokens,
+            wait_seconds=settings.open_wait_seconds,
+            post=client.post,
+            tally=self.tally,
         )
         self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
@@ -130,6 +134,7 @@ class SchedulerSide:
         chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
             self._lookups.begin(request.request_id, chain, promised_tokens=promised, now=time.monotonic())
+            self._checkpoints.begin(request.request_id, chain)
 
     def _reuses(self, num_tokens: int) -> bool:
         its = self._settings
@@ -150,13 +155,24 @@ class SchedulerSide:
         requests.begin(request, asked, chain, now=time.monotonic())
         return None
 
-    def num_external_tokens(self, request_id: str, local_tokens: int) -> int | None:
-        """Tokens beyond `local_tokens` that can be loaded; None while the agent has not answered."""
+    def num_external_tokens(
+        self, request_id: str, local_tokens: int, *, asks_again: Callable[[int | None], bool] = lambda offered: False
+    ) -> int | None:
+        """Tokens beyond `local_tokens` that can be loaded; None while the agent has not answered.
+
+        `asks_again`, of up to where the agent can serve the prompt, if that is known: whether the engine does with others.
+        """
         self.poll()
+        if asks_again(self._num_offered_tokens(request_id)):
+            return None
         answer = self._answer(request_id, local_tokens)
-        if answer is None and self.sleep_if_idle():
+        if answer is None and self.sleep_if_idle() and not asks_again(self._num_offered_tokens(request_id)):
             answer = self._answer(request_id, local_tokens)
         return answer
+
+    def _num_offered_tokens(self, request_id: str) -> int | None:
+        claimed = self._incoming.num_offered_tokens(request_id)
+        return self._lookups.num_offered_tokens(request_id) if claimed is None else claimed
 
     def sleep_if_idle(self) -> bool:
         """Wait a moment for the agent when the engine computes nothing; whether it did."""
@@ -199,7 +215,7 @@ class SchedulerSide:
 
     def _fail_all(self, reason: Outcome) -> None:
         """Whatever is under way goes without the agent."""
-        for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers):
+        for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers, self._checkpoints):
             requests.fail_all(reason)
         self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
 
@@ -232,6 +248,7 @@ class SchedulerSide:
         if isinstance(message, SendOpened | TransferFailed):
             self._outgoing.on_message(message)
             self._leftovers.on_message(message)
+            self._checkpoints.on_message(message)
         if isinstance(message, ReceiveReady | TransferFailed):
             self._incoming.on_message(message)
         if isinstance(message, LookedUp):
@@ -248,15 +265,18 @@ class SchedulerSide:
     def plan_step(self, scheduled: Iterable[Scheduled]) -> Step:
         """What the workers copy in this step."""
         self.poll()
+        now = time.monotonic()
+        kept = [*self._leftovers.saves(now=now), *self._checkpoints.saves(now=now)]
         idle, saves = True, []
         for item in scheduled:
             idle = False
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
+            self._checkpoints.computed(item, now=now)
         self._may_sleep = idle
         if not idle:
             self._pause_seconds = FIRST_PAUSE_SECONDS
-        written = (*(save for save in saves if save is not None), *self._leftovers.saves(now=time.monotonic()))
-        self._incoming.expire(time.monotonic())
+        written = (*(save for save in saves if save is not None), *kept)
+        self._incoming.expire(now)
         if idle and not written and self._incoming.num_awaited:
             self._pause()  # nobody asks for them, so nobody else sleeps
         failed, self._failed_loads = (*self._failed_loads, *self._incoming.take_failed_loads()), []
@@ -280,6 +300,7 @@ class SchedulerSide:
         """
         sent = self._outgoing.end(request_id) or self._refused.pop(request_id, None)
         self._lookups.end(request_id)
+        self._checkpoints.end(request_id)
         self._incoming.end(request_id)
         chain = leaves() if self._settings.reuse and self._client.connected else None
         if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
@@ -291,6 +312,11 @@ class SchedulerSide:
     def will_free_blocks(self) -> bool:
         """Whether finished requests keep blocks that the engine gets back within a few steps."""
         return bool(self._leftovers)
+
+    @property
+    def pins_blocks(self) -> bool:
+        """Whether checkpoints keep blocks of running or finished requests until a later step copies them."""
+        return bool(self._checkpoints)
 
     def on_blocks_lost(self) -> None:
         """The engine's block tables are gone: nothing that was planned is copied into blocks or out of them any more."""

@@ -44,13 +44,15 @@ class SlotSpan:
 class Save:
     """Blocks of one request that this step makes final. `last`: the step computes the request's last token.
 
-    `release` names a finished request whose engine blocks are kept until this copy has been made.
+    `release` names a finished request whose engine blocks are kept until this copy has been made. What is not sent stays in
+    the pool for later requests.
     """
 
     handle: int  # of the transfer, in the ring
     last: bool
     spans: tuple[SlotSpan, ...]
     release: str | None = None
+    is_sent: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Step:
 
     def without_copies(self) -> Step:
         """The same step for a worker that has lost its agent: loads fail, finished requests are released."""
-        released = tuple(Save(0, True, (), save.release) for save in self.saves if save.release is not None)
+        released = tuple(
+            Save(0, True, (), save.release, is_sent=False) for save in self.saves if save.release is not None
+        )
         failed = (*self.failed_loads, *(load.request_id for load in self.loads))
         return Step(saves=released, epoch=self.epoch, failed_loads=failed, session=self.session)

@@ -4,12 +4,15 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 
 | where | when | method | what it does |
 |---|---|---|---|
-| scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto` |
+| scheduler | engine start | bind_kv_cache_manager | by the base class: what all groups hold of a prompt |
+| scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto`; blocks to pin |
 | scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
+| scheduler | before it is first run | supports_divergent_local_hybrid_hits | whether attention may go beyond states |
 | scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
 | scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0 nothing is loaded |
 | scheduler | blocks run out | has_pending_block_frees | whether finished requests are about to give some back |
-| scheduler | each step | build_connector_meta | name the step's copies |
+| scheduler | each step | build_connector_meta | name the step's copies; pin what checkpoints copy next |
+| scheduler | no request is left | has_pending_push_work | whether checkpoints are still to be copied |
 | worker | engine start | register_kv_caches | describe the layout, attach to the agent |
 | worker | each step, before the forward | handle_preemptions | the model's stream waits for copies that still read |
 | worker | each step, before the forward | bind_connector_metadata | take the step's copies |
@@ -27,7 +30,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -46,12 +49,15 @@ from vllm.v1.request import RequestStatus
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.connector import engine_stats, settings
+from prfaas.connector.checkpoints import Pins
 from prfaas.connector.cuda_blocks import copier_for
-from prfaas.connector.engine_layout import Rank, block_map, describe, packing
+from prfaas.connector.divergent_hits import DivergentHits
+from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention, packing
 from prfaas.connector.outcomes import Direction
 from prfaas.connector.parked import ParkedRequests
 from prfaas.connector.request_hashes import token_chain
-from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
+from prfaas.connector.scheduled import Scheduled
+from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import SENT_KEY, EngineRequest, tenant_of
 from prfaas.connector.worker_side import WorkerSide
@@ -88,10 +94,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._hooks: list[Any] = []
+        self._kv_cache_manager: Any = None
         self._block_pool: Any = None
         self._parked = ParkedRequests()
         self._num_preemptions: dict[str, int] = {}  # of preempted requests, when they were last looked up
         self._map = block_map(kv_cache_config)
+        self._divergent = DivergentHits(has_one_attention(kv_cache_config))
+        self._linear_groups = [index for index, its in enumerate(self._map.groups) if its.kind == "linear_state"]
         if role == KVConnectorRole.SCHEDULER:
             client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
             self._scheduler = SchedulerSide(
@@ -100,6 +109,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
                 self._settings,
                 directions=self._directions(),
                 free_block_ratio=self._free_block_ratio,
+                pins=Pins(self._pin, self._unpin),
             )
 
     @property
@@ -115,10 +125,25 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         """A hand-off that fails is recomputed by the decode side, so a preempted prefill need not run again."""
         return False
 
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Whether vLLM may say of a prompt how much attention it holds itself, where its states end before.
+
+        It asks before each lookup. What is loaded must then reach beyond that attention; a request for which it does not is
+        asked for again, and looked up by what all groups hold meanwhile.
+        """
+        return self._divergent.are_allowed
+
     # In the scheduler
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._block_pool = gpu_block_pool
+
+    def _pin(self, block_ids: Sequence[int]) -> None:
+        self._block_pool.touch([self._block_pool.blocks[its] for its in block_ids])
+
+    def _unpin(self, block_ids: Sequence[int]) -> None:
+        self._block_pool.free_blocks([self._block_pool.blocks[its] for its in block_ids])
 
     def _free_block_ratio(self) -> float:
         pool = self._block_pool
@@ -134,15 +159,26 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
         if self._parked.wake(request):
+            self._divergent.forget(request.request_id)
             self._scheduler.sleep_if_idle()
             num_tokens = None
         else:
             if request.num_preemptions > self._num_preemptions.get(request.request_id, 0):
                 self._look_up_again(request)
-            num_tokens = self._scheduler.num_external_tokens(request.request_id, num_computed_tokens)
+            num_tokens = self._num_external_tokens(request, num_computed_tokens)
         if num_tokens is None:
             self._parked.park(request)
         return num_tokens, bool(num_tokens)
+
+    def _num_external_tokens(self, request: Any, local_tokens: int) -> int | None:
+        assert self._scheduler is not None
+        asks_again = partial(
+            self._divergent.asks_again,
+            request.request_id,
+            local_tokens=local_tokens,
+            agreed_tokens=lambda: int(self._kv_cache_manager.get_computed_blocks(request)[1]),
+        )
+        return self._scheduler.num_external_tokens(request.request_id, local_tokens, asks_again=asks_again)
 
     def _look_up_again(self, request: Any) -> None:
         """A preempted request begins anew, with what it has generated as a part of its prompt."""
@@ -165,6 +201,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         """vLLM need not take blocks from a running request: finished ones are about to give theirs back."""
         return self._scheduler is not None and self._scheduler.will_free_blocks
 
+    def has_pending_push_work(self) -> bool:
+        """vLLM goes on stepping: blocks are pinned until they are copied."""
+        return self._scheduler is not None and self._scheduler.pins_blocks
+
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
         step = self._scheduler.plan_step(self._scheduled(scheduler_output))
@@ -177,7 +217,15 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         before += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         for request_id, computed in before:
             after = computed + output.num_scheduled_tokens.get(request_id, 0)
-            yield Scheduled(request_id, after, self._resolver(output, request_id))
+            tables = self._resolver(output, request_id)
+            yield Scheduled(request_id, after, tables, computed, self._offered_states(output, request_id))
+
+    def _offered_states(self, output: Any, request_id: str) -> Mapping[int, Mapping[int, int]]:
+        """By boundary, the blocks that vLLM hands over with the states that all linear groups cache in this step."""
+        offered: dict[int, dict[int, int]] = {}
+        for group_id, block_id, boundary in output.kv_connector_block_state.boundary_state_offloads.get(request_id, ()):
+            offered.setdefault(boundary, {})[self._kv_cache_config.transfer_group_ids.index(group_id)] = block_id
+        return {boundary: its for boundary, its in offered.items() if sorted(its) == self._linear_groups}
 
     def _resolver(self, output: Any, request_id: str) -> Callable[[], Sequence[Sequence[int]]]:
         return lambda: self._tables(output.kv_connector_block_state.resolve_block_ids(request_id))
@@ -200,6 +248,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         self._parked.forget(request.request_id)
         self._num_preemptions.pop(request.request_id, None)
+        self._divergent.forget(request.request_id)
         finished = self._scheduler.on_finished(
             request.request_id, lambda: self._leaves(request), lambda: self._tables(block_ids)
         )

@@ -137,7 +137,7 @@ class WorkerSide:
         """All layers have run: save those that nobody reported, and mark the end of the pass."""
         for name in list(self._pending):
             if name in self._linear:
-                late = sum(save.release is None for save, _ in self._pending[name])
+                late = sum(save.is_sent for save, _ in self._pending[name])
                 self.tally.state_tail_bytes += late * self._layers[name].slice.payload_bytes
             self.on_layer_end(name)
         entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in self._step.saves]

@@ -18,7 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.kv_cache_utils import (
+    get_group_id,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -112,6 +117,8 @@ class ScheduledEngine:
             kv_transfer_config=transfer,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = kv.num_blocks
+        if any(its.kept_states for its in block_map(kv).groups):
+            config.cache_config.mamba_cache_mode = "align"
         modules = {name: SilentLayer() for name in caches}
         config.compilation_config.static_forward_context.update(modules)
         config.scheduler_config.async_scheduling = asynchronous
@@ -147,6 +154,11 @@ class ScheduledEngine:
     def num_free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
+    @property
+    def has_work(self) -> bool:
+        """Whether vLLM goes on stepping."""
+        return bool(self.scheduler.has_requests())
+
     def submit(
         self,
         request_id: str,
@@ -180,6 +192,15 @@ class ScheduledEngine:
 
     def num_preemptions(self, request_id: str) -> int:
         return int(self._requests[request_id].num_preemptions)
+
+    def evict_states(self) -> None:
+        """Have vLLM's own prefix cache lose all states, and keep all attention."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        linear = {index for index, its in enumerate(self._groups) if its.kind == "linear_state"}
+        cached = [its for its in pool.blocks if its.block_hash is not None]
+        states = {its.block_id for its in cached if get_group_id(its.block_hash) in linear}
+        assert states, "vLLM's cache holds no state"
+        pool.evict_blocks(states)
 
     def spoil_pool(self) -> None:
         """Overwrite every slot of the pool that this engine loads from."""

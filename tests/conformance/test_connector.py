@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,16 @@ WINDOW = SlidingWindowSpec(
     dtype=FULL.dtype,
     sliding_window=100,
 )
+CHECKPOINTS = replace(KDA, block_size=BLOCK_TOKENS, mamba_cache_mode="align")
 SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
     "dense": [(["full.0", "full.1"], FULL)],
     "windowed": [(["window.0"], WINDOW), (["full.0"], FULL)],
     "recurrent": [(["state.0"], KDA), (["state.1"], KDA), (["full.0"], FULL)],
+    "checkpointed": [(["state.0"], CHECKPOINTS), (["state.1"], CHECKPOINTS), (["full.0"], FULL)],
+    "checkpointed and windowed": [(["state.0"], CHECKPOINTS), (["window.0"], WINDOW), (["full.0"], FULL)],
 }
 _numbers = itertools.count(1)
+REUSES_SHORT_ONES = {"reuse": True, "reuse_min_tokens": 16}
 ADMISSIONS = ("wait", "preallocate", "auto")
 
 
@@ -411,4 +415,97 @@ def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(site: Site, 
     assert decoder.told.resumed_at == {decoding: 0}
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive reset": 1}
+    site.assert_nothing_is_left()
+
+
+def _bytes_of(shape: str) -> tuple[int, int]:
+    """Of all states, and of a block of full attention."""
+    caches = caches_of(config_of(*SHAPES[shape], num_blocks=1))
+    by_kind = [sum(its.nbytes for name, its in caches.items() if name.startswith(kind)) for kind in ("state", "full")]
+    return by_kind[0], by_kind[1]
+
+
+# In chunks of 64 tokens. A checkpoint takes two blocks of states, or one and four of a window; attention one for 32 tokens.
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "shared", "resumed_at"),
+    [
+        ("checkpointed", 290, 256),
+        ("checkpointed", 250, 192),
+        ("checkpointed and windowed", 290, 192),
+        ("windowed", 280, 256),
+        ("recurrent", 290, 0),
+    ],
+)
+def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_checkpoint_before(
+    site: Site, shape: str, shared: int, resumed_at: int, asynchronous: bool
+) -> None:
+    caches_prefixes = "checkpointed" in shape
+    engine = site.decoder(shape, caches_prefixes=caches_prefixes, asynchronous=asynchronous, **REUSES_SHORT_ONES)
+    engine.submit("first", prompt_of(29, LENGTH), {}, answer_tokens=1)
+    site.run_until_finished(["first"])
+    site.assert_nothing_is_left()
+    assert engine.scheduler.reset_prefix_cache(), "every block that was pinned is free again"
+    engine.submit("branch", [*prompt_of(29, shared), *prompt_of(30, 60)], {}, answer_tokens=2)
+    site.run_until_finished(["branch"])
+    assert engine.told.resumed_at == {"first": 0, "branch": resumed_at}
+    assert engine.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
+def test_attention_that_vllm_holds_itself_is_not_loaded_with_the_state_that_it_lacks(site: Site) -> None:
+    """Nine of the ten blocks of attention that the loaded state's length has are its own; the tenth was never full."""
+    engine = site.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
+    prompt = prompt_of(31, LENGTH)
+    engine.submit("first", prompt, {}, answer_tokens=1)
+    site.run_until_finished(["first"])
+    site.assert_nothing_is_left()
+    engine.evict_states()
+    engine.submit("second", [*prompt, *prompt_of(32, 60)], {}, answer_tokens=2)
+    site.run_until_finished(["second"])
+    assert engine.told.resumed_at["second"] == LENGTH
+    states, block = _bytes_of("checkpointed")
+    assert engine.loaded_bytes == states + block
+    assert engine.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
+def test_attention_that_vllm_holds_beyond_the_last_checkpoint_does_not_hide_it(site: Site) -> None:
+    """vLLM asks what reaches beyond its 288 tokens of attention: nothing does, and without a state they are of no use."""
+    engine = site.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
+    engine.submit("first", prompt_of(33, LENGTH), {}, answer_tokens=1)
+    site.run_until_finished(["first"])
+    site.assert_nothing_is_left()
+    engine.evict_states()
+    engine.submit("branch", [*prompt_of(33, 290), *prompt_of(34, 60)], {}, answer_tokens=2)
+    site.run_until_finished(["branch"])
+    assert engine.told.resumed_at["branch"] == 256
+    assert engine.told.wrong_blocks == []
+    site.assert_nothing_is_left()
+
+
+def test_a_transfer_no_longer_than_attention_that_vllm_holds_itself_still_brings_its_state(site: Site) -> None:
+    prefiller = site.prefiller("checkpointed", caches_prefixes=True)
+    decoder = site.decoder("checkpointed", caches_prefixes=True)
+    prompt = prompt_of(35, 289)
+    decoder.submit("first", prompt, {}, answer_tokens=1)
+    site.run_until_finished(["first"])
+    decoder.evict_states()
+    grant = site.grant(prompt)
+    decoding = _decode(decoder, prompt, grant)
+    _prefill(prefiller, prompt, grant)
+    site.run_until_finished([decoding])
+    assert decoder.told.resumed_at[decoding] == 288
+    assert decoder.told.wrong_blocks == []
+    assert decoder.told.outcomes == {"receive completed": 1}
+    site.assert_nothing_is_left()
+
+
+def test_a_client_that_leaves_in_mid_prompt_leaves_no_block_pinned(site: Site) -> None:
+    engine = site.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
+    engine.submit("leaves", prompt_of(36, LENGTH), {}, answer_tokens=1)
+    wait_until(lambda: engine.step() >= 0 and engine.num_computed_tokens("leaves") >= 64)
+    engine.abort("leaves")
+    wait_until(lambda: engine.step() >= 0 and not engine.has_work, what="an engine that rests")
+    assert engine.num_free_blocks == engine.num_blocks - 1
     site.assert_nothing_is_left()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +22,11 @@ from prfaas.agent.client import AgentClient
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
 from prfaas.connector.blocks import LayerBlocks
+from prfaas.connector.checkpoints import Pins
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.outcomes import Direction
-from prfaas.connector.scheduler_side import Scheduled, SchedulerSide
+from prfaas.connector.scheduled import Scheduled
+from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.steps import Step
 from prfaas.connector.transfer_request import EngineRequest, tenant_of
@@ -118,6 +121,8 @@ class FakeEngine:
         self._instance = f"fake-{next(_instances)}"
         self._tenant = settings.get("tenant", "")
         self._free = list(range(1, NUM_BLOCKS))
+        self._pinned: Counter[int] = Counter()
+        self._dropped: set[int] = set()  # pinned blocks that no request holds any more
         self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads
         self.caches = {(its.group, its.layer): its.pages for its in memory.layers.values()}
         self._names = {(its.group, its.layer): name for name, its in memory.layers.items()}
@@ -133,6 +138,7 @@ class FakeEngine:
             ConnectorSettings(agent_socket=agent_socket, **QUIET | settings),
             directions=directions,
             free_block_ratio=lambda: len(self._free) / NUM_BLOCKS,
+            pins=Pins(self._pinned.update, self._unpin),
         )
 
     def close(self) -> None:
@@ -207,7 +213,7 @@ class FakeEngine:
             self._release(running.request_id)
         deadline = time.monotonic() + ANSWER_SECONDS
         self.step([])
-        while self._kept:
+        while self._kept or self.scheduler.pins_blocks:
             assert time.monotonic() < deadline, "the blocks of a finished request are kept for ever"
             self.step([])
 
@@ -216,8 +222,23 @@ class FakeEngine:
 
     def _free_blocks(self, running: Running) -> None:
         for table in running.tables:
-            self._free += [block for block in table if block != NULL_BLOCK]
+            for block in table:
+                self._drop(block)
         running.tables = []
+
+    def _drop(self, block: int) -> None:
+        """No request holds the block any more."""
+        if self._pinned[block]:
+            self._dropped.add(block)
+        elif block != NULL_BLOCK:
+            self._free.append(block)
+
+    def _unpin(self, blocks: Sequence[int]) -> None:
+        self._pinned.subtract(blocks)
+        for block in self._dropped.intersection(blocks):
+            if not self._pinned[block]:
+                self._dropped.remove(block)
+                self._free.append(block)
 
     def preempt(self, running: Running) -> None:
         """Take the request's blocks away: it begins anew."""
@@ -229,7 +250,7 @@ class FakeEngine:
         for running, num_tokens in work:
             self._extend(running, running.computed + num_tokens)
         scheduled = [
-            Scheduled(its.request_id, its.computed + num_tokens, lambda its=its: its.tables)  # type: ignore[misc]
+            Scheduled(its.request_id, its.computed + num_tokens, lambda its=its: its.tables, its.computed)  # type: ignore[misc]
             for its, num_tokens in work
         ]
         step = self.scheduler.plan_step(scheduled)
@@ -283,9 +304,8 @@ class FakeEngine:
                 else engine.first_block(running.computed)
             )
             for position in range(min(keep, len(table) - 1)):
-                if table[position] != NULL_BLOCK:
-                    self._free.append(table[position])
-                    table[position] = NULL_BLOCK
+                self._drop(table[position])
+                table[position] = NULL_BLOCK
 
     def _fill(self, running: Running, start: int, end: int, *, only: tuple[int, int] | None = None) -> None:
         """Write what computing tokens [start, end) leaves in the blocks."""

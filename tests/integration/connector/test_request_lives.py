@@ -109,11 +109,13 @@ def _last_sent(nodes: Nodes) -> dict[str, Any]:
     return last
 
 
-def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: Sequence[int]) -> Running:
+def _transfer(
+    nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: Sequence[int], *, chunk_tokens: int = 100
+) -> Running:
     grant = nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
     prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=100)
+    prefiller.prefill(prefilling, chunk_tokens=chunk_tokens)
     prefiller.finish(prefilling)
     num_tokens = decoder.await_answer(parked)
     assert decoder.load(parked, num_tokens)
@@ -346,7 +348,9 @@ def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
     assert first.await_answer(turn) == 0
     first.prefill(turn, chunk_tokens=64)
     first.finish(turn, leaves=True)
-    assert first.outcomes() == {"reuse no_prefix": 1, "store completed": 1}
+    checkpoints = first.outcomes().pop("checkpoint completed", 0)
+    assert (checkpoints > 0) == (shape in ("windowed", "checkpointed"))
+    assert first.outcomes().items() >= {"reuse no_prefix": 1, "store completed": 1}.items()
     first.close()
     nodes.engines.remove(first)
     restarted = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
@@ -356,6 +360,48 @@ def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
     assert restarted.wrong_blocks(again, taken_up) == []
     restarted.prefill(again, chunk_tokens=64)
     restarted.finish(again)
+    nodes.assert_nothing_is_left()
+
+
+# Two windowed groups keep four blocks each, so that one checkpoint is worth 256 tokens of full attention.
+BRANCHES = [("dense", 257, 256), ("windowed", 257, 256), ("recurrent", 257, 0), ("checkpointed", 257, 256)]
+BRANCHES += [("windowed", 250, 0), ("checkpointed", 250, 192), ("checkpointed", 63, 0)]
+
+
+@pytest.mark.parametrize(("shape", "shared", "taken_up"), BRANCHES)
+def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_checkpoint_before(
+    nodes: Nodes, shape: str, shared: int, taken_up: int
+) -> None:
+    engine = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
+    first = engine.submit("first", prompt_of(22, 301), {})
+    assert engine.await_answer(first) == 0
+    engine.prefill(first, chunk_tokens=64)
+    engine.finish(first, leaves=True)
+    assert engine.num_free_blocks == NUM_BLOCKS - 1
+    branch = engine.submit("branch", prompt_of(22, shared) + [9999] * 100, {})
+    assert engine.await_answer(branch) == taken_up
+    if taken_up:
+        assert engine.load(branch, taken_up)
+        assert engine.wrong_blocks(branch, taken_up) == []
+    engine.finish(branch)
+    nodes.assert_nothing_is_left()
+
+
+def test_a_transfer_carries_its_last_state_alone_and_its_sender_keeps_the_ones_before(nodes: Nodes) -> None:
+    prefiller, decoder = (
+        nodes.start(agent, SHAPES["checkpointed"], reuse=True, reuse_min_tokens=16)
+        for agent in (nodes.east, nodes.west)
+    )
+    prompt = prompt_of(23)
+    running = _transfer(nodes, prefiller, decoder, prompt, chunk_tokens=64)
+    wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")
+    assert _last_sent(nodes)["payload_bytes"] == 5 * 2048 + 5041
+    decoder.finish(running)
+    branch = prompt_of(23, 257) + [9999] * 100
+    for engine, taken_up in ((prefiller, 256), (decoder, 0)):
+        its = engine.submit("branch", branch, {})
+        assert engine.await_answer(its) == taken_up
+        engine.finish(its)
     nodes.assert_nothing_is_left()
 
 

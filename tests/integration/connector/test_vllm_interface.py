@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.connector import plugin
 from prfaas.connector.block_map import EngineGroup
-from prfaas.connector.engine_layout import Rank, block_map, describe
+from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention
 from prfaas.connector.engine_stats import PrfaasStats, from_tally
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.request_hashes import token_chain
@@ -38,6 +38,7 @@ from prfaas.types import Shard
 from tests.integration.connector.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 
 pytestmark = pytest.mark.vllm
+WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,26 @@ def test_hybrids_that_no_cpu_runs_are_described_group_by_group(linear: MambaSpec
 
 
 def test_a_window_and_states_at_block_boundaries_are_told_apart() -> None:
-    window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)
     checkpoints = state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), mamba_cache_mode="align")
-    groups = block_map(config_of((["w"], window), (["s"], checkpoints))).groups
+    groups = block_map(config_of((["w"], WINDOW), (["s"], checkpoints))).groups
     assert groups == (EngineGroup("sliding_window", 32, 100), EngineGroup("linear_state", 4096, kept_states=True))
+
+
+@pytest.mark.parametrize(
+    ("groups", "allowed"),
+    [
+        ([KDA, KDA, attention()], True),
+        ([KDA, latent()], True),
+        ([attention(), attention()], False),  # whose local prefix is that of all groups
+        ([KDA], False),
+        ([KDA, attention(), WINDOW], False),  # a window may end before the attention that vLLM counts by
+        ([KDA, attention(), latent()], False),  # and so may attention of another kind
+    ],
+)
+def test_vllm_may_count_attention_beyond_its_states_where_all_that_is_lacking_is_loaded(
+    groups: list[KVCacheSpec], allowed: bool
+) -> None:
+    assert has_one_attention(config_of(*(([str(name)], its) for name, its in enumerate(groups)))) == allowed
 
 
 def test_groups_that_are_not_for_transfer_are_left_out() -> None:

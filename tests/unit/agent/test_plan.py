@@ -56,6 +56,14 @@ def test_identities_carry_the_length_that_each_block_covers_and_its_parent() -> 
     assert (state[0].num_tokens, state[0].block_hash, state[0].parent) == (100, CHAIN.at(100), CHAIN.at(96))
 
 
+def test_a_checkpoint_without_attention_blocks_still_says_whose_it_is() -> None:
+    """Tenants' shares go by the root."""
+    groups = (GroupBlocks(0, 0, (), ROOT), *GROUPS[1:])
+    plan = make_plan((_layout(),), groups, NUM_TOKENS)
+    assert {identity.root for run in plan.runs for identity in plan.identities(run)} == {ROOT}
+    assert plan.object_bytes == [50] * 3 + [300]
+
+
 @pytest.mark.parametrize(
     "blocks",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,3 +96,74 @@ def test_a_partial_last_block_is_named_where_states_make_it_of_use() -> None:
     without = BlockMap((FULL, WINDOW)).transfer_groups(chain(20), 20)
     assert with_state[0].hashes[-1] == chain(20).at(20)
     assert not any(without[0].hashes[-1])
+
+
+# Checkpoints
+
+HYBRID = BlockMap((FULL, WINDOW, CHECKPOINTS))
+
+
+@given(st.integers(1, 20))
+def test_a_checkpoint_and_the_full_blocks_before_it_are_what_a_transfer_of_its_length_names(num_blocks: int) -> None:
+    boundary = num_blocks * BLOCK
+    whole = HYBRID.transfer_groups(chain(boundary), boundary)
+    full, window, state = HYBRID.checkpoint_groups(chain(boundary + 7), boundary)
+    assert (full.hashes, full.parent) == ((), ROOT), "full attention is left at the request's end"
+    assert (window, state) == whole[1:]
+    tables = [table(boundary), table(boundary), table(boundary)]
+    spans = HYBRID.checkpoint(tables, boundary, {})
+    assert spans is not None
+    assert [(its.group, its.first, len(its.block_ids)) for its in spans] == [(1, 0, window.num_blocks), (2, 0, 1)]
+    assert {span.block_ids[-1] for span in spans} == {table(boundary)[-1]}
+
+
+def test_a_checkpoint_that_lacks_a_block_is_none() -> None:
+    ends = table(64)
+    gone = [*ends[:2], NULL_BLOCK, ends[3]]  # the window at 64 reads blocks 1 to 3
+    assert HYBRID.checkpoint([ends, ends, ends], 64, {}) is not None
+    assert HYBRID.checkpoint([ends, gone, ends], 64, {}) is None
+    assert HYBRID.checkpoint([ends, ends, [*ends[:3], NULL_BLOCK]], 64, {}) is None
+    assert HYBRID.checkpoint([ends, ends, ends[:3]], 64, {}) is None
+
+
+def test_a_state_that_the_engine_hands_over_is_taken_instead_of_the_one_in_its_table() -> None:
+    spans = HYBRID.checkpoint([table(64)] * 3, 64, {2: 7})
+    assert spans is not None and spans[-1] == BlockSpan(2, 0, (7,))
+    assert BlockMap((CHECKPOINTS, CHECKPOINTS)).checkpoint([table(64)] * 2, 64, {0: 7}) is None, "one of two"
+
+
+@pytest.mark.parametrize(
+    ("groups", "before", "computed", "boundary"),
+    [
+        ((FULL, CHECKPOINTS), 0, 48, 48),
+        ((FULL, CHECKPOINTS), 0, 50, None),  # the state is that after 50 tokens
+        ((FULL, WINDOW), 0, 50, 48),
+        ((FULL, WINDOW), 48, 50, None),
+        ((FULL, WINDOW), 0, 15, None),
+        ((EngineGroup("full_attention", 32), CHECKPOINTS), 0, 48, None),  # in the middle of a block of attention
+    ],
+)
+def test_a_step_reaches_a_boundary_with_its_last_state_or_with_any_windows(
+    groups: tuple[EngineGroup, ...], before: int, computed: int, boundary: int | None
+) -> None:
+    assert BlockMap(groups).boundary(before, computed) == boundary
+
+
+@pytest.mark.parametrize(
+    ("groups", "spacing"),
+    [
+        ((FULL,), 0),
+        ((FULL, STATE), 0),  # the next step overwrites it
+        ((FULL, CHECKPOINTS), 16),
+        ((FULL, CHECKPOINTS, CHECKPOINTS, CHECKPOINTS), 48),
+        ((FULL, FULL, CHECKPOINTS, CHECKPOINTS, CHECKPOINTS), 32),
+        ((FULL, WINDOW), 48),  # a window of 40 tokens takes three blocks
+        ((FULL, WINDOW, CHECKPOINTS), 64),
+        ((WINDOW,), 48),
+        ((EngineGroup("full_attention", 32), CHECKPOINTS), 32),
+    ],
+)
+def test_checkpoints_take_no_more_blocks_than_the_full_attention_between_them(
+    groups: tuple[EngineGroup, ...], spacing: int
+) -> None:
+    assert BlockMap(groups).checkpoint_spacing_tokens == spacing

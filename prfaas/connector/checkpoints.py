@@ -1,0 +1,168 @@
+"""States and windows at block boundaries of prompts, left in the agent's pool while the prompts are computed.
+
+A later prompt that leaves such a prompt in the middle begins there. Of an earlier boundary the engine's block tables hold
+neither state nor window for more than a step or two, so a checkpoint's blocks are pinned until they are copied:
+
+asked ──SendOpened──▶ copied by the next step
+asked ──TransferFailed, no answer in time──▶ gone
+
+The copy is named in the step in which the pin ends: no engine writes to a block that it gives away before its next step,
+which waits for the copies that still read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prfaas import logs
+from prfaas.agent.protocol import Cancel, Message, SendOpened, Store, TransferFailed
+from prfaas.connector.block_map import BlockMap, BlockSpan
+from prfaas.connector.outcomes import Outcome, Tally
+from prfaas.connector.outgoing import with_slots
+from prfaas.connector.scheduled import Scheduled
+from prfaas.connector.steps import Save
+from prfaas.hashing import HashChain
+from prfaas.types import TransferId
+
+_log = logs.get("connector.checkpoints")
+
+
+@dataclass(frozen=True)
+class Pins:
+    """How blocks of the engine, by their ids, are kept from being given to other requests."""
+
+    pin: Callable[[Sequence[int]], None]
+    unpin: Callable[[Sequence[int]], None]
+
+
+@dataclass(eq=False)
+class Prompt:
+    """A request's prompt; its latest checkpoint, or where its computation began."""
+
+    chain: HashChain
+    last_tokens: int | None = None
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """Pinned blocks of one boundary."""
+
+    request_id: str
+    num_tokens: int
+    spans: tuple[BlockSpan, ...]
+    ask_until: float  # monotonic seconds
+    opened: SendOpened | None = None
+    failed: Outcome | None = None
+
+    @property
+    def block_ids(self) -> list[int]:
+        return [block_id for span in self.spans for block_id in span.block_ids]
+
+
+class Checkpoints:
+    """All of one engine. No clock, no socket: takes `now`, posts through `post`."""
+
+    def __init__(
+        self,
+        block_map: BlockMap,
+        pins: Pins | None,
+        *,
+        min_tokens: int,
+        wait_seconds: float,
+        post: Callable[[Message], None],
+        tally: Tally,
+    ) -> None:
+        """An engine without `pins` leaves none; nor is one left of fewer than `min_tokens` tokens."""
+        self._map = block_map
+        self._pins = pins
+        self._min_tokens = min_tokens
+        self._wait_seconds = wait_seconds
+        self._post = post
+        self._tally = tally
+        self._prompts: dict[str, Prompt] = {}
+        self._asked: dict[TransferId, Checkpoint] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def begin(self, request_id: str, chain: HashChain) -> None:
+        """A request's prompt is about to be computed."""
+        if self._pins is not None and self._map.checkpoint_spacing_tokens:
+            self._prompts[request_id] = Prompt(chain)
+
+    def end(self, request_id: str) -> None:
+        """The prompt is computed, or the request has ended; what is pinned of it is still copied."""
+        self._prompts.pop(request_id, None)
+
+    def computed(self, its: Scheduled, *, now: float) -> None:
+        """Ask for slots for what this step leaves at the boundaries that it reaches."""
+        prompt = self._prompts.get(its.request_id)
+        if prompt is None:
+            return
+        if its.before_tokens >= prompt.chain.num_tokens:
+            self.end(its.request_id)
+            return
+        if prompt.last_tokens is None:
+            prompt.last_tokens = its.before_tokens
+        reached = self._map.boundary(its.before_tokens, its.computed_tokens)
+        for boundary in sorted({*its.states, *([reached] if reached else [])}):
+            if self._is_wanted(prompt, boundary):
+                self._ask(its, prompt, boundary, now=now)
+
+    def _is_wanted(self, prompt: Prompt, boundary: int) -> bool:
+        """Whether a checkpoint is worth its bytes there; the prompt's own end is left with its other blocks."""
+        assert prompt.last_tokens is not None
+        is_far = boundary - prompt.last_tokens >= self._map.checkpoint_spacing_tokens
+        is_inside = self._min_tokens <= boundary < prompt.chain.num_tokens
+        return is_far and is_inside and boundary % self._map.step_tokens == 0
+
+    def _ask(self, its: Scheduled, prompt: Prompt, boundary: int, *, now: float) -> None:
+        assert self._pins is not None
+        spans = self._map.checkpoint(its.tables(), boundary, its.states.get(boundary, {}))
+        if spans is None:
+            return
+        prompt.last_tokens = boundary
+        checkpoint = Checkpoint(its.request_id, boundary, spans, now + self._wait_seconds)
+        self._pins.pin(checkpoint.block_ids)
+        transfer_id = TransferId(os.urandom(16))
+        self._asked[transfer_id] = checkpoint
+        self._post(Store(transfer_id, boundary, self._map.checkpoint_groups(prompt.chain, boundary)))
+
+    def on_message(self, message: SendOpened | TransferFailed) -> None:
+        its = self._asked.get(message.transfer_id)
+        if its is None:
+            return
+        if isinstance(message, SendOpened):
+            its.opened = message
+        else:
+            its.failed = message.reason
+
+    def saves(self, *, now: float) -> list[Save]:
+        """What the workers copy in this step; its blocks are the engine's again."""
+        saves = []
+        for transfer_id, its in list(self._asked.items()):
+            if its.opened is None and its.failed is None and now < its.ask_until:
+                continue
+            del self._asked[transfer_id]
+            if its.opened is None or its.failed is not None:
+                its.failed = its.failed or "agent_slow"
+                self._post(Cancel(transfer_id))
+            else:
+                slots = tuple(with_slots(span, its.opened) for span in its.spans)
+                saves.append(Save(its.opened.handle, True, slots, is_sent=False))
+            self._end(its)
+        return saves
+
+    def _end(self, its: Checkpoint) -> None:
+        assert self._pins is not None
+        self._pins.unpin(its.block_ids)
+        outcome: Outcome = its.failed or "completed"
+        self._tally.transfers["checkpoint", outcome] += 1
+        _log.info("checkpoint.stored", request_id=its.request_id, outcome=outcome, num_tokens=its.num_tokens)
+
+    def fail_all(self, reason: Outcome) -> None:
+        """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
+        for its in self._asked.values():
+            its.failed = its.failed or reason

@@ -1,0 +1,47 @@
+"""When vLLM is to ask again for a prompt whose attention it holds beyond its states."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.connector.divergent_hits import DivergentHits
+
+
+@pytest.mark.parametrize(
+    ("offered", "local", "agreed", "again"),
+    [
+        (None, 512, 0, False),  # the agent has not answered
+        (700, 512, 0, False),  # what can be loaded reaches beyond what is held
+        (512, 512, 0, True),  # nothing but the state is lacking, and vLLM would not take it
+        (256, 512, 0, True),
+        (0, 512, 256, True),  # so that the promise is compared with what can be used
+        (256, 512, 512, False),  # the engine has its states too
+    ],
+)
+def test_a_request_is_asked_for_again_where_nothing_reaches_beyond_attention_that_is_of_no_use_alone(
+    offered: int | None, local: int, agreed: int, again: bool
+) -> None:
+    hits = DivergentHits(are_completed=True)
+    assert hits.asks_again("r", offered, local_tokens=local, agreed_tokens=lambda: agreed) == again
+    assert hits.are_allowed != again
+
+
+def test_an_engine_that_asks_in_the_same_way_again_gets_an_answer() -> None:
+    hits = DivergentHits(are_completed=True)
+    asked = [hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0) for _ in range(4)]
+    assert asked == [True, False, True, False]
+
+
+def test_other_requests_are_looked_up_as_before_once_it_has_ended() -> None:
+    hits = DivergentHits(are_completed=True)
+    assert hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0)
+    hits.forget("another")
+    assert not hits.are_allowed
+    hits.forget("r")
+    assert hits.are_allowed
+
+
+def test_an_engine_with_windows_counts_no_attention_beyond_them() -> None:
+    hits = DivergentHits(are_completed=False)
+    assert not hits.are_allowed
+    assert not hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0)
