@@ -53,6 +53,7 @@ class Questions:
         self._takes_batches = False
         self._fresh = asyncio.Event()
         self._num_asked = 0
+        self._num_streams = 0  # that have ended
         self._session: asyncio.Task[None] | None = None
 
     async def ask(self, kind: Asked, request: Any, *, timeout_seconds: float) -> Any:
@@ -111,6 +112,8 @@ class Questions:
         except grpc.aio.AioRpcError as error:
             self._are_offered = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             raise
+        finally:
+            self._num_streams += 1
         if self._waiting.keys() - self._unsent.keys():
             raise ManagerUnreachable(f"manager {self._channel.address} ended the stream of replies")
 
@@ -121,12 +124,14 @@ class Questions:
 
     async def _questions(self) -> AsyncIterator[pb.Question]:
         """What is asked, until the channel has other certificates than the stream began with."""
-        connection = self._channel.connection
-        while self._channel.connection is connection:
-            while self._unsent and self._channel.connection is connection:
+        connection, number = self._channel.connection, self._num_streams
+        while (
+            self._num_streams == number and self._channel.connection is connection
+        ):  # gRPC lets an ended stream's wait on
+            if self._unsent:
                 yield self._next_message()
-            self._fresh.clear()
-            if not self._unsent:
+            else:
+                self._fresh.clear()
                 await self._wait()
 
     def _next_message(self) -> pb.Question:

@@ -26,6 +26,7 @@ from tests.integration.manager.deployment import (
     until_usable,
 )
 from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
+from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()
 
@@ -98,6 +99,29 @@ async def test_questions_of_one_message_get_their_answers_and_refusals_together(
     found = {its.id: its.match.nodes[0].attention_tokens for its in replies if its.HasField("match")}
     assert found == {1: 640, 3: 320}
     assert {its.id: its.refusal.reason for its in replies if its.HasField("refusal")} == {2: "unknown_model"}
+
+
+async def test_the_first_questions_after_a_managers_restart_are_not_lost(deployment: Deployment) -> None:
+    address = free_address()
+    client = None
+    for _ in range(3):
+        manager = await deployment.start_manager(listen=address)
+        client = client or deployment.client(manager, deadline_seconds=PATIENCE_SECONDS)
+        await _until_refused(client)
+        await deployment.stop_manager(manager)
+
+
+async def _until_refused(client: ManagerClient) -> None:
+    """Ask about a model that nobody has until the manager says so. It may be away still, but no question stays unanswered."""
+    while True:
+        try:
+            await client.match(pb.MatchRequest(model="?"))
+        except IndexRefusal:
+            return
+        except ManagerUnreachable as error:
+            if "no answer in time" in str(error):
+                raise
+            await asyncio.sleep(POLL_SECONDS)
 
 
 class _Recording:
