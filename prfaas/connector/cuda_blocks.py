@@ -1,8 +1,9 @@
 """Copying between an engine's blocks on an NVIDIA GPU and the agent's slots, beside the model's stream.
 
-The arena is pinned (cudaHostRegister), which also maps it into the GPU's address space: a gather writes slots directly
-and a scatter reads them, two kernels a layer however many blocks there are. The host never waits: a small thread waits
-for the events that say when copies are done. The model's stream waits (`fence`) before it may overwrite what is read.
+What is used of the arena is pinned (cudaHostRegister), which also maps it into the GPU's address space: a gather writes slots
+directly and a scatter reads them, two kernels a layer however many blocks there are. The host does not wait for them: a small
+thread waits for the events that say when copies are done. The model's stream waits (`fence`) before it may overwrite what is
+read. Slots that cannot be pinned are copied through host memory, for which the host does wait.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from typing import Any
 
 import torch
 
+from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks, slots_tensor
+from prfaas.connector.extents import EXTENT_BYTES, Extents
 from prfaas.errors import LayoutError
 
 _MAPPED_AND_PORTABLE = 0x02 | 0x01  # cudaHostRegisterMapped | cudaHostRegisterPortable
 _WORD_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _Callback = tuple[torch.cuda.Event, Callable[[], None]]
 _IndexKey = tuple[int, tuple[int, ...], tuple[int, ...]]  # stream, block ids, slots
+_log = logs.get("connector.worker")
 
 
 def copier_for(client: AgentClient, *, device: torch.device) -> Copier:
     """A copier between blocks on `device` and the arena that the client has mapped.
 
     Raises:
-        LayoutError: the arena cannot be pinned.
+        LayoutError: nothing of the arena can be pinned.
     """
     its = client.attached
     slots = slots_tensor(
@@ -47,34 +51,46 @@ class _Mapped:
 class CudaCopier:
     """Blocks in GPU memory. Saves and loads run on streams of their own, ordered after the model's work so far."""
 
-    def __init__(self, slots: torch.Tensor, device: torch.device) -> None:
-        """Pin `slots` (as `slots_tensor` gives them) and map them for `device`; touches every page once.
+    def __init__(self, slots: torch.Tensor, device: torch.device, *, extent_bytes: int = EXTENT_BYTES) -> None:
+        """Map `slots` (as `slots_tensor` gives them) for `device`, which pins the first of them.
 
         Raises:
-            LayoutError: the memory cannot be pinned.
+            LayoutError: they cannot be pinned.
         """
         self._host = slots
         self._device = device
+        num_slots, slot_bytes = slots.shape
+        self._extents = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=self._pin, extent_bytes=extent_bytes)
+        if not self._extents.reach_first():
+            self._extents.close()
+            raise LayoutError("no memory of the arena can be pinned")
         with torch.cuda.device(device):
-            result = torch.cuda.cudart().cudaHostRegister(slots.data_ptr(), slots.numel(), _MAPPED_AND_PORTABLE)
-            if int(result) != 0:
-                raise LayoutError(f"the arena of {slots.numel()} bytes cannot be pinned (CUDA error {int(result)})")
-            mapped: Any = _Mapped(slots.data_ptr(), (slots.shape[0], slots.shape[1]))
-            self._slots = torch.as_tensor(mapped, device=device)
+            mapped: Any = _Mapped(slots.data_ptr(), (num_slots, slot_bytes))
+            self._slots = torch.as_tensor(mapped, device=device)  # one address on both sides, extent by extent
             self._save_stream = torch.cuda.Stream(device)
             self._load_stream = torch.cuda.Stream(device)
         self._saved = _Waiter("prfaas-saves")
         self._loaded = _Waiter("prfaas-loads")
         self._last_save: torch.cuda.Event | None = None
-        self._indices: tuple[_IndexKey, torch.Tensor] | None = None
+        self._indices: tuple[_IndexKey, torch.Tensor, torch.Tensor] | None = None
+
+    def _pin(self, offset: int, num_bytes: int) -> bool:
+        """On the thread of the extents: CUDA keeps the error of a failure for that thread's next call."""
+        with torch.cuda.device(self._device):
+            address = self._host.data_ptr() + offset
+            result = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _MAPPED_AND_PORTABLE))
+        if result:
+            _log.error("arena.not_pinned", first_bytes=offset, num_bytes=num_bytes, cuda_error=result)
+        return not result
 
     def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
         start, size = layer.slice.offset_bytes, layer.slice.payload_bytes
         self._save_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._save_stream):
-            indices = self._on_device(block_ids, slots)
-            pages, target = _as_words(layer.pages, self._slots[:, start : start + size])
-            target.index_copy_(0, indices[1], pages.index_select(0, indices[0]))
+            indices, memory = self._prepare(block_ids, slots)
+            pages, target = _as_words(layer.pages, memory[:, start : start + size])
+            there = target.device
+            target.index_copy_(0, indices[1].to(there), pages.index_select(0, indices[0]).to(there))
             self._last_save = _record(self._save_stream)
         return len(slots) * size
 
@@ -82,18 +98,21 @@ class CudaCopier:
         start, size = layer.slice.offset_bytes, layer.slice.payload_bytes
         self._load_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._load_stream):
-            indices = self._on_device(block_ids, slots)
-            pages, source = _as_words(layer.pages, self._slots[:, start : start + size])
-            pages.index_copy_(0, indices[0], source.index_select(0, indices[1]))
+            indices, memory = self._prepare(block_ids, slots)
+            pages, source = _as_words(layer.pages, memory[:, start : start + size])
+            found = source.index_select(0, indices[1].to(source.device))
+            pages.index_copy_(0, indices[0], found.to(self._device))
         return len(slots) * size
 
-    def _on_device(self, block_ids: Sequence[int], slots: Sequence[int]) -> torch.Tensor:
-        """Both lists as one tensor [2, n] on the current stream, made once for all layers of a span."""
+    def _prepare(self, block_ids: Sequence[int], slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Once for all layers of a span: both lists as one tensor [2, n] on the current stream, and the slots as the device
+        reaches them, or as the host does where it cannot."""
         key = torch.cuda.current_stream(self._device).cuda_stream, tuple(block_ids), tuple(slots)
         if self._indices is None or self._indices[0] != key:
             host = torch.tensor(key[1:], dtype=torch.int64).pin_memory()
-            self._indices = key, host.to(self._device, non_blocking=True)
-        return self._indices[1]
+            memory = self._slots if self._extents.reach(slots) else self._host
+            self._indices = key, host.to(self._device, non_blocking=True), memory
+        return self._indices[1:]
 
     def then_saved(self, function: Callable[[], None]) -> None:
         """Call `function` from a thread once the saves so far, and the model's work so far, are done."""
@@ -114,7 +133,8 @@ class CudaCopier:
         self._saved.close()
         self._loaded.close()
         torch.cuda.synchronize(self._device)
-        torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
+        for offset in self._extents.close():
+            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr() + offset)
 
 
 def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -15,10 +15,12 @@ import torch
 from prfaas.cachepool.layout import LayerSlice
 from prfaas.connector.blocks import LayerBlocks, pages_of, slots_tensor
 from prfaas.connector.cuda_blocks import CudaCopier
+from prfaas.errors import LayoutError
 
 pytestmark = pytest.mark.gpu
 NUM_BLOCKS, NUM_SLOTS = 64, 48
 HEADER_BYTES, SLOT_BYTES = 4096, 1 << 17
+EXTENT_BYTES = 8 * SLOT_BYTES
 SLEEP_CYCLES = 400_000_000  # about 0.2 s at 2 GHz: long beside any copy here
 
 
@@ -41,14 +43,18 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
+    slots = slots_of_an_arena()
+    copier = CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()), extent_bytes=EXTENT_BYTES)
+    yield Bench(copier, slots)
+    copier.close()
+
+
+def slots_of_an_arena() -> torch.Tensor:
     memory = os.memfd_create("arena")
     os.ftruncate(memory, HEADER_BYTES + NUM_SLOTS * SLOT_BYTES)
     mapped = mmap.mmap(memory, 0)
     os.close(memory)
-    slots = slots_tensor(memoryview(mapped), header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS)
-    copier = CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()))
-    yield Bench(copier, slots)
-    copier.close()
+    return slots_tensor(memoryview(mapped), header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS)
 
 
 def random_cache(payload_bytes: int, *, stride_bytes: int | None = None) -> torch.Tensor:
@@ -153,3 +159,42 @@ def test_saves_and_loads_may_overlap(bench: Bench) -> None:
         bench.copier.load(bench.layer(target), blocks, blocks)
     bench.wait(bench.copier.then_loaded)
     assert torch.equal(source[:40].cpu(), target[:40].cpu())
+
+
+def test_blocks_of_all_extents_travel_in_one_copy(bench: Bench) -> None:
+    source, target = random_cache(8_192), random_cache(8_192)
+    blocks = list(range(NUM_SLOTS))
+    bench.copier.save(bench.layer(source), blocks, blocks)
+    bench.wait(bench.copier.then_saved)
+    assert torch.equal(bench.slots[:, :8_192], source[:NUM_SLOTS, 0, 0].cpu())
+    bench.copier.load(bench.layer(target), blocks, blocks)
+    bench.wait(bench.copier.then_loaded)
+    assert torch.equal(source[:NUM_SLOTS].cpu(), target[:NUM_SLOTS].cpu())
+
+
+def test_what_cannot_be_pinned_is_copied_all_the_same() -> None:
+    slots = slots_of_an_arena()
+    taken = slots.data_ptr() + 2 * EXTENT_BYTES
+    assert int(torch.cuda.cudart().cudaHostRegister(taken, EXTENT_BYTES, 0)) == 0  # CUDA pins nothing twice
+    copier = CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()), extent_bytes=EXTENT_BYTES)
+    bench = Bench(copier, slots)
+    source, target = random_cache(8_192), random_cache(8_192)
+    for span in ([0, 5], [15, 16, 17], [40, 47]):
+        copier.save(bench.layer(source), span, span)
+        bench.wait(copier.then_saved)
+        assert torch.equal(slots[span, :8_192], source[span, 0, 0].cpu())
+        copier.load(bench.layer(target), span, span)
+        bench.wait(copier.then_loaded)
+        assert torch.equal(source[span].cpu(), target[span].cpu())
+    copier.close()
+    torch.cuda.cudart().cudaHostUnregister(taken)
+    torch.cuda.synchronize()  # raises where an error is left over
+
+
+def test_an_arena_that_cannot_be_pinned_at_all_is_refused() -> None:
+    slots = slots_of_an_arena()
+    assert int(torch.cuda.cudart().cudaHostRegister(slots.data_ptr(), SLOT_BYTES, 0)) == 0
+    with pytest.raises(LayoutError, match="pinned"):
+        CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()), extent_bytes=EXTENT_BYTES)
+    torch.cuda.cudart().cudaHostUnregister(slots.data_ptr())
+    torch.cuda.synchronize()  # raises where an error is left over
