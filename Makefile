@@ -42,7 +42,7 @@ check: lint type site test ## what CI runs: lint, types, import contracts, the s
 
 bench: .venv/installed ## measure one area: AREA=transport (folders of benchmarks/)
 	@test -d "benchmarks/$(AREA)" -a -n "$(AREA)" || { echo "say which: make bench AREA=<one of: $$(ls benchmarks | xargs)>"; exit 2; }
-	@$(BIN)/python -m benchmarks.$(AREA)
+	@$(BIN)/python -m benchmarks.$(AREA) $(ARGS)
 
 soak: .venv/installed ## the tests with long counts
 	@$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)

@@ -48,6 +48,15 @@ def _further_holders() -> list[dict[str, Any]]:
     return [_apart(holders.measure, num_blocks=HELD_BLOCKS, hybrid=hybrid) for hybrid in (False, True)]
 
 
+def _dynamo_radix_tree() -> dict[str, Any]:
+    """Dynamo's between two of ours, of the same shape and within a minute."""
+
+    def ours() -> Any:
+        return _alone(1, hybrid=False)["match_2000_blocks"]
+
+    return {"ours_before": ours(), **peers.dynamo_radix_tree(1_000_000, CLUSTERS), "ours_after": ours()}
+
+
 def _over_grpc() -> dict[str, Any]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(over_grpc.measure(num_blocks=GRPC_BLOCKS, port=_port()))
@@ -82,7 +91,7 @@ def _alone(millions: float, *, hybrid: bool) -> dict[str, Any]:
 PARTS: dict[str, Callable[[], Any]] = {
     "in_process_1_million": partial(_in_process, 1),
     "in_process_10_million": partial(_in_process, 10),
-    "dynamo_radix_tree": partial(peers.dynamo_radix_tree, 1_000_000, CLUSTERS),
+    "dynamo_radix_tree": _dynamo_radix_tree,
     "mooncake_master": partial(peers.mooncake_master, 500_000),
     "lmcache_directory": partial(peers.lmcache_directory, 500_000, CLUSTERS),
     "llm_d_index": peers.llm_d_index,

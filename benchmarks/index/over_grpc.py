@@ -27,6 +27,7 @@ from prfaas.rpc.channel import Channel
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, node_message
+from tools.free_ports import free_address
 
 CALLS = 2000
 IN_FLIGHT = 16
@@ -105,6 +106,7 @@ async def _measure(managed: Managed, redis: EmbeddedRedis, store: RedisStore, nu
         "redis_bytes_per_block": round(stream_bytes / (len(prompts) * BLOCKS_PER_PROMPT), 1),
         "match_2000_blocks": await _call(client.match, [_match(its) for its in prompts[:50]]),
         "matches_per_second": await _rate(client.match, [_match(its) for its in prompts[:50]]),
+        "nothing_call_by_call": await _nothing(managed.secret, [_match(its) for its in prompts[:50]]),
         "match_2000_blocks_call_by_call": await _call(partial(_unary, router), [_match(its) for its in prompts[:50]]),
         "route_2000_blocks": await _call(client.route, [_route(its) for its in prompts[:50]]),
         "route_64_blocks": await _call(client.route, [_route(its[: 64 * 16]) for its in prompts[:50]]),
@@ -195,6 +197,35 @@ def _route(hashes: bytes) -> pb.RouteRequest:
 
 async def _unary(router: Channel, request: pb.MatchRequest) -> Any:
     return await router.call("Match", request, timeout_seconds=5.0)
+
+
+async def _nothing(secret: bytes, requests: list[Any]) -> dict[str, float]:
+    """The same calls to a process that does nothing."""
+    address = free_address()
+    process = _start_nothing(address)
+    channel = Channel(address, name="router", secret=secret)
+    try:
+        deadline = time.perf_counter() + START_SECONDS
+        while not await _answers(channel, requests[0]):
+            assert time.perf_counter() < deadline, "nothing does not answer"
+            await asyncio.sleep(0.05)
+        return await _call(partial(_unary, channel), requests)
+    finally:
+        await channel.close()
+        process.kill()
+        process.wait()
+
+
+def _start_nothing(address: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.index.nothing", address])
+
+
+async def _answers(channel: Channel, request: pb.MatchRequest) -> bool:
+    try:
+        await _unary(channel, request)
+    except ManagerUnreachable:
+        return False
+    return True
 
 
 async def _call(ask: Callable[[Any], Awaitable[Any]], requests: list[Any]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -177,14 +177,15 @@ class GrpcServer:
     # -- who calls, and how a refusal looks
 
     def _unary(self, call: str, reply: Reply) -> Reply:
-        timer = metrics.MANAGER_CALL_SECONDS.labels(call=call)
+        timer, span = metrics.MANAGER_CALL_SECONDS.labels(call=call), f"manager.{call}"
 
         async def answer(request: Any, context: Any) -> Any:
             started = time.perf_counter()
+            metadata = _metadata_of(context)
             try:
-                who = await self._caller(context, call)
+                who = await self._caller(metadata, context, call)
                 _check_is_read(request)
-                with tracing.within(tracing.continued(f"manager.{call}", _trace_of(context))):
+                with tracing.within(tracing.continued(span, str(metadata.get(tracing.HEADER, "")))):
                     response = await reply(request, who)
             except (IndexRefusal, Fenced) as error:
                 await _abort(context, call, error)
@@ -193,9 +194,9 @@ class GrpcServer:
 
         return answer
 
-    async def _caller(self, context: Any, call: str) -> str:
+    async def _caller(self, metadata: Mapping[str, str | bytes], context: Any, call: str) -> str:
         """The caller's name, from its certificate and its token."""
-        name = caller(context.invocation_metadata() or (), self._secret)
+        name = caller(metadata, self._secret)
         if name is None:
             message = "the call's name and token do not fit the secret: is its secret_file the manager's?"
             await _abort(context, call, IndexRefusal("unauthenticated", message))
@@ -239,7 +240,7 @@ class GrpcServer:
     async def _report_events(
         self, requests: AsyncIterator[pb.ReportEventsRequest], context: Any
     ) -> AsyncIterator[pb.ReportEventsResponse]:
-        who = await self._caller(context, "ReportEvents")
+        who = await self._caller(_metadata_of(context), context, "ReportEvents")
         stream = EventStream(self._world, self._replication)
         try:
             async for request in requests:
@@ -256,7 +257,7 @@ class GrpcServer:
         return pb.ReportTransferResponse()
 
     async def _watch_commands(self, request: pb.WatchCommandsRequest, context: Any) -> AsyncIterator[pb.Command]:
-        who = await self._caller(context, "WatchCommands")
+        who = await self._caller(_metadata_of(context), context, "WatchCommands")
         try:
             _check_is_read(request)
             await self._writer_of(who, request.node)
@@ -298,7 +299,7 @@ class GrpcServer:
         return pb.ReportRequestsResponse()
 
     async def _ask(self, questions: AsyncIterator[pb.Question | None], context: Any) -> None:
-        who = await self._caller(context, "Ask")
+        who = await self._caller(_metadata_of(context), context, "Ask")
         await context.send_initial_metadata(((BATCHES_KEY, "1"),))
         sending = asyncio.Lock()
 
@@ -313,7 +314,7 @@ class GrpcServer:
             await _abort(context, "Ask", error)
 
     async def _watch_state(self, request: pb.WatchStateRequest, context: Any) -> AsyncIterator[pb.StateSnapshot]:
-        await self._caller(context, "WatchState")
+        await self._caller(_metadata_of(context), context, "WatchState")
         while True:
             version, deadline = self._world.version, _now() + _WATCH_SECONDS
             yield self._service.state(index_stale=self._replication.is_stale)
@@ -347,10 +348,9 @@ def _check_speaks_for_itself(who: str, node: str) -> None:
         raise IndexRefusal("unauthenticated", f"{who} may not speak for {node}")
 
 
-def _trace_of(context: Any) -> str:
-    """The traceparent that a call came with; empty where it has none."""
-    found = (value for name, value in context.invocation_metadata() or () if name == tracing.HEADER)
-    return str(next(found, ""))
+def _metadata_of(context: Any) -> Mapping[str, str | bytes]:
+    """What a call came with beside its message."""
+    return dict(context.invocation_metadata() or ())
 
 
 async def _abort(context: Any, call: str, error: IndexRefusal | Fenced) -> NoReturn:

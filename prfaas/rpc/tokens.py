@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import lru_cache
 
 from prfaas.grants import derive_key
 
@@ -22,14 +23,14 @@ def credentials(name: str, secret: bytes) -> tuple[tuple[str, str], ...]:
     return (NAME_KEY, name), (TOKEN_KEY, _token(name, secret))
 
 
+@lru_cache(maxsize=1024)
 def _token(name: str, secret: bytes) -> str:
     return hmac.digest(derive_key(secret, "rpc"), name.encode(), hashlib.sha256).hex()
 
 
-def caller(metadata: Iterable[tuple[str, str | bytes]], secret: bytes) -> str | None:
+def caller(metadata: Mapping[str, str | bytes], secret: bytes) -> str | None:
     """The name that the metadata proves, or None."""
-    fields = dict(metadata)
-    name, token = fields.get(NAME_KEY), fields.get(TOKEN_KEY)
+    name, token = metadata.get(NAME_KEY), metadata.get(TOKEN_KEY)
     if not isinstance(name, str) or not isinstance(token, str):
         return None
     return name if hmac.compare_digest(token.encode(), _token(name, secret).encode()) else None
