@@ -21,7 +21,9 @@ from prfaas.transport.wire import MAX_CHUNK_BYTES, MAX_OBJECTS_PER_CHUNK
 
 MIN_CHUNK_BYTES = 128 << 10
 SLOW_CHUNK_BYTES = 64 << 10  # the least on a slow link
-CHUNK_SECONDS = 2.0  # on its connection: a peer says nothing within a chunk, and after 15 s of silence it is gone
+# On its connection: what is more urgent waits for the chunk that each is sending, and a peer that says nothing within one is
+# gone after 15 s. Measured at 100 Mbit/s and 40 ms: 1 MiB beside bulk takes 3.1 times its time alone, with 2 s 5.6 times.
+CHUNK_SECONDS = 0.1
 CHUNKS_PER_CONNECTION = 4  # the backlog is cut into at least so many chunks per connection
 WEIGHT_STEP = 16.0
 MAX_PRIORITY = 7
