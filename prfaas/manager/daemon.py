@@ -277,6 +277,7 @@ class Manager:
     async def close(self) -> None:
         """NOT_SERVING, drain, give the leases back, stop Redis when it is ours."""
         self.is_ready = False
+        self.world.stop_clock()
         await self._grpc.close()
         await end(self._background)
         await self.replication.close()

@@ -153,3 +153,21 @@ async def test_a_taken_address_of_the_pages_stops_the_start_by_name(deployment: 
     with pytest.raises(ConfigError, match="http_listen"):
         await second.start()
     await second.close()
+
+
+async def test_a_manager_that_stops_takes_nobody_for_dead_whom_it_no_longer_hears(deployment: Deployment) -> None:
+    manager = await deployment.start_manager(expiry_seconds=2.0)  # less than what is under way has to end
+    reporter = deployment.reporter("n1", manager)
+    deployment.run(reporter)
+    told: list[int] = []
+
+    async def watch() -> None:
+        async for state in deployment.client(manager).watch_state():
+            told.append(len(state.nodes))
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: told and told[-1] == 1, what="the node")
+    before = len(told)
+    await deployment.stop_manager(manager)
+    await deployment.end(watching)
+    assert len(told) - before > 2 and set(told[before:]) == {1}
