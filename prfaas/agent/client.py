@@ -151,7 +151,6 @@ class AgentClient:
         self._last_report = ""  # why there was no agent when it was last tried
         self._attaching: _Attaching | None = None  # to the agent that comes after one that is gone
         self._attaching_since = 0.0
-        self.num_attached = 0  # how often: also to one agent, when a connection was lost
         self._take(self._open())
 
     def _open(self) -> _Connection:
@@ -167,7 +166,6 @@ class AgentClient:
         self._inbox: deque[Message] = deque(opened.messages)
         self._outbox = bytearray()
         self.connected = True
-        self.num_attached += 1
 
     def reattach(self, leave: Callable[[], None] = lambda: None, *, wait_seconds: float = 0.0) -> bool:
         """Attach to the agent that listens at the same path after the connection was lost; whether that worked.

@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prfaas import logs
@@ -44,6 +45,7 @@ class EngineConnection:
     arena: Arena | None
     ring: RingReader | None
     client: socket.socket
+    session: int = 0  # as in `Attached`
     outbox: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED_MESSAGES))
     owner: str = field(default_factory=lambda: f"engine-{next(_ids)}")
     lost: bool = False
@@ -83,6 +85,7 @@ class EngineListener:
         self._path = path
         self._callbacks = callbacks
         self._connections: dict[EngineConnection, None] = {}  # in order of arrival
+        self._num_schedulers: Counter[str] = Counter()  # that have attached, of each instance that is here
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None  # once the path is this listener's
 
@@ -162,6 +165,9 @@ class EngineListener:
             layout = _check_attach(attach)
             assert isinstance(attach, Attach)
             attached, arena = await self._callbacks.attach(attach, layout)
+            if attach.role == "scheduler":
+                self._end_earlier(attach.instance)
+                attached = replace(attached, session=self._num_schedulers[attach.instance])
         except LayoutError as error:
             _log.warning("engine.refused", message=str(error))
             await loop.sock_sendall(client, encode(Refused(str(error))))
@@ -177,8 +183,9 @@ class EngineListener:
             if ring is not None:
                 ring.close()
             raise
-        connection = EngineConnection(attach, layout, arena, ring, client)
+        connection = EngineConnection(attach, layout, arena, ring, client, attached.session)
         self._connections[connection] = None
+        self._num_schedulers[attach.instance] += attach.role == "scheduler"
         if ring is not None:
             loop.add_reader(ring.event_fd, self._callbacks.layers, connection)
         _log.info("engine.attached", instance=attach.instance, role=attach.role, rank=attach.rank)
@@ -188,14 +195,27 @@ class EngineListener:
     async def _talk(self, connection: EngineConnection) -> None:
         writer = asyncio.create_task(_write_forever(connection))
         try:
-            while not connection.lost:
-                self._callbacks.message(connection, await _read_message(connection.client))
+            while True:
+                message = await _read_message(connection.client)
+                if connection.lost:
+                    return
+                self._callbacks.message(connection, message)
         finally:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await writer
 
+    def _end_earlier(self, instance: str) -> None:
+        """A scheduler attaches anew: what it said before, and nobody has read yet, is not heard any more."""
+        for other in self.connections:
+            if (other.attach.instance, other.attach.role) == (instance, "scheduler"):
+                self._lose(other)
+                with contextlib.suppress(OSError):
+                    other.client.shutdown(socket.SHUT_RDWR)
+
     def _lose(self, connection: EngineConnection) -> None:
+        if connection not in self._connections:
+            return
         del self._connections[connection]
         connection.lost = True
         if connection.ring is not None:
@@ -204,7 +224,10 @@ class EngineListener:
         self._callbacks.lost(connection)
         if connection.ring is not None:
             connection.ring.close()
-        _log.info("engine.lost", instance=connection.attach.instance, role=connection.attach.role)
+        instance = connection.attach.instance
+        if not any(other.attach.instance == instance for other in self._connections):
+            del self._num_schedulers[instance]
+        _log.info("engine.lost", instance=instance, role=connection.attach.role)
 
     async def close(self) -> None:
         """Stop listening, close every connection, remove the socket file."""

@@ -125,7 +125,7 @@ class Keeping:
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
         """A worker has filled one layer of some blocks, or writes nothing more for them."""
         if entry.kind is EntryKind.SCHEDULER_BACK:
-            for orphan in [name for name, its in self._stored.items() if its.engine.lost]:
+            for orphan in [name for name, its in self._stored.items() if its.engine.session < entry.handle]:
                 self._rank_done(orphan, worker)
             return
         transfer_id = self._by_handle.get(entry.handle)

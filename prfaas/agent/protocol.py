@@ -23,8 +23,9 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
 
 A connection's death ends what its engine reads. What its ranks may be writing to stays until they say that they do not, which
 they do for all of it once a scheduler that has attached anew plans a step (SCHEDULER_BACK), or until the engine's last
-connection has gone, as when its process dies. "Layer ready" is not a message but a 32-byte entry in a ring in shared memory,
-announced by an eventfd (see ring.py).
+connection has gone, as when its process dies. A scheduler that attaches anew ends its earlier connection, with what nobody has
+read of it yet. "Layer ready" is not a message but a 32-byte entry in a ring in shared memory, announced by an eventfd (see
+ring.py).
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Attached:
     slot_bytes: int  # distance between two slots in the arena
     header_bytes: int  # where slot 0 begins; before it the generation table
     epoch: int = 0  # of the agent's start: slots and handles mean nothing to an agent of another one
+    session: int = _optional(0)  # how many schedulers of this instance were attached here before this one
 
 
 @dataclass(frozen=True)

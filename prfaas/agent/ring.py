@@ -24,7 +24,7 @@ class EntryKind(IntEnum):
     LAYER_READY = 1  # `layer` of `group` lies in the slots of blocks [first_block, first_block + num_blocks)
     FORWARD_ENDED = 2  # a forward pass that computed tokens of this transfer has ended; group 1 marks the last one
     REQUEST_ENDED = 3  # this rank writes nothing more for the transfer
-    SCHEDULER_BACK = 4  # this rank writes nothing more for what its scheduler asked for over connections that are lost
+    SCHEDULER_BACK = 4  # this rank writes nothing more for what its scheduler asked for before the session `handle`
 
 
 _KINDS = frozenset(EntryKind)

@@ -195,7 +195,7 @@ class Sending:
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
         """A worker has filled one layer of some blocks: they leave; or it writes nothing more for a transfer."""
         if entry.kind is EntryKind.SCHEDULER_BACK:
-            for orphan in [its for its in self._by_id.values() if its.engine.lost]:
+            for orphan in [its for its in self._by_id.values() if its.engine.session < entry.handle]:
                 self._rank_done(orphan, worker)
             return
         outbound = self._by_handle.get(entry.handle)

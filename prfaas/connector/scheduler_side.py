@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.agent.protocol import (
+    Attached,
     Forget,
     Forgotten,
     LookedUp,
@@ -226,21 +227,21 @@ class SchedulerSide:
         """
         self.poll()
         self._fail_all("reset")
-        order, session = TransferId(os.urandom(16)), self._client.num_attached
+        order, asked = TransferId(os.urandom(16)), self._client.attached
         self._client.post(Forget(order, model))
         until = time.monotonic() + RESET_WAIT_SECONDS
-        while self._is_asked(session) and self._forgotten != order and (left := until - time.monotonic()) > 0:
+        while self._is_there(asked) and self._forgotten != order and (left := until - time.monotonic()) > 0:
             self.poll(left)
         if self._forgotten == order:
             _log.info("cache.reset", model=model)
             return True
-        why = "the agent is slow" if self._is_asked(session) else "the agent is away"
+        why = "the agent is slow" if self._is_there(asked) else "the agent is away"
         _log.warning("cache.not_reset", model=model, why=why)
         return False
 
-    def _is_asked(self, session: int) -> bool:
-        """Whether the connection of that number is still there."""
-        return self._client.connected and self._client.num_attached == session
+    def _is_there(self, attached: Attached) -> bool:
+        """Whether the connection that began so still is."""
+        return self._client.connected and self._client.attached is attached
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Forgotten):
@@ -281,7 +282,8 @@ class SchedulerSide:
             self._pause()  # nobody asks for them, so nobody else sleeps
         failed, self._failed_loads = (*self._failed_loads, *self._incoming.take_failed_loads()), []
         loads, ends = self._incoming.take_loads(), self._outgoing.take_ends()
-        return Step(written, loads, ends, self._client.attached.epoch, failed, self._client.num_attached)
+        attached = self._client.attached
+        return Step(written, loads, ends, attached.epoch, failed, attached.session)
 
     def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
         """The workers have read these requests' slots."""

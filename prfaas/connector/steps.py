@@ -68,7 +68,7 @@ class Step:
     """All copies of one engine step. `ends`: handles of transfers that were given up.
 
     `epoch` is that of the agent whose slots and handles these are; a worker attached to another one copies nothing.
-    `session` numbers the scheduler's connections: what was asked for over an earlier one is in no later step.
+    `session` numbers the scheduler's connections to it: what was asked for over an earlier one is in no later step.
     """
 
     saves: tuple[Save, ...] = ()
@@ -76,7 +76,7 @@ class Step:
     ends: tuple[int, ...] = ()
     epoch: int = 0
     failed_loads: tuple[str, ...] = ()  # requests whose load was planned with an agent that has gone since
-    session: int = 1
+    session: int = 0
 
     def without_copies(self) -> Step:
         """The same step for a worker that has lost its agent: loads fail, finished requests are released."""

@@ -53,7 +53,6 @@ class WorkerSide:
         self._linear = {name for name, its in layers.items() if layout.groups[its.group].kind == "linear_state"}
         self._rank = layout.shard.rank
         self._step = Step()
-        self._session = self._step.session  # of the scheduler's connections, the latest of which a step has run
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save
         self._unpushed: deque[RingEntry] = deque()  # what the ring had no room for, in order; the copier's to change
         self._lock = threading.Lock()
@@ -67,6 +66,7 @@ class WorkerSide:
         self._copier = self._make_copier(self._client)
         self._generations = self._client.slot_generations()
         self._epoch = self._client.attached.epoch
+        self._session = 0  # of the scheduler's connections to this agent, the latest of which a step has run
 
     @property
     def linear_layers(self) -> Collection[str]:
@@ -145,7 +145,7 @@ class WorkerSide:
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
         if self._step.epoch == self._epoch and self._step.session != self._session:
             self._session = self._step.session
-            entries.append(RingEntry(EntryKind.SCHEDULER_BACK, 0))
+            entries.append(RingEntry(EntryKind.SCHEDULER_BACK, self._session))
         if entries or self._unpushed:
             self._copier.then_saved(partial(self._push, entries))
         released = [its.release for its in self._step.saves if its.release is not None]

@@ -210,11 +210,14 @@ class Engine:
         self._worker: AgentClient | None = None
         if attaches_worker:
             self.attach_worker()
-        self.scheduler = AgentClient(self._path, instance=name, role="scheduler")
+        self.attach_scheduler()
         self._unread: list[Message] = []
 
     def attach_worker(self) -> None:
         self._worker = AgentClient(self._path, instance=self._name, role="worker", layout=self._layout)
+
+    def attach_scheduler(self) -> None:
+        self.scheduler = AgentClient(self._path, instance=self._name, role="scheduler")
 
     @property
     def worker(self) -> AgentClient:
