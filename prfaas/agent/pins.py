@@ -37,9 +37,9 @@ class Pins:
         """Carry out a command and report it; a removal once nothing of the prefix is being written to the SSD."""
         if command.order == "remove" and self._ssd is not None:
             leaving = {its for cut in self._cuts(command.end_hash) for its in cut.run.hashes[cut.num_left :]}
-            self._ssd.write_none_of(leaving, lambda: self._carry_out(command))
-        else:
-            self._carry_out(command)
+            if not self._ssd.write_none_of(leaving, lambda: self.take(command)):  # by then others may be
+                return
+        self._carry_out(command)
 
     def _carry_out(self, command: PoolCommand) -> None:
         if command.order == "soft_pin" and command.end_hash in self._pinned:

@@ -7,6 +7,7 @@ move bytes, each way within a budget of bytes per second, and nothing that a tra
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import threading
@@ -58,7 +59,7 @@ class _Writing:
     target: LeaseId
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Reading:
     arena: FileArena
     slot: int
@@ -98,8 +99,8 @@ class Ssd:
         self._to_read: deque[_Reading] = deque()
         self._too_wide: set[bytes] = set()  # layouts whose blocks the budget does not hold
         self._writing: set[_Writing] = set()
-        self._after_writing: list[tuple[set[_Writing], Callable[[], None]]] = []
-        self._num_reading = 0
+        self._reading: set[_Reading] = set()
+        self._awaited: list[tuple[set[_Writing | _Reading], Callable[[], None]]] = []  # and what is called after them
         self._is_closed = False
 
     def restore(self, on_layout: Callable[[Layout], None]) -> None:
@@ -144,25 +145,34 @@ class Ssd:
         """As `Pool.cut`."""
         return self._pool.cut(cuts)
 
-    def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> None:
-        """Nothing of these blocks waits to be written any more; `then` is called once none of them is being written."""
-        self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
-        self._once_written({its for its in self._writing if its.block.block_hash in hashes}, then)
+    def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
+        """Nothing of these blocks waits to be written any more; whether none is being written either.
 
-    def _once_written(self, writing: set[_Writing], then: Callable[[], None]) -> None:
-        if writing:
-            self._after_writing.append((writing, then))
-        else:
-            then()
+        If one is, `then` is called once that has ended.
+        """
+        self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
+        return self._have_ended({its for its in self._writing if its.block.block_hash in hashes}, then)
+
+    def _have_ended(self, under_way: set[_Writing | _Reading], then: Callable[[], None]) -> bool:
+        """Whether all of this has; if not, `then` is called once it has."""
+        if under_way:
+            self._awaited.append((under_way, then))
+        return not under_way
 
     def forget(self, model: str, then: Callable[[], None]) -> int:
         """As `Pool.forget`, of which memory comes first: what it holds is written again when it leaves the SSD.
 
-        `then` is called once nothing of the model is being written any more: an agent that is killed before would leave it.
+        `then` is called once nothing of the model is being written or read any more, which an agent that is killed before
+        would leave. Who waits for a read of it hears that it is not there.
         """
         num_bytes = self._pool.forget(model)
-        self._once_written({its for its in self._writing if its.arena.layout.model == model}, then)
+        self._give_up(lambda its: its.arena.layout.model == model)
+        if self._have_ended({its for its in self._under_way() if its.arena.layout.model == model}, then):
+            then()
         return num_bytes
+
+    def _under_way(self) -> set[_Writing | _Reading]:
+        return {*self._writing, *self._reading}
 
     def _arena(self, layout: Layout) -> FileArena | None:
         return self._pool.arena_of(layout.fingerprint)
@@ -172,7 +182,7 @@ class Ssd:
 
     def is_idle(self) -> bool:
         """Whether nothing waits to be written or read."""
-        return not (self._to_write or self._to_read or self._writing or self._num_reading)
+        return not (self._to_write or self._to_read or self._writing or self._reading)
 
     # Writing behind
 
@@ -201,7 +211,7 @@ class Ssd:
     def pump(self) -> None:
         """Begin as many reads, then writes, as the budgets and the threads allow."""
         now = time.monotonic()
-        while self._to_read and self._num_reading < self._settings.num_threads and self._read_budget.has_room(now):
+        while self._to_read and len(self._reading) < self._settings.num_threads and self._read_budget.has_room(now):
             self._begin_read(self._to_read.popleft())
         while self._to_write and len(self._writing) < self._settings.num_threads and self._write_budget.has_room(now):
             if not self._begin_write(self._to_write[0]):
@@ -280,12 +290,10 @@ class Ssd:
         self.pump()
 
     def _tell_who_waits(self) -> None:
-        waiting, self._after_writing = self._after_writing, []
-        for writing, then in waiting:
-            if self._writing.isdisjoint(writing):
+        waiting, self._awaited = self._awaited, []
+        for awaited, then in waiting:
+            if self._have_ended(awaited & self._under_way(), then):
                 then()
-            else:
-                self._after_writing.append((writing, then))
 
     # Reading back
 
@@ -303,15 +311,18 @@ class Ssd:
 
     def give_up(self, done: Callable[[bool], None]) -> None:
         """Nobody needs the blocks any more that `done` waits for: those that are not being read yet are not read."""
-        unread = [its for its in self._to_read if its.done == done]
-        self._to_read = deque(its for its in self._to_read if its.done != done)
+        self._give_up(lambda its: its.done == done)
+
+    def _give_up(self, is_meant: Callable[[_Reading], bool]) -> None:
+        unread = list(filter(is_meant, self._to_read))
+        self._to_read = deque(itertools.filterfalse(is_meant, self._to_read))
         for its in unread:
             self._pool.end_lease(its.lease)
-            done(False)
+            its.done(False)
 
     def _begin_read(self, its: _Reading) -> None:
         self._read_budget.spend(_num_bytes(its.arena, its.block))
-        self._num_reading += 1
+        self._reading.add(its)
         self._threads.submit(self._read, its)
 
     def _read(self, its: _Reading) -> None:
@@ -325,17 +336,21 @@ class Ssd:
     def _was_read(self, its: _Reading, is_whole: bool) -> None:
         if self._is_closed:
             return
-        self._num_reading -= 1
+        self._reading.discard(its)
+        is_known = (
+            self._pool.find(its.arena, its.block.group, its.block.block_hash) == its.slot
+        )  # else it was forgotten
         if is_whole:
             metrics.SSD_BYTES.labels(direction="read").inc(_num_bytes(its.arena, its.block))
-        elif its.arena.is_readable(its.slot):
+        elif is_known and its.arena.is_readable(its.slot):
             metrics.SSD_FAILURES.labels(reason="read").inc()
             its.arena.mark_failed(its.slot)
             self._on_change(
                 BlocksRemoved(its.arena.layout.fingerprint, its.block.group, (its.block.block_hash,), "ssd")
             )
         self._pool.end_lease(its.lease)
-        its.done(is_whole)
+        its.done(is_whole and is_known)
+        self._tell_who_waits()
         self.pump()
 
     def _buffer(self, arena: FileArena) -> Buffer:

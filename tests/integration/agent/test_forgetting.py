@@ -9,6 +9,7 @@ from prfaas.agent.protocol import (
     Cancel,
     Forget,
     Forgotten,
+    Hold,
     Receive,
     ReceiveReady,
     Release,
@@ -120,3 +121,21 @@ def test_the_ssd_forgets_too_for_agents_that_come_after(agents: Agents, tmp_path
     second = agents.start("east", **settings)
     assert get_json(f"http://{second.status}/status")["ssd"]["prefix"] == 0
     assert lookup(agents.engine(second, "w"), LONGER) == []
+
+
+def test_who_waits_for_the_ssd_at_that_moment_hears_that_nothing_is_there(agents: Agents, tmp_path: Path) -> None:
+    settings = {"pool-bytes": "4MiB", "ssd-directory": str(tmp_path / "ssd")}
+    first = agents.start("west", **settings)
+    store(agents.engine(first, "w"), chain_of())
+    wait_until(lambda: get_json(f"http://{first.status}/status")["ssd"]["prefix"] == NUM_BLOCKS)
+    first.stop()
+    second = agents.start("east", **settings | {"ssd-read-rate": "1KB/s", "ssd-wait-seconds": "1h"})
+    waiting, other = agents.engine(second, "w"), agents.engine(second, "v")
+    waiting.scheduler.post(Hold(TransferId(os.urandom(16)), NUM_TOKENS, exact_blocks(chain_of())))
+    wait_until(lambda: second.pool()["transfer"] > 0)
+    _forget(other)
+    failed = waiting.wait(TransferFailed)
+    assert isinstance(failed, TransferFailed) and failed.reason == "evicted"
+    assert lookup(waiting, LONGER) == []
+    kinds = get_json(f"http://{second.status}/status")
+    assert (kinds["pool"]["transfer"], kinds["ssd"]["prefix"], kinds["ssd"]["quarantined"]) == (0, 0, 0)

@@ -27,3 +27,19 @@ def test_a_removal_waits_for_what_is_being_written_and_leaves_nothing(tmp_path: 
     later = Tier(tmp_path)
     assert not any(map(later.has, blocks)), "what was removed came back with the agent"
     later.close()
+
+
+def test_what_begins_to_be_written_while_a_removal_waits_does_not_escape_it(tmp_path: Path) -> None:
+    tier, ends = Tier(tmp_path, memory_slots=64), list[CopyEnd]()
+    pins = Pins(tier.memory, tier.ssd, report=ends.append)
+    prefix, following = [name(number) for number in range(8)], [name(number) for number in range(8, 48)]
+    tier.keep(prefix)
+    tier.ssd.pump()
+    pins.take(PoolCommand(TransferId(bytes(16)), prefix[-1], "remove"))
+    tier.keep(following, parent=prefix[-1], num_tokens=32 * 9)
+    assert not ends, "blocks are being written"
+    tier.turn(lambda: bool(ends))
+    tier.settle()
+    assert tier.memory.find_all(tier.arena, 0, prefix + following) == [None] * 48
+    assert not any(map(tier.has, prefix + following))
+    tier.close()

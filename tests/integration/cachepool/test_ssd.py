@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
+from prfaas.cachepool.run import BlockIdentity
 from prfaas.errors import ConfigError
 from prfaas.events import BlockRemoved, BlockStored
 from prfaas.types import BlockHash
-from tests.integration.cachepool.tier import LAYOUT, SLOT_BYTES, Tier, content_of
+from tests.integration.cachepool.tier import BLOCK_TOKENS, LAYOUT, SLOT_BYTES, Tier, content_of
 from tests.unit.cachepool.layouts import ROOT, name
 
 STATE = 1
@@ -207,4 +209,26 @@ def test_an_ssd_that_has_no_room_for_one_block_in_flight_says_so_and_keeps_none(
     assert not tier.has(name(0))
     warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.getMessage().split()[0] for record in warned] == ["ssd.too_small"]
+    tier.close()
+
+
+def test_a_model_is_forgotten_once_no_thread_reads_of_it_and_who_waits_hears_that_nothing_is_there(
+    tmp_path: Path,
+) -> None:
+    tier, answers, ends = Tier(tmp_path / "ssd", ssd_slots=40, num_threads=2), list[bool](), list[str]()
+    tier.keep(_names(0, 8))
+    tier.settle()
+    for its in _names(0, 8):
+        into = memoryview(bytearray(SLOT_BYTES))
+        assert tier.ssd.read(LAYOUT, BlockIdentity(0, its, ROOT, BLOCK_TOKENS, ROOT), into, answers.append)
+    tier.ssd.pump()
+    tier.memory.forget(LAYOUT.model)
+    tier.ssd.forget(LAYOUT.model, lambda: ends.append("forgotten"))
+    assert (answers, ends) == ([False] * 6, []), "two are being read"
+    tier.turn(lambda: bool(ends))
+    assert answers == [False] * 8
+    shutil.copytree(tmp_path / "ssd", tmp_path / "as if killed")
+    after = Tier(tmp_path / "as if killed", ssd_slots=40)
+    assert not any(map(after.has, _names(0, 8)))
+    after.close()
     tier.close()
