@@ -40,7 +40,6 @@ class Work(Protocol):
 
     def has_work(self, line: Line, timeout_seconds: float) -> bool: ...
     def take(self, line: Line) -> bytes | Taken | None: ...
-    def unsaid(self, frame: bytes) -> None: ...
     def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None: ...
     def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
     def have(self, line: Line, transfer_id: bytes, have: Have) -> None: ...
@@ -120,16 +119,9 @@ class Line:
         elif self._connection.wait_writable(WRITABLE_SECONDS):
             taken = self._work.take(self)
             if isinstance(taken, bytes):
-                self._say(taken)
+                self._connection.write(taken)
             elif taken is not None:
                 self._send(taken)
-
-    def _say(self, frame: bytes) -> None:
-        try:
-            self._connection.write(frame)
-        except OSError:
-            self._work.unsaid(frame)
-            raise
 
     def _send(self, taken: Taken) -> None:
         chunk, slab = taken.chunk, taken.chunk.slab

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.area import Area, Slab
+from prfaas.transport.cancels import Cancels
 from prfaas.transport.chunker import Chunk, Chunker
 from prfaas.transport.inbound import TransferStats
 from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have
@@ -26,10 +27,10 @@ from prfaas.transport.outbound import (
     SendProgress,
 )
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.wire import FrameType, Header
 from prfaas.types import FailureReason
 
-MAX_FRAMES = 4096  # waiting for a connection; the oldest are dropped, whose transfers end by their deadline
+MAX_ENDS = 4096  # waiting for a connection; the oldest are dropped, whose transfers ask again
 MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
 SLOW_BYTES_PER_SECOND = 1e6  # an OPEN has so long for its bytes before it is repeated
 MAX_GAPS = 1 << 18  # between the slabs that have come, times the ranges of objects that the peer does not hold
@@ -111,7 +112,8 @@ class Outbox:
         self._chunker = Chunker(num_connections)
         self._sendings: dict[bytes, _Sending] = {}
         self._to_open: dict[bytes, _Sending] = {}  # in order
-        self._frames: deque[bytes] = deque(maxlen=MAX_FRAMES)
+        self._cancels = Cancels()
+        self._ends: deque[bytes] = deque(maxlen=MAX_ENDS)
         self.acknowledged_bytes = 0
 
     @property
@@ -187,7 +189,8 @@ class Outbox:
         """End a transfer; the peer hears of it."""
         sending = self._live(transfer_id)
         if sending is not None:
-            self._frames.append(messages.encode_ending(FrameType.CANCEL, transfer_id, ending))
+            frame = messages.encode_ending(FrameType.CANCEL, transfer_id, ending)
+            self._cancels.put(transfer_id, frame, deadline=sending.deadline)
             self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
 
     def fail_all(self, reason: FailureReason, message: str, *, now: float) -> None:
@@ -197,6 +200,7 @@ class Outbox:
 
     def late(self, *, now: float, unreachable_before: float) -> list[tuple[bytes, FailureReason]]:
         """Transfers whose time is up, and why; the peer has been out of reach for too long for those opened before."""
+        self._cancels.expire(now)
         reasons = {its.id: _lateness(its, now, unreachable_before) for its in self._sendings.values()}
         return [(transfer_id, reason) for transfer_id, reason in reasons.items() if reason is not None]
 
@@ -208,21 +212,17 @@ class Outbox:
 
     def has_work(self) -> bool:
         """Whether something waits for a connection."""
-        return bool(self._frames or self._to_open) or self._chunker.has_work()
+        return bool(self._cancels.unsaid or self._ends or self._to_open) or self._chunker.has_work()
 
     def next_frame(self, *, now: float) -> bytes | None:
         """A control frame that waits for a connection; they go before bytes."""
-        if self._frames:
-            return self._frames.popleft()
+        if self._cancels.unsaid:
+            return self._cancels.next_frame()
+        if self._ends:
+            return self._ends.popleft()
         if self._to_open:
             return _open_frame(self._to_open.pop(next(iter(self._to_open))), now)
         return None
-
-    def unsaid(self, frame: bytes) -> None:
-        """A connection was lost before it took a frame: a CANCEL leaves on the next one, an OPEN is made anew."""
-        is_cancel = Header.decode(frame[:HEADER_BYTES]).type is FrameType.CANCEL
-        if is_cancel and len(self._frames) < MAX_FRAMES:
-            self._frames.appendleft(frame)
 
     def take(self) -> tuple[Chunk, Outgoing] | None:
         """The next bytes to send, and of what; their memory is in use until `sent`."""
@@ -247,7 +247,7 @@ class Outbox:
         if not is_all or sending.said_end:
             return False
         sending.said_end = True
-        self._frames.append(Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode())
+        self._ends.append(Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode())
         return True
 
     # What the peer says
@@ -292,6 +292,7 @@ class Outbox:
 
     def done(self, transfer_id: bytes, done: Done, *, now: float) -> None:
         """The peer has every byte. The last acknowledgements may come after this."""
+        self._cancels.answered(transfer_id)
         sending = self._live(transfer_id)
         if sending is not None:
             self.acknowledged_bytes += sending.missing_bytes - sending.acked.num_bytes
@@ -299,7 +300,8 @@ class Outbox:
             self._end(sending, SendCompleted(transfer_id, stats), now)
 
     def refused(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
-        """The peer gives a transfer up, or does not take it."""
+        """The peer gives a transfer up, as this side may have before, or does not take it."""
+        self._cancels.answered(transfer_id)
         sending = self._live(transfer_id)
         if sending is not None:
             self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
@@ -312,6 +314,7 @@ class Outbox:
 
     def connection_lost(self, *, is_last: bool) -> None:
         """Whoever waits for an answer asks again, and after the last connection everybody."""
+        self._cancels.connection_lost()
         for sending in self._sendings.values():
             if is_last or sending.awaits_answer:
                 self._open_again(sending)

@@ -399,11 +399,6 @@ class Link:
             packing = self._gauge.packing
             return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
 
-    def unsaid(self, frame: bytes) -> None:
-        """A connection was lost before it took a frame."""
-        with self._changed:
-            self._outbox.unsaid(frame)
-
     def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None:
         """The line has read the chunk's memory for the last time; `samples`: what packing it took."""
         with self._changed:

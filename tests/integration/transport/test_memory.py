@@ -11,9 +11,10 @@ from pathlib import Path
 
 from prfaas.transport import messages
 from prfaas.transport.area import Slab
+from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import SEND_BUFFER_BYTES, Connection
 from prfaas.transport.messages import MAX_MESSAGE_CHARACTERS, Have
-from prfaas.transport.outbox import MAX_FRAMES
+
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.sender import Outgoing, SendAccepted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, chunk_header
@@ -102,11 +103,11 @@ def test_control_frames_that_no_connection_takes_are_bounded(
     _open_and_cancel(near)  # what is imported and started once
     wait_until(lambda: near.link.snapshot().is_down)
     with traced() as grown:
-        for _ in range(4 * MAX_FRAMES):
+        for _ in range(4 * MAX_CANCELS):
             _open_and_cancel(near)
             near.events.clear()
         assert near.link.snapshot().num_transfers == 0
-        assert grown() < 2 * MAX_FRAMES * (HEADER_BYTES + MAX_MESSAGE_CHARACTERS)
+        assert grown() < 2 * MAX_CANCELS * (HEADER_BYTES + MAX_MESSAGE_CHARACTERS)
 
 
 def _open_and_cancel(near: Near) -> None:

@@ -237,6 +237,13 @@ def test_a_cancel_that_its_connection_did_not_take_leaves_on_the_next_one(near_t
     _assert_cancel_leaves(near)
 
 
+def test_a_cancel_that_may_be_lost_with_its_connection_leaves_again(near_to: Callable[..., Near]) -> None:
+    near = near_to("127.0.0.1:1", awaits_peer=True)
+    _cancelled(near)
+    for _ in range(2):
+        _assert_cancel_leaves(near)
+
+
 def test_a_connection_that_takes_nothing_takes_no_cancel_from_the_others(near_to: Callable[..., Near]) -> None:
     near = near_to("127.0.0.1:1", awaits_peer=True)
     _cancelled(near)

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.messages import Done, Have
+from prfaas.transport.messages import Done, Ending, Have
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.outbound import Outgoing, SendCompleted, SendEvent
 from prfaas.transport.outbox import MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
@@ -97,6 +97,29 @@ def test_what_arrived_between_very_many_held_objects_is_in_part_left_out() -> No
     standing = Standing.of(Have(held, slabs), sizes)
     assert tuple(standing.arrived.slabs()) == slabs[: MAX_GAPS // (num_held + 1)]
     assert standing.missing_bytes == 2000 * (num_held + 1)
+
+
+def test_a_cancel_is_said_again_after_a_loss_until_it_is_answered_or_late() -> None:
+    sender, gave_up = _Sender(), Ending("cancelled", "no longer wanted")
+    sender.outbox.cancel(ID, gave_up, now=1.0)
+    assert sender.said() == [FrameType.CANCEL]
+    assert sender.said() == []
+    for _ in range(2):
+        sender.outbox.connection_lost(is_last=False)
+        assert sender.said() == [FrameType.CANCEL]
+    sender.outbox.refused(ID, gave_up, now=2.0)
+    sender.outbox.connection_lost(is_last=False)
+    assert sender.said() == []
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_a_cancel_whose_transfer_is_late_is_not_said_any_more(is_said: bool) -> None:
+    sender = _Sender()
+    sender.outbox.cancel(ID, Ending("cancelled", "no longer wanted"), now=1.0)
+    assert not is_said or sender.said() == [FrameType.CANCEL]
+    sender.outbox.late(now=3600.0, unreachable_before=0.0)
+    sender.outbox.connection_lost(is_last=False)
+    assert sender.said() == []
 
 
 @pytest.mark.parametrize("have", [Have(Ranges([(0, 2)]), ()), Have(Ranges(), (Slab(0, 1, 50, 51),))])
