@@ -55,7 +55,7 @@ MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes ea
 FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
-HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second of the lock
+HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
 
@@ -181,17 +181,20 @@ class Arrivals:
 
     def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
+        transfer_id = arrival.request.transfer_id
+        if isinstance(decision, Rejected):
+            assembler = None
+            frame = messages.encode_ending(FrameType.ERROR, transfer_id, Ending(decision.reason, decision.message))
+        else:
+            assembler = Assembler(arrival.sizes, ranges_of(decision.held))
+            frame = messages.encode_have(transfer_id, _have(assembler))
         with self._changed:
             if isinstance(decision, Rejected):
-                ending = Ending(decision.reason, decision.message)
-                frame = messages.encode_ending(FrameType.ERROR, arrival.request.transfer_id, ending)
                 self._drop(arrival)
             else:
-                arrival.accepted = decision
-                arrival.assembler = Assembler(arrival.sizes, ranges_of(decision.held))
-                frame = _have(arrival)
+                arrival.accepted, arrival.assembler = decision, assembler
             if not arrival.has_ended:
-                arrival.answers.put(_Answer(arrival.request.transfer_id, _latest_first(arrival), frame))
+                arrival.answers.put(_Answer(transfer_id, _latest_first(arrival), frame))
             if arrival.assembler is not None:
                 self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
         self._tell(arrival)
@@ -390,11 +393,11 @@ class Arrivals:
     def _say(self, said: _Answer) -> None:
         """Write a frame on the first connection that takes it at once, an ending on each; where none does, at a later tick."""
         answer = said if said.frame is not None else self._have_of(said.transfer_id)
-        if answer is None or answer.frame is None:
+        if answer is None:
             return
         is_lost, is_said = True, False  # lost with the last of its connections
         for connection in answer.connections:
-            outcome = say_at_once(connection, answer.frame)
+            outcome = "later" if answer.frame is None else say_at_once(connection, answer.frame)
             is_lost = is_lost and outcome == "lost"
             if outcome == "said":
                 is_said = True
@@ -408,12 +411,17 @@ class Arrivals:
             self._say_later(_Answer(said.transfer_id, [], None) if is_live else said)
 
     def _have_of(self, transfer_id: bytes) -> _Answer | None:
-        """A transfer's HAVE as it now is; None: it has ended."""
+        """A transfer's HAVE as it now is; not made, as it may be long, where no connection takes it. None: it has ended."""
         with self._changed:
             arrival = self._arrivals.get(transfer_id)
             if arrival is None or arrival.has_ended or arrival.assembler is None:
                 return None
-            return _Answer(transfer_id, _latest_first(arrival), _have(arrival))
+            connections = _latest_first(arrival)
+        if not any(its.takes_at_once() for its in connections):
+            return _Answer(transfer_id, connections, None)
+        with self._changed:
+            have = _have(arrival.assembler)
+        return _Answer(transfer_id, connections, messages.encode_have(transfer_id, have))
 
     def _say_later(self, answer: _Answer) -> None:
         """With the lock held."""
@@ -464,11 +472,8 @@ def _latest_first(arrival: _Arrival) -> list[Connection]:
     return list(reversed(arrival.connections))
 
 
-def _have(arrival: _Arrival) -> bytes:
-    assert arrival.assembler is not None
-    slabs = itertools.islice(arrival.assembler.arrived.slabs(), MAX_SLABS)
-    have = Have(arrival.assembler.held, tuple(slabs))
-    return messages.encode_have(arrival.request.transfer_id, have)
+def _have(assembler: Assembler) -> Have:
+    return Have(assembler.held, tuple(itertools.islice(assembler.arrived.slabs(), MAX_SLABS)))
 
 
 def _done(arrival: _Arrival) -> bytes:

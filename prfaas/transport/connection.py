@@ -236,11 +236,11 @@ class Connection:
         Raises:
             OSError: the connection is gone.
         """
-        if not self._takes_at_once() or not self._write_lock.acquire(timeout=AT_ONCE_SECONDS):
+        if not self.takes_at_once() or not self._write_lock.acquire(timeout=AT_ONCE_SECONDS):
             return False
         is_handed_over = False
         try:
-            if not self._takes_at_once():
+            if not self.takes_at_once():
                 return False
             if len(frame) <= AT_ONCE_BYTES:
                 self._stream.send([frame], within_seconds=FRAME_SECONDS)
@@ -253,7 +253,8 @@ class Connection:
             if not is_handed_over:
                 self._write_lock.release()
 
-    def _takes_at_once(self) -> bool:
+    def takes_at_once(self) -> bool:
+        """Whether the kernel has room for a short frame; a connection that is gone counts as one that has."""
         info = self.tcp_info()
         return self.wait_writable(0) and (info is None or info.unsent_bytes <= AT_ONCE_BYTES)
 

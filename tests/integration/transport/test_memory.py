@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +14,15 @@ from pathlib import Path
 
 from prfaas.transport import messages
 from prfaas.transport.area import Slab
+from prfaas.transport.arrivals import Arrivals
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import SEND_BUFFER_BYTES, Connection
-from prfaas.transport.messages import MAX_MESSAGE_CHARACTERS, Have
-
+from prfaas.transport.inbound import Accepted, OpenRequest
+from prfaas.transport.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Have
+from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.sender import Outgoing, SendAccepted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, chunk_header
+from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_header
 from tests.integration.transport.ends import Far, Near
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -93,6 +98,45 @@ def test_a_sender_that_stops_within_a_chunk_costs_its_receiver_a_header(far: Far
         assert grown() - slots < 2 * count * CONNECTION_BYTES, "both ends are in this process"
         for peer in peers:
             peer.connection.close()
+
+
+def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
+    arrivals = Arrivals(
+        accept=lambda request, reply: reply(Accepted(held=(), destination=None)),
+        on_event=lambda event: None,
+        reconnect_seconds=PATIENCE_SECONDS,
+    )
+    ours, theirs = socket.socketpair()
+    connection, peer = Connection(ours, state="receiving"), Connection(theirs, state="sending")
+    peer.set_read_timeout(PATIENCE_SECONDS)
+    sizes, transfer_id = ObjectSizes.of([2 * MAX_SLABS]), os.urandom(16)
+    request = OpenRequest(transfer_id, "peer", b"", sizes, PATIENCE_SECONDS)
+    with contextlib.closing(connection), contextlib.closing(peer):
+        arrivals.open(connection, request, sizes)
+        peer.read_payload(peer.read_header())
+        for at in range(MAX_SLABS):
+            header = Header(FrameType.CHUNK, 1, transfer_id, offset=2 * at, count=1)
+            assert arrivals.begin_write(connection, "peer", header, wire_bytes=1)
+            arrivals.end_write(connection, header, "whole")
+        with traced() as grown:
+            num_bytes = _fill_up(ours)
+            arrivals.open(connection, request, sizes)
+            for _ in range(3):
+                arrivals.expire(time.monotonic())
+            assert grown() < 8 * MAX_SLABS, "not a pointer for each piece that has arrived"
+        peer.read_into([memoryview(bytearray(num_bytes))])
+        arrivals.expire(time.monotonic())
+        header = peer.read_header()
+        assert len(messages.decode_have(header, peer.read_payload(header)).arrived) == MAX_SLABS
+
+
+def _fill_up(sock: socket.socket) -> int:
+    """Send zeros until the kernel takes no more; how many."""
+    piece, num_bytes = bytes(4096), 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            num_bytes += sock.send(piece, socket.MSG_DONTWAIT)
+    return num_bytes
 
 
 def test_control_frames_that_no_connection_takes_are_bounded(
