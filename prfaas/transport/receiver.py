@@ -53,6 +53,7 @@ __all__ = [
 
 MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's header in memory
 MAX_STRANGERS = 64  # that have not proven who they are; of whoever has most of them the longest-waiting one goes first
+MAX_PUBLIC = 64  # public sources that the log names; one that scans ports is not to fill it
 TICK_SECONDS = 0.1
 CLOSE_SECONDS = 10.0
 _log = logs.get("transport")
@@ -110,6 +111,7 @@ class Receiver:
         self._strangers: dict[Connection, str] = {}  # in order of arrival, and from where
         self._num_outgoing = 0  # connections, over which this side sends
         self._refused: Counter[str] = Counter()
+        self._public: set[str] = set()  # sources that the log has named
         self._socket: socket.socket | None = None
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -197,6 +199,8 @@ class Receiver:
         with self._lock:
             if (reason := self._objection(address)) is not None:
                 self._count_refusal(reason)
+                if reason == "public":
+                    self._name_public(address)
                 connection.close()
                 return
             if len(self._strangers) >= MAX_STRANGERS:
@@ -209,6 +213,15 @@ class Receiver:
         except RuntimeError:
             self._forget(connection)
             raise
+
+    def _name_public(self, address: str) -> None:
+        """Log once of each source why it is not let in; with the lock held."""
+        source = source_of(address)
+        if source not in self._public and len(self._public) < MAX_PUBLIC:
+            self._public.add(source)
+            why = "it is not a private address (100.64.0.0/10 is none either), and KV would cross it unencrypted"
+            remedy = "give the tls_ settings, or set insecure_plaintext: true"
+            _log.warning("connection.refused", address=address, reason="public", message=f"{why}: {remedy}")
 
     def _drop_a_stranger(self) -> None:
         """The oldest of whoever has most of them here: one that floods makes room for itself. With the lock held."""

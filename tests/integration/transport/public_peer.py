@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -12,7 +13,10 @@ from tests.waiting import PATIENCE_SECONDS, wait_until
 if __name__ == "__main__":
     far = make_far(insecure_plaintext=json.loads(sys.argv[2]))
     host, _, port = far.address.rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE_SECONDS, source_address=(sys.argv[1], 0)):
-        wait_until(lambda: far.receiver.refused or far.receiver.num_connections)
+    with contextlib.ExitStack() as peers:
+        for _ in range(2):
+            bound = (sys.argv[1], 0)
+            peers.enter_context(socket.create_connection((host, int(port)), PATIENCE_SECONDS, source_address=bound))
+        wait_until(lambda: sum(far.receiver.refused.values()) + far.receiver.num_connections == 2)
         sys.stdout.write(json.dumps(far.receiver.refused))
     far.receiver.close()

@@ -249,16 +249,18 @@ def _may_have_a_network() -> bool:
 
 @pytest.mark.root
 @pytest.mark.skipif(not _may_have_a_network(), reason="needs root, to give a process a public address of its own")
-@pytest.mark.parametrize(("consents", "refused"), [("false", {"public": 1}), ("true", {})])
+@pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
+@pytest.mark.parametrize(("consents", "refused", "num_told"), [("false", {"public": 2}, 1), ("true", {}, 0)])
 def test_a_public_peer_that_reaches_a_private_address_is_not_served_in_plain_text_without_consent(
-    consents: str, refused: dict[str, int]
+    address: str, consents: str, refused: dict[str, int], num_told: int
 ) -> None:
-    peer = f"{sys.executable} -m tests.integration.transport.public_peer 8.8.8.8 {consents}"
-    has_both = "ip link set lo up && ip address add 8.8.8.8/32 dev lo"
+    peer = f"{sys.executable} -m tests.integration.transport.public_peer {address} {consents}"
+    has_both = f"ip link set lo up && ip address add {address}/32 dev lo"
     run = subprocess.run(
         ["unshare", "-n", "sh", "-c", f"{has_both} && exec {peer}"], capture_output=True, timeout=2 * PATIENCE_SECONDS
     )
     assert json.loads(run.stdout) == refused, run.stderr.decode()
+    assert run.stderr.decode().count("set insecure_plaintext: true") == num_told
 
 
 def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(
