@@ -36,7 +36,7 @@ class Incoming:
     transfer_id: TransferId
     num_tokens: int
     source: Source
-    claimed_at: float  # monotonic seconds
+    late_at: float  # monotonic seconds
     ready: ReceiveReady | None = None
     local_tokens: int = 0  # what the engine's own prefix cache held when the load was offered
     tables: Sequence[Sequence[int]] | None = None  # block ids by group that the engine has given it
@@ -55,13 +55,15 @@ class IncomingRequests:
         block_map: BlockMap,
         *,
         receive_timeout_seconds: float,
+        hold_wait_seconds: float,
         may_preallocate: Callable[[], bool],
         post: Callable[[Message], None],
         tally: Tally,
     ) -> None:
         """`may_preallocate` says whether a request may have engine blocks before its data is there."""
         self._map = block_map
-        self._timeout_seconds = receive_timeout_seconds
+        self._receive_timeout_seconds = receive_timeout_seconds
+        self._hold_wait_seconds = hold_wait_seconds
         self._may_preallocate = may_preallocate
         self._post = post
         self._tally = tally
@@ -79,13 +81,14 @@ class IncomingRequests:
         if grant.transfer_id in self._by_transfer:
             self._count(request.request_id, "receive", "in_use")
             return
-        self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", claimed_at=now))
+        late_at = now + self._receive_timeout_seconds
+        self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", late_at))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups, asked.trace))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""
-        self._add(Incoming(request_id, transfer_id, num_tokens, "reuse", claimed_at=now))
+        self._add(Incoming(request_id, transfer_id, num_tokens, "reuse", now + self._hold_wait_seconds))
         self._post(Hold(transfer_id, num_tokens, self._map.transfer_groups(chain, num_tokens)))
 
     def _add(self, incoming: Incoming) -> None:
@@ -119,7 +122,7 @@ class IncomingRequests:
         if local_tokens >= incoming.num_tokens:
             self._give_back(incoming, "held")
             return 0
-        if incoming.ready is None and self._is_late(incoming, now):
+        if incoming.ready is None and now > incoming.late_at:
             self._give_back(incoming, "timeout")
             return 0
         if incoming.ready is None and not self._may_preallocate():
@@ -130,17 +133,14 @@ class IncomingRequests:
     def waits(self, request_id: str, *, now: float) -> bool:
         """Whether the request is claimed, its data is not there, and it may neither have blocks before nor give it up."""
         its = self._by_request.get(request_id)
-        if its is None or its.loading or its.ready is not None or self._is_late(its, now):
+        if its is None or its.loading or its.ready is not None or now > its.late_at:
             return False
         return not self._may_preallocate()
-
-    def _is_late(self, incoming: Incoming, now: float) -> bool:
-        return now - incoming.claimed_at > self._timeout_seconds
 
     def expire(self, now: float) -> None:
         """Give up what has blocks and is late; what has none is asked for, and given up in `num_tokens`."""
         for incoming in list(self._by_request.values()):
-            if incoming.tables is not None and not incoming.loading and self._is_late(incoming, now):
+            if incoming.tables is not None and not incoming.loading and now > incoming.late_at:
                 self._give_back(incoming, "timeout")
 
     @property

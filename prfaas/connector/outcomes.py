@@ -22,7 +22,7 @@ Outcome = (
         "in_use",  # another request of this engine has this transfer
         "agent_slow",  # no slots within `open_wait_seconds`
         "agent_lost",  # the agent went away
-        "timeout",  # nothing came within `receive_timeout_seconds`
+        "timeout",  # nothing came within `receive_timeout_seconds` or, of this node's pool, `hold_wait_seconds`
         "held",  # the engine's own prefix cache covers the whole transfer
         "overwritten",  # a slot was given to another block while it was read
         "no_prefix",  # this node's pool holds nothing of the prompt that the engine's own cache does not

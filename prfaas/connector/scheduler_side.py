@@ -45,7 +45,6 @@ FIRST_PAUSE_SECONDS = (
     0.001  # of an idle engine; each look that finds nothing is followed by a pause of twice the length
 )
 REATTACH_WAIT_SECONDS = 0.02  # a new agent answers its engine's scheduler within a millisecond
-RESET_WAIT_SECONDS = 10.0  # the one thing that an engine waits for: whoever resets its caches has paused it
 _log = logs.get("connector.scheduler")
 
 
@@ -88,6 +87,7 @@ class SchedulerSide:
         self._incoming = IncomingRequests(
             block_map,
             receive_timeout_seconds=settings.receive_timeout_seconds,
+            hold_wait_seconds=settings.hold_wait_seconds,
             may_preallocate=may_preallocate(settings, free_block_ratio),
             post=client.post,
             tally=self.tally,
@@ -221,15 +221,16 @@ class SchedulerSide:
         self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
 
     def reset(self, model: str) -> bool:
-        """Have the agent forget all KV of a model; False when it does not say within RESET_WAIT_SECONDS that it has.
+        """Have the agent forget all KV of a model; False when it does not say in time that it has.
 
-        What is under way goes without: it was computed, here or elsewhere, before.
+        What is under way goes without: it was computed, here or elsewhere, before. It is the one thing that an engine waits
+        for: whoever resets its caches has paused it.
         """
         self.poll()
         self._fail_all("reset")
         order, asked = TransferId(os.urandom(16)), self._client.attached
         self._client.post(Forget(order, model))
-        until = time.monotonic() + RESET_WAIT_SECONDS
+        until = time.monotonic() + self._settings.reset_wait_seconds
         while self._is_there(asked) and self._forgotten != order and (left := until - time.monotonic()) > 0:
             self.poll(left)
         if self._forgotten == order:

@@ -49,6 +49,17 @@ class ConnectorSettings:
     receive_timeout_seconds: float = setting(
         "seconds", default=120.0, doc="How long a decode request waits for its KV before it is computed locally."
     )
+    hold_wait_seconds: float = setting(
+        "seconds",
+        default=10.0,
+        doc="How long a request waits for a prefix that the agent's pool was found to hold; more than the agent's "
+        "`ssd_wait_seconds`, after which a living agent answers in any case.",
+    )
+    reset_wait_seconds: float = setting(
+        "seconds",
+        default=60.0,
+        doc="How long a reset waits for the agent, which takes about 6 s for a million blocks on its SSD, 1 s in memory.",
+    )
     idle_wait_seconds: float = setting(
         "seconds",
         default=0.01,

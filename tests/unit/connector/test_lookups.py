@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.protocol import Hold, LookedUp, Lookup, Message, Promised
+from prfaas.agent.protocol import Cancel, Hold, LookedUp, Lookup, Message, Promised
 from prfaas.connector.block_map import BlockMap, EngineGroup
 from prfaas.connector.incoming import IncomingRequests
 from prfaas.connector.lookups import Lookups
 from prfaas.connector.outcomes import Tally
 from prfaas.hashing import HashChain, root_hash
+from prfaas.types import TransferId
 
 CHAIN = HashChain(root_hash("m"), range(500))
 GROUPS = BlockMap((EngineGroup("full_attention", 16), EngineGroup("linear_state", 1 << 20)))
 HELD = [["full_attention", 480], ["linear_state", 160]]
+
+
+def _incoming(posted: list[Message]) -> IncomingRequests:
+    return IncomingRequests(
+        GROUPS,
+        receive_timeout_seconds=120.0,
+        hold_wait_seconds=10.0,
+        may_preallocate=lambda: False,
+        post=posted.append,
+        tally=Tally(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,9 +39,7 @@ HELD = [["full_attention", 480], ["linear_state", 160]]
 )
 def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], local_tokens: int, says: Promised) -> None:
     posted: list[Message] = []
-    incoming = IncomingRequests(
-        GROUPS, receive_timeout_seconds=1.0, may_preallocate=lambda: False, post=posted.append, tally=Tally()
-    )
+    incoming = _incoming(posted)
     lookups = Lookups(incoming, wait_seconds=1.0, post=posted.append, tally=Tally())
     lookups.begin("r", CHAIN, promised_tokens=480, now=0.0)
     (asked,) = posted
@@ -39,3 +49,13 @@ def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], loc
     assert not lookups.is_undecided("r", local_tokens, now=0.1)
     assert posted[1] == says
     assert any(isinstance(message, Hold) for message in posted) == (max(lengths, default=0) > local_tokens)
+
+
+def test_an_agent_that_hangs_after_a_lookup_is_waited_for_no_longer_than_its_ssd_may_take() -> None:
+    posted: list[Message] = []
+    incoming, transfer_id = _incoming(posted), TransferId(bytes(16))
+    incoming.hold("r", transfer_id, CHAIN, num_tokens=480, now=100.0)
+    assert incoming.num_tokens("r", 0, now=110.0) is None and incoming.waits("r", now=110.0)
+    assert not incoming.waits("r", now=110.1)
+    assert incoming.num_tokens("r", 0, now=110.1) == 0
+    assert posted[1:] == [Cancel(transfer_id)]
