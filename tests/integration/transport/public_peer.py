@@ -12,7 +12,7 @@ from tests.waiting import PATIENCE_SECONDS, wait_until
 
 if __name__ == "__main__":
     far = make_far(insecure_plaintext=json.loads(sys.argv[2]))
-    host, _, port = far.address.rpartition(":")
+    host, port = far.address.split(":")
     with contextlib.ExitStack() as peers:
         for _ in range(2):
             bound = (sys.argv[1], 0)
