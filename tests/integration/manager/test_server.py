@@ -163,7 +163,8 @@ async def test_a_manager_that_stops_takes_nobody_for_dead_whom_it_no_longer_hear
 
     async def watch() -> None:
         async for state in deployment.client(manager).watch_state():
-            told.append(len(state.nodes))
+            num_nodes = len(state.nodes)
+            told.append(num_nodes)
 
     watching = asyncio.create_task(watch())
     await until(lambda: told and told[-1] == 1, what="the node")
