@@ -14,6 +14,7 @@ A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wir
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -161,7 +162,8 @@ def load(
 
     Raises:
         ConfigError: a key is unknown or missing, a value malformed or out of range, or a setting given other than
-            its default beside which another one must be; it names place, key and accepted form.
+            its default beside which another one must be; it names place, key and accepted form. Of what is wrong with
+            keys and values it has each, a line for one; of what does not fit together the first, once these are right.
     """
     environment = os.environ if environment is None else environment
     given = _read_file(file) if file else _Given("", {})
@@ -289,21 +291,52 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
     known = dict(settings(cls))
     if not isinstance(given.content, dict):
         raise ConfigError(f"{given.before}{_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
-    values = {}
+    values: dict[str, Any] = {}
+    faults = _Faults()
     for name, value in given.content.items():
-        path = (*prefix, name)
-        if name not in known:
-            raise ConfigError(f"{value.where}: {'.'.join(path)}: unknown key{_suggestion(name, known)}")
-        values[name] = _convert(cls, known[name], value, component=component, path=path)
-    for name, its in known.items():
-        if its.required and name not in values:
-            raise ConfigError(f"{given.before}{_missing((*prefix, name), its, component=component)}")
-        if isinstance(its.kind, Record) and not its.kind.many and name not in values and default(cls, name) is not None:
-            values[name] = _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=(*prefix, name))
+        with faults.kept():
+            if name not in known:
+                raise ConfigError(f"{value.where}: {'.'.join((*prefix, name))}: unknown key{_suggestion(name, known)}")
+            values[name] = _convert(cls, known[name], value, component=component, path=(*prefix, name))
+    for name in [name for name in known if name not in given.content]:
+        with faults.kept():
+            values |= _absent(cls, known[name], given, component=component, path=(*prefix, name))
+    faults.tell()
     try:
         return cls(**values)
     except ValueError as error:
         raise ConfigError(f"{_written(given, str(error)).before}{_dotted(prefix)}{error}") from error
+
+
+class _Faults:
+    """What is wrong with several settings, told together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """What the block raises is told later."""
+        try:
+            yield
+        except ConfigError as error:
+            self._texts.append(str(error))
+
+    def tell(self) -> None:
+        """Raise ConfigError if there is any, a line for each."""
+        if self._texts:
+            raise ConfigError("\n".join(self._texts))
+
+
+def _absent(
+    cls: type[Any], its: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]
+) -> dict[str, Any]:
+    """The value of a setting that is not given, where that is not its default. Raises ConfigError where it must be given."""
+    if its.required:
+        raise ConfigError(f"{given.before}{_missing(path, its, component=component)}")
+    if not isinstance(its.kind, Record) or its.kind.many or default(cls, path[-1]) is None:
+        return {}
+    return {path[-1]: _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=path)}
 
 
 def _missing(path: tuple[str, ...], its: Setting, *, component: str | None) -> str:
@@ -337,9 +370,12 @@ def _convert_record(kind: Record, given: _Given, *, component: str | None, path:
         return _build(kind.cls, given, component=component, prefix=path)
     if not isinstance(given.content, list):
         raise ConfigError(f"{given.where}: {'.'.join(path)}: expected a list of records")
-    names = [(*path[:-1], f"{path[-1]}[{index}]") for index in range(len(given.content))]
-    pairs = zip(names, given.content, strict=True)
-    return tuple(_build(kind.cls, item, component=component, prefix=name) for name, item in pairs)
+    built, faults = [], _Faults()
+    for index, item in enumerate(given.content):
+        with faults.kept():
+            built.append(_build(kind.cls, item, component=component, prefix=(*path[:-1], f"{path[-1]}[{index}]")))
+    faults.tell()
+    return tuple(built)
 
 
 def _parse(its: Setting, kind: Kind, given: _Given) -> Any:

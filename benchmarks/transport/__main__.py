@@ -20,6 +20,8 @@ from benchmarks.transport import iperf, kv_engine, plot
 from benchmarks.transport.hybrid_schedule import schedule
 from benchmarks.transport.near_end import Content
 from benchmarks.transport.ours import Ends, Figures
+from prfaas.agent.config import AgentConfig
+from prfaas.config import default
 from prfaas.solve.catalog import find_model
 from prfaas.transport.connection_policy import connection_count
 from tools.missed_bars import figure_of, missed
@@ -29,7 +31,7 @@ GIB, MIB = 1 << 30, 1 << 20
 COLD_IPERF = "iperf3 -n 64M -P 16 bbr, cold, of the link"
 HYBRIDS = ("Kimi-Linear-48B-A3B", "Qwen3.5-397B-A17B", "Ring-2.5-1T")
 HYBRID_REPEATS = 5
-REPEATS, COLD_REPEATS, LAYERWISE_REPEATS = 5, 7, 20
+REPEATS, COLD_REPEATS, LAYERWISE_REPEATS, PROBE_REPEATS = 5, 7, 20, 7
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,24 @@ def _variants(name: str) -> list[dict[str, Any]]:
 
 def _health(name: str) -> list[dict[str, Any]]:
     return _health_rows() if name == "bursty" else []
+
+
+def _probe(name: str) -> list[dict[str, Any]]:
+    """What an agent's probe finds of an idle link that nobody has used, and what it sends for that."""
+    shape = PROFILES[name]
+    if shape.second_bits_per_second:
+        return []
+    runs = []
+    with Wan(shape) as wan:
+        for _ in range(PROBE_REPEATS):
+            with Ends(wan, pool_bytes=MIB) as ends:
+                runs.append(ends.probe(default(AgentConfig, "link_probe_bytes")))
+    errors = [abs(its["bytes_per_second"] / shape.payload_bytes_per_second - 1) for its in runs]
+    return [
+        _row("a probe of the idle link, error of the rate", _spread(errors), "max <= 0.2"),
+        _row("a probe of the idle link, MB", _spread([its["moved_bytes"] / 1e6 for its in runs], digits=0), "-"),
+        _row("a probe of the idle link, seconds", _spread([its["seconds"] for its in runs], digits=2), "-"),
+    ]
 
 
 def _iperf_rows(wan: Wan) -> list[dict[str, Any]]:
@@ -330,6 +350,7 @@ PARTS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
     "variants": _variants,
     "health": _health,
     "packing": _packing_rows,
+    "probe": _probe,
 }
 
 

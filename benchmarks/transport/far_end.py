@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from prfaas.agent.plan import is_link_probe
 from prfaas.transport.receiver import (
     Accepted,
     OpenRequest,
@@ -56,6 +57,9 @@ class FarEnd:
             self._report(self._reports.get())
 
     def _accept(self, request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+        if is_link_probe(request.open_body):
+            reply(Accepted(held=(), destination=None))
+            return
         at, memory = 0, []
         for size in request.object_bytes:
             at = 0 if at + size > len(self._pool) else at
@@ -73,7 +77,9 @@ class FarEnd:
             assert isinstance(event, ReceiveFailed | ReceiveCompleted)
 
     def _report(self, event: ReceiveEvent) -> None:
-        transfer = self._transfers.pop(event.transfer_id)
+        transfer = self._transfers.pop(event.transfer_id, None)
+        if transfer is None:  # a probe
+            return
         cpu = cpu_seconds() - transfer.cpu_seconds
         reason, ended_ns = self._ended.pop(event.transfer_id)
         digest = digest_of(transfer.memory)

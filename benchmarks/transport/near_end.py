@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import mmap
 import os
+import queue
 import sys
 import threading
 import time
@@ -15,6 +17,9 @@ from typing import Literal
 import numpy
 
 from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
+from prfaas import grants
+from prfaas.agent.link_probes import SentProbes
+from prfaas.hashing import NO_HASH
 from prfaas.transport.sender import (
     Link,
     LinkConfig,
@@ -24,7 +29,9 @@ from prfaas.transport.sender import (
     SendFailed,
     SendMemoryFree,
 )
+from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 
+TICK_SECONDS = 0.1  # as agents look at their probes
 Content = Literal["noise", "bf16"]
 
 
@@ -54,6 +61,7 @@ class NearEnd:
         for at in range(0, len(self._pool), len(pattern)):
             self._pool[at : at + len(pattern)] = pattern
         self._transfers: dict[bytes, _Transfer] = {}
+        self._of_probes: queue.SimpleQueue[SendEvent] = queue.SimpleQueue()
 
     def open(self, sizes: list[int], *, priority: int = 0) -> bytes:
         """Offer a transfer of objects and wait until the far end has accepted it."""
@@ -98,8 +106,10 @@ class NearEnd:
         }
 
     def _on_event(self, event: SendEvent) -> None:
-        transfer = self._transfers[event.transfer_id]
-        if isinstance(event, SendAccepted):
+        transfer = self._transfers.get(event.transfer_id)
+        if transfer is None:
+            self._of_probes.put(event)
+        elif isinstance(event, SendAccepted):
             transfer.accepted.set()
         elif isinstance(event, SendFailed):
             transfer.failure = f"{event.reason}: {event.message}"
@@ -164,6 +174,39 @@ class NearEnd:
         for _ in range(8):
             self.layers(self.open([1 << 24] * 64, priority=1), 1)
         return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds, every_seconds=0.05)}
+
+    def probe(self, max_bytes: int) -> dict[str, object]:
+        """What an agent's probe of this link finds, and what it takes."""
+        ends: list[CopyEnd] = []
+        probes = SentProbes(
+            name=AgentName("near"),
+            grant_key=KEY,
+            max_bytes=max_bytes,
+            link_to=lambda address, name: self._link,
+            states=lambda: [self._link.snapshot()],
+            report=ends.append,
+        )
+        transfer_id = TransferId(os.urandom(16))
+        names = (AgentName("near"), AgentName("far"), self._link.address)
+        grant = grants.Grant(transfer_id, *names, NO_HASH, 0, max_bytes, "", time.time() + 60)
+        cpu, began = cpu_seconds(), time.monotonic()
+        probes.take(ProbeCommand(transfer_id, grants.sign(grant, KEY)))
+        due = began
+        while not ends:
+            due += TICK_SECONDS
+            while (left := due - time.monotonic()) > 0:
+                with contextlib.suppress(queue.Empty):
+                    probes.on_event(self._of_probes.get(timeout=left))
+            probes.expire(time.monotonic())
+        state = self._link.snapshot()
+        return {
+            "outcome": ends[0].outcome,
+            "moved_bytes": ends[0].moved_bytes,
+            "bytes_per_second": state.achievable_bytes_per_second,
+            "least_bytes_per_second": state.least_bytes_per_second,
+            "seconds": time.monotonic() - began,
+            "cpu_seconds": cpu_seconds() - cpu,
+        }
 
     def _sampled(self, seconds: float, *, every_seconds: float) -> list[tuple[float, float, str | None]]:
         samples: list[tuple[float, float, str | None]] = []

@@ -98,6 +98,10 @@ class Ends:
         """The link's own samples, idle and busy; its transfers do not end."""
         return self._ask("health", seconds=seconds, idle_seconds=idle_seconds)
 
+    def probe(self, max_bytes: int) -> dict[str, Any]:
+        """What an agent's probe of this link finds, and what it takes."""
+        return self._ask("probe", max_bytes=max_bytes)
+
     def _ask(self, what: str, **question: Any) -> dict[str, Any]:
         assert self._near.stdin is not None
         self._near.stdin.write(json.dumps({"ask": what, **question}) + "\n")

@@ -153,7 +153,7 @@ class AgentConfig:
     )
     link_probe_bytes: int = setting(
         "bytes",
-        default=64 << 20,
+        default=2 << 30,
         doc="Most bytes of one probe of a link, which this agent sends or takes when a manager wants to know what an idle link "
         "carries; 0: it does neither.",
     )
@@ -219,7 +219,12 @@ class AgentConfig:
     )
     cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
-    advertise: str = setting("address", default="", doc="Where other agents reach `listen`, when that differs from it.")
+    advertise: str = setting(
+        "address",
+        default="",
+        doc="Where other agents reach `listen`, when that differs from it. They look a name up at each dial: one that "
+        "resolves later will do.",
+    )
     drain_seconds: float = setting(
         "seconds",
         default=0.0,

@@ -131,7 +131,7 @@ class SentProbes:
                 object_bytes=[OBJECT_BYTES] * num_objects,
                 source=lambda index: memory[:],
                 priority=PRIORITY,
-                deadline_seconds=max(0.1, min(DEADLINE_SECONDS, grant.expires_at - time.time())),
+                deadline_seconds=DEADLINE_SECONDS,
             )
         )
         link.ready(
@@ -174,7 +174,8 @@ class SentProbes:
             outcome=outcome,
             message=message,
             moved_bytes=probe.moved_bytes,
-            bytes_per_second=round(found),
+            bytes_per_second=round(found.achievable_bytes_per_second),
+            least_bytes_per_second=round(found.least_bytes_per_second),
         )
         self._end(CopyEnd(probe.transfer_id, outcome, message, moved_bytes=probe.moved_bytes))
 
@@ -186,8 +187,17 @@ class SentProbes:
         self._report(end)
 
 
+@dataclass
+class _Taken:
+    """A probe that arrives, or has. No longer than `DEADLINE_SECONDS`, so no longer than it is remembered."""
+
+    transfer_id: bytes
+    began_at: float  # on the clock
+    has_ended: bool = False
+
+
 class TakenProbes:
-    """The probes that arrive: for each a grant, and of each peer one in `PAUSE_SECONDS`."""
+    """The probes that arrive, one at a time: for each a grant, and of each peer one in `PAUSE_SECONDS`."""
 
     def __init__(
         self, *, name: AgentName, grant_key: bytes, max_bytes: int, clock: Callable[[], float] = time.monotonic
@@ -197,17 +207,22 @@ class TakenProbes:
         self._grant_key = grant_key
         self._max_bytes = max_bytes
         self._clock = clock
-        self._taken: dict[str, tuple[float, bytes]] = {}  # by peer: when its last one came, and which
+        self._taken: dict[str, _Taken] = {}  # by peer, its last one
 
     def __contains__(self, transfer_id: TransferId) -> bool:
-        return any(its == transfer_id for _, its in self._taken.values())
+        return any(its.transfer_id == transfer_id for its in self._taken.values())
+
+    def ended(self, transfer_id: TransferId) -> None:
+        """Nothing of it arrives any more."""
+        for its in self._taken.values():
+            its.has_ended |= its.transfer_id == transfer_id
 
     def accept(self, request: OpenRequest) -> Accepted:
         """Take a probe, whose bytes go nowhere.
 
         Raises:
             RemoteProtocolError: it is none of this version.
-            GrantError: it has no grant, more bytes or time than it may, or comes too soon.
+            GrantError: it has no grant, more bytes or time than it may, comes too soon, or while another's arrives.
         """
         grant = grants.verify(decode_link_probe(request.open_body), self._grant_key, now=time.time())
         if grant.destination != self._name or grant.transfer_id != request.transfer_id:
@@ -221,10 +236,13 @@ class TakenProbes:
         if request.deadline_seconds > DEADLINE_SECONDS:
             raise GrantError("too_long", f"a probe of {request.deadline_seconds:.0f} s; at most {DEADLINE_SECONDS:.0f}")
         now = self._clock()
-        self._taken = {peer: its for peer, its in self._taken.items() if now - its[0] < PAUSE_SECONDS}
+        self._taken = {peer: its for peer, its in self._taken.items() if now - its.began_at < PAUSE_SECONDS}
         if request.peer_name in self._taken:
             raise GrantError("too_soon", f"{request.peer_name} has sent a probe within {PAUSE_SECONDS:.0f} s")
-        self._taken[request.peer_name] = (now, request.transfer_id)
+        busy = next((peer for peer, its in self._taken.items() if not its.has_ended), None)
+        if busy is not None:
+            raise GrantError("probed", f"{busy} is sending a probe, which two at a time would spoil")
+        self._taken[request.peer_name] = _Taken(request.transfer_id, now)
         metrics.LINK_PROBES.labels(direction="in", outcome="taken").inc()
         return Accepted(held=(), destination=None)
 

@@ -181,6 +181,8 @@ class Receiving:
     def on_event(self, event: ReceiveEvent) -> None:
         transfer_id = TransferId(event.transfer_id)
         if transfer_id in self._probes and transfer_id not in self._inbound:
+            if isinstance(event, ReceiveMemoryFree):
+                self._probes.ended(transfer_id)
             return
         if isinstance(event, ReceiveMemoryFree):
             self._memory_free(transfer_id)

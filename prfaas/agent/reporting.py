@@ -174,6 +174,7 @@ class Reporting:
             congestion=state.congestion or "",
             limit=state.limit or "",
             is_probed=state.rate_source == "probe",
+            least_bytes_per_second=state.least_bytes_per_second,
         )
 
 

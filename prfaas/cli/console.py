@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ssl
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
-from prfaas.console.pages import first_json, readiness, tls_of
+from prfaas.console.pages import first_json, read_json, readiness, tls_of
 from prfaas.console.terminal import Answer, show
 from prfaas.console.waiting import told
 from prfaas.console.watching import watch
@@ -83,23 +84,42 @@ def _whole(call: Call) -> Answer:
 
 
 def _explain(call: Call) -> Answer:
-    request, seconds, its = call.arguments.request, call.settings.timeout, call.settings
+    request, its = call.arguments.request, call.settings
     of_managers, of_routers = (tls_of(its) for _ in range(2))
     if of_routers is not None:
         of_routers.load_default_certs()  # a router's clients may be shown a certificate that the world knows
-    failures = []
     router_key = read_key(its.router_key_file, setting="router_key_file")
-    routers = (its.routers, "/debug/decision/", router_key, of_routers)
-    for servers, path, key, tls in (routers, (its.pages, "/decisions/", "", of_managers)):
+    pages = [f"{router.rstrip('/')}/debug/decision/{request}" for router in its.routers]
+    records, failures = _records_at(pages, timeout_seconds=its.timeout, tls=of_routers, key=router_key)
+    if not records:
+        pages = [f"{manager.rstrip('/')}/decisions/{request}" for manager in its.pages]
+        records, others = _records_at(pages, timeout_seconds=its.timeout, tls=of_managers)
+        failures += others
+    if not records:
+        reasons = "".join(f"; {failure}" for failure in failures)
+        raise PageUnreachable(f"{request}: none of the latest requests of the routers and managers asked{reasons}")
+    newest, *older = sorted(records, key=lambda record: -record.get("at", 0.0))
+    document = newest | ({"others": older} if older else {}) | ({"unanswered": failures} if failures else {})
+    shown = [tables.explanation_table(record) for record in (newest, *older)]
+    return Answer(document, shown + tables.unanswered_tables(failures))
+
+
+def _records_at(
+    pages: Iterable[str], *, timeout_seconds: float, tls: ssl.SSLContext | None, key: str = ""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The requests that these pages tell of, each with its page; and why others do not answer."""
+    records: list[dict[str, Any]] = []
+    failures: list[str] = []
+    for page in pages:
         try:
-            found = first_json(servers, path + request, timeout_seconds=seconds, tls=tls, key=key)
+            found = read_json(page, timeout_seconds=timeout_seconds, tls=tls, key=key)
         except PageUnreachable as error:
             failures.append(str(error))
             continue
         if found is not None:
-            return Answer(found, [tables.explanation_table(its) for its in (found, *found.get("others", ()))])
-    reasons = "".join(f"; {failure}" for failure in failures)
-    raise PageUnreachable(f"{request}: none of the latest requests of the routers and managers asked{reasons}")
+            others = found.pop("others", ())
+            records += [{"page": page} | record for record in (found, *others)]
+    return records, failures
 
 
 def _drain(call: Call) -> Answer:
@@ -129,7 +149,8 @@ def _flip(call: Call) -> Answer:
     seconds = units.parse_seconds(call.arguments.within)
     with told(asked["node"], lambda: call.page("/state"), seconds=seconds):
         changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
-    rows = tuple((its["instance"], its["before"], its["after"], str(its["num_requests_left"])) for its in changed)
+    left = ("unknown" if its["num_requests_left"] is None else str(its["num_requests_left"]) for its in changed)
+    rows = tuple((its["instance"], its["before"], its["after"], num) for its, num in zip(changed, left, strict=True))
     return Answer(changed, [tables.Table("Roles", ("instance", "before", "role", "requests that still ran"), rows)])
 
 

@@ -81,7 +81,8 @@ def _bytes(fields: dict[str, Any]) -> dict[str, int]:
 
 
 async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, seconds: float) -> list[dict[str, Any]]:
-    """Give a node's instances another role, drained for at most `seconds`; each one's change.
+    """Give a node's instances another role, drained for at most `seconds`; each one's change, whose `num_requests_left` is
+    None where nobody says what it runs.
 
     Raises:
         ManagerUnreachable: no manager carries it out in time.
@@ -92,7 +93,11 @@ async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, se
         response = await client.set_role(pb.SetRoleRequest(node=node, role=role, timeout_seconds=seconds))
     finally:
         await client.close()
-    return [_fields(change) for change in response.changes]
+    return [_change(_fields(change)) for change in response.changes]
+
+
+def _change(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields | {"num_requests_left": None} if fields.pop("is_load_unknown") else fields
 
 
 def _fields(message: Any) -> dict[str, Any]:

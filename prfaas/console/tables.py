@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 Mood = Literal["plain", "good", "warning", "bad"]
@@ -97,11 +98,13 @@ def link_table(state: Mapping[str, Any]) -> Table:
 
 def _link_row(node: Mapping[str, Any], link: Mapping[str, Any]) -> tuple[str, ...]:
     carried, capacity = link.get("bytes_per_second", 0.0), link.get("capacity_bytes_per_second", 0.0)
+    least = link.get("least_bytes_per_second", 0.0)
+    unknown = f"at least {bit_rate(least)}" if least else "not known"
     return (
         node["name"],
         link["peer"],
         "down" if link.get("is_down") else bit_rate(carried),
-        bit_rate(capacity) if capacity else "not known",
+        bit_rate(capacity) if capacity else unknown,
         percent(carried / capacity) if capacity else "",
         size(int(link.get("queued_bytes", 0))),
         f"{link.get('rtt_seconds', 0.0) * 1000:.1f} ms",
@@ -152,9 +155,18 @@ def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
 def explanation_table(document: Mapping[str, Any]) -> Table:
     """Why a request went where it went: every plain field of its record."""
     plain = _plain(document) | _plain(document.get("decision") or {})
+    if "at" in plain:
+        plain["at"] = datetime.fromtimestamp(plain["at"]).astimezone().isoformat(sep=" ", timespec="seconds")
     plain |= {f"facts: {key}": value for key, value in _plain(document.get("facts") or {}).items()}
     rows = tuple((key.replace("_", " "), str(value)) for key, value in plain.items() if value is not None)
     return Table("Request", ("what", "value"), rows)
+
+
+def unanswered_tables(failures: Sequence[str]) -> list[Table]:
+    """Who was asked besides and did not answer, where there are any."""
+    rows = tuple((failure,) for failure in failures)
+    moods = tuple[Mood, ...]("warning" for _ in rows)
+    return [Table("Not answered", ("server",), rows, moods)] if rows else []
 
 
 def _plain(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,9 @@ class LinkFigures:
     congestion: str = ""  # why it is choked, as its agent sees it: queue, loss or rtt; "": it is not
     limit: str = ""  # what its connections mostly wait for: application, receiver_window, send_buffer or network
     is_probed: bool = False  # the capacity is what a probe found
+    least_bytes_per_second: float = (
+        0.0  # while the capacity is not known, what a probe has shown the link to carry at least
+    )
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class ManagerConfig:
     )
     link_probe_bytes: int = setting(
         "bytes",
-        default=64 << 20,
+        default=2 << 30,
         only_where=_PLANNED,
         doc="Most bytes of one probe of a link from a PrfaaS cluster to a PD cluster whose rate nobody knows; 0: none.",
     )

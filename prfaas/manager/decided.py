@@ -28,6 +28,7 @@ class Decided:
     def document(self) -> dict[str, Any]:
         """All of it, for people and for a replay."""
         return {
+            "at": self.at,
             "explanation": explained(self.decision, self.facts),
             "decision": asdict(self.decision),
             "facts": self.facts.to_dict(),

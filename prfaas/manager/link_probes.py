@@ -20,7 +20,7 @@ from prfaas.manager.paths import Pair, Paths
 from prfaas.manager.world import World
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, ClusterKind, ClusterName, CopyEnd, ProbeCommand, TransferId
 
-PROBE_SECONDS = 30.0  # from order to end, connecting included
+PROBE_SECONDS = 30.0  # from order to end, connecting included; grants hold longer, as clocks differ
 GRACE_SECONDS = 2.0  # so long its agent's word may take
 _log = logs.get("manager.link_probes")
 
@@ -50,6 +50,7 @@ class LinkProbes:
     ) -> None:
         """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
         self._max_bytes, self._repeat_seconds = config.link_probe_bytes, config.link_probe_seconds
+        self._grant_seconds = config.grant_seconds
         self._world, self._paths, self._writes = world, paths, writes
         self._grant_key = grants.derive_key(secret, "grant")
         self._clock, self._wall_clock = clock, wall_clock
@@ -97,7 +98,7 @@ class LinkProbes:
             num_tokens=0,
             max_bytes=self._max_bytes,
             tenant="",
-            expires_at=self._wall_clock() + PROBE_SECONDS,
+            expires_at=self._wall_clock() + self._grant_seconds,
         )
         command = ProbeCommand(transfer_id, grants.sign(grant, self._grant_key))
         deadline = now + PROBE_SECONDS + GRACE_SECONDS

@@ -117,6 +117,7 @@ class Operations:
             seconds = request.timeout_seconds
             taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
             found["num_requests_left"] = sum(its.num_requests_left for its in taken)
+            found["num_engines_unknown"] = sum(its.is_load_unknown for its in taken)
         return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
 
 

@@ -66,6 +66,10 @@ class _Watched:
     is_probed: bool = False  # what was known of it last was found by a probe
     best_bytes_per_second: float = 0.0  # of one link on average, the most of it lately
     best_at: float = float("-inf")
+    least_bytes_per_second: float = (
+        0.0  # that one of its links carries, as a probe has shown that did not find its rate
+    )
+    least_at: float = float("-inf")  # when that was said last
     is_abundant: bool = False
     is_down: bool = False
     weighed_at: float = float("-inf")
@@ -78,6 +82,11 @@ class _Watched:
         self.planned_bytes_per_second, self.known_at = mean * self.num_links, now
         if mean >= self.best_bytes_per_second or now - self.best_at >= BEST_SECONDS:
             self.best_bytes_per_second, self.best_at = mean, now
+
+    def hear_least(self, least_bytes_per_second: float, *, now: float) -> None:
+        """A probe has shown that one of its links carries so much; 0: none has."""
+        if least_bytes_per_second:
+            self.least_bytes_per_second, self.least_at = least_bytes_per_second, now
 
     def planned(self, *, now: float, within_seconds: float) -> float:
         """What it carries, as far as that was known so lately; 0 when it was not."""
@@ -132,6 +141,7 @@ class Paths:
             its.num_links = max(len(figures), num_nodes[pair[0]]) if its.is_probed else len(figures)
             if its.known:
                 its.plan_with_known(now=self._clock())
+            its.hear_least(max(link.least_bytes_per_second for link in figures), now=self._clock())
             its.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
         return links
@@ -198,6 +208,11 @@ class Paths:
         """
         its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
         return its.planned(now=self._clock(), within_seconds=within_seconds)
+
+    def least_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
+        """What a probe that did not find its rate has shown a path to carry so lately; 0 where none has."""
+        its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
+        return its.least_bytes_per_second if self._clock() - its.least_at < within_seconds else 0.0
 
     def is_probed(self, source: str, destination: str) -> bool:
         """Whether what is known of a path was found by a probe, of one of its links."""

@@ -44,6 +44,7 @@ RATE_SECONDS = 10.0  # a change of rates alone makes a new plan at most so often
 RATE_CHANGE_RATIO = 0.2  # a link's measured rate that differs by less is the same
 FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # where the quadratic form of a profile equals it
 
+Pair = tuple[str, str]  # clusters, from and to
 RoleCounts = Counter[str]  # instances of one cluster by role
 
 
@@ -53,7 +54,8 @@ class _Inputs:
 
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # by cluster
     rates: tuple[tuple[str, str, float], ...]  # measured: source, destination, bytes per second
-    probed: frozenset[tuple[str, str]] = frozenset()  # those that a probe has found
+    probed: frozenset[Pair] = frozenset()  # those that a probe has found
+    bounded: frozenset[Pair] = frozenset()  # those of which a probe has shown a lower bound, above what was measured
 
     def has_rates_of(self, other: _Inputs) -> bool:
         """Whether the links carry about the same."""
@@ -146,13 +148,19 @@ class Planning:
         for member in self._world.live():
             if member.node.cluster in self._profiles:
                 roles.setdefault(member.node.cluster, Counter()).update(_roles(member, assigned or {}))
-        seconds = self._config.plan_seconds
-        pairs = [(source.name, pd.name) for source in self._deployment.prfaas for pd in self._deployment.pd]
-        found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=seconds) for pair in pairs}
-        probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
-        rates = probed_within(self._deployment, found, probed)
+        rates, probed, bounded = self._rates()
         listed = tuple((cluster, tuple(sorted(its.items()))) for cluster, its in sorted(roles.items()))
-        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed)
+        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed, bounded)
+
+    def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair], frozenset[Pair]]:
+        """Of each path what it carries, 0 where that is not known; those that a probe has found, and bounded from below."""
+        within, file = remembered_seconds(self._config), self._deployment
+        pairs = [(its.name, pd.name) for its in file.prfaas for pd in file.pd]
+        found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
+        least = {pair: self._paths.least_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
+        probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
+        bounded = frozenset(pair for pair in pairs if least[pair] > found[pair])
+        return probed_within(file, found, probed, least), probed, bounded
 
     def _leads(self, inputs: _Inputs) -> bool:
         """Whether this manager makes the plan: it writes the first PD cluster that lives."""
@@ -233,12 +241,15 @@ class Planning:
             f"{source} to {target}" + (" (probe)" if (source, target) in inputs.probed else "")
             for source, target, _ in inputs.rates
         )
+        bounded = ", ".join(f"{source} to {target}" for source, target in sorted(inputs.bounded))
         rest = f"{self._config.deployment}"
+        known = [f"measured: {measured}"] if measured else []
+        known += [f"at least what a probe has shown: {bounded}"] if bounded else []
         return {
             "lengths": lengths,
             "profiles": rest,
             "instances": "the nodes that are alive",
-            "links": f"measured: {measured}; else {rest}" if measured else rest,
+            "links": "; ".join([*known, f"else {rest}" if known else rest]),
         }
 
     # In force
@@ -309,12 +320,27 @@ def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
     return {its.cluster: (its.num_prefill, its.num_decode) for its in plan.splits}
 
 
+def remembered_seconds(config: ManagerConfig) -> float:
+    """How long a rate counts after it was known: where links are probed, until two probes could have found it anew. Sooner, t
+    would go to the file's rate and come back with the next probe."""
+    return max(config.plan_seconds, 2 * config.link_probe_seconds if config.link_probe_bytes else 0.0)
+
+
 def probed_within(
-    file: Deployment, rates: Mapping[tuple[str, str], float], probed: Container[tuple[str, str]]
-) -> dict[tuple[str, str], float]:
-    """The rates of paths, those that a probe has found up to the file's: it was of one link, and others may share its way."""
+    file: Deployment, rates: Mapping[Pair, float], probed: Container[Pair], least: Mapping[Pair, float]
+) -> dict[Pair, float]:
+    """The rates of paths, those that a probe has found up to the file's: it was of one link, and others may share its way.
+
+    `least` is what probes that found no rate have shown: it lowers none, and raises one that is known up to the file's.
+    """
     listed = {(its.source, its.target): its.bytes_per_second for its in file.links}
-    return {pair: min(rate, listed.get(pair, rate)) if pair in probed else rate for pair, rate in rates.items()}
+
+    def within(pair: Pair, rate: float) -> float:
+        most = listed.get(pair, math.inf)
+        rate = min(rate, most) if pair in probed else rate
+        return max(rate, min(least.get(pair, 0.0), most)) if rate else rate
+
+    return {pair: within(pair, rate) for pair, rate in rates.items()}
 
 
 def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[Link]:

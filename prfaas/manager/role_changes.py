@@ -77,7 +77,7 @@ class RoleChanges:
         if (busy and waited < self._config.role_drain_seconds) or waited < SETTLE_SECONDS:
             return None
         for instance, role in plan.draining.items():
-            left = loads.get(instance, 0)
+            left = loads.get(instance)  # None: nobody says
             _log.info("role.changed", instance=instance, role=role, seconds=round(waited, 1), num_requests_left=left)
             metrics.ROLE_CHANGES.labels(role=role, outcome="done").inc()
         return Roles({**plan.roles, **plan.draining})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Engine, Member
-from prfaas.manager.idling import live_member, requests_of, until_idle
+from prfaas.manager.idling import live_member, requests_of, unknown_of, until_idle
 from prfaas.manager.replication import Replication
 from prfaas.manager.world import World, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
@@ -16,12 +16,13 @@ from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 @dataclass(frozen=True)
 class TakenRole:
-    """One instance's change; `num_requests_left` ran when it took the role."""
+    """One instance's change; `num_requests_left` ran when it took the role, as far as its agent said what it runs."""
 
     instance: InstanceId
     before: InstanceRole
     after: InstanceRole
     num_requests_left: int
+    is_load_unknown: bool
 
 
 class RoleOrders:
@@ -48,14 +49,17 @@ class RoleOrders:
             after = self._check(before, role)
             self._world.turn(before.node.cluster, frozenset(its.instance for its in before.node.engines))
             try:
-                left = requests_of(await until_idle(self._world, name, seconds=seconds, clock=self._clock))
+                idle = await until_idle(self._world, name, seconds=seconds, clock=self._clock)
             finally:
                 self._world.turn(before.node.cluster, frozenset())
             writer = await self._replication.writer_for(before.node.cluster)  # the lease may have been lost meanwhile
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))
-        pairs = zip(before.node.engines, after, strict=True)
-        return [TakenRole(old.instance, old.role, new, left.get(old.instance, 0)) for old, new in pairs]
+        left, unknown = requests_of(idle), unknown_of(idle)
+        return [
+            TakenRole(its.instance, its.role, new, left.get(its.instance, 0), is_load_unknown=its.instance in unknown)
+            for its, new in zip(before.node.engines, after, strict=True)
+        ]
 
     def _check(self, member: Member, role: InstanceRole | None) -> list[InstanceRole]:
         """The roles afterwards. Raises IndexRefusal when they cannot be."""

@@ -32,6 +32,7 @@ class Record:
     ttft_seconds: float | None = None
     decide_seconds: float | None = None  # until the legs were sent
     prefill_seconds: float | None = None  # from then until the prefill leg was answered
+    at: float = field(default_factory=time.time)  # seconds since 1970, when it came
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0  # until it ended
     _first_at: float = 0.0
@@ -156,7 +157,7 @@ class Record:
 
     def explanation(self) -> dict[str, Any]:
         """Everything: in words, and as the data from which `scheduler.route` makes the same decision again."""
-        said = self.summary() | {"client": self.client}
+        said = self.summary() | {"client": self.client, "at": self.at}
         if self.plan is None:
             return said | {"explanation": "it was refused before a decision"}
         return said | {
@@ -184,10 +185,11 @@ class Records:
         self._by_client: OrderedDict[tuple[str, str], Record] = OrderedDict()  # and id
 
     def add(self, record: Record) -> None:
+        self._by_client.pop((record.client, record.request_id), None)
         self._by_client[record.client, record.request_id] = record
         if len(self._by_client) > MAX_RECORDS:
             self._by_client.popitem(last=False)
 
     def of(self, request_id: str) -> list[Record]:
-        """The requests of this id, one of each client that used it, oldest first."""
-        return [its for (_, name), its in self._by_client.items() if name == request_id]
+        """The requests of this id, one of each client that used it, newest first."""
+        return [its for (_, name), its in reversed(self._by_client.items()) if name == request_id]

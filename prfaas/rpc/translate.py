@@ -199,6 +199,7 @@ def _link(message: pb.LinkFigures) -> LinkFigures:
         message.congestion,
         message.limit,
         message.is_probed,
+        message.least_bytes_per_second,
     )
 
 

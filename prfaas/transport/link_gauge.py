@@ -31,6 +31,7 @@ class LinkGauge:
         self._num_searches = 0
         self.is_probing = False  # what waits is a probe's: what it finds is not said before it has ended
         self.has_found = False  # by a probe, what the link carries
+        self._least_bytes_per_second = 0.0  # that it carries, as the probe under way has shown
 
     @property
     def sent_bytes(self) -> int:
@@ -45,18 +46,22 @@ class LinkGauge:
     @property
     def health(self) -> LinkHealth:
         """In bytes of payload, of which the wire carries fewer where they are packed."""
-        its = LinkHealth() if self.is_probing else self._meter.health
-        return replace(its, achievable_bytes_per_second=its.achievable_bytes_per_second / self.packing.packed_ratio)
+        its, ratio = LinkHealth() if self.is_probing else self._meter.health, self.packing.packed_ratio
+        return replace(
+            its,
+            achievable_bytes_per_second=its.achievable_bytes_per_second / ratio,
+            least_bytes_per_second=its.least_bytes_per_second / ratio,
+        )
 
     def begin_probe(self) -> None:
         """Bytes wait from here on to find out what the link carries."""
-        self.is_probing, self.has_found = True, False
+        self.is_probing, self.has_found, self._least_bytes_per_second = True, False, 0.0
         self._meter.source = "probe"
 
     def end_probe(self) -> None:
-        """They wait no more. Where the rate was still growing, or too little waited, nothing was found."""
+        """They wait no more. Where the rate was still growing, or too little waited, the link carries at least what it did."""
         if not self.has_found:
-            self._meter.forget()
+            self._meter.forget(least_bytes_per_second=self._least_bytes_per_second, now=self._measured_at)
         self.is_probing = False
 
     def opened(self) -> None:
@@ -83,7 +88,9 @@ class LinkGauge:
         self._measured_at = now
         sample = self._sample(now, infos, outbox)
         self._meter.add(sample)
-        self.has_found |= self.is_probing and self._meter.is_steady
+        if self.is_probing:
+            self.has_found |= self._meter.is_steady
+            self._least_bytes_per_second = max(self._least_bytes_per_second, sample.least_bytes_per_second)
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             self._num_searches += 1  # which one searches goes round
             infos[self._num_searches % len(infos)][0].search_rate()

@@ -49,7 +49,7 @@ class LinkSample(NamedTuple):
 @dataclass(frozen=True)
 class LinkHealth:
     """`achievable_bytes_per_second` is 0 while the link's own rate is not known, else what `rate_source` showed; `congestion`
-    None: it is not choked.
+    None: it is not choked. `least_bytes_per_second`: while its rate is not known, what a probe has shown it to carry at least.
 
     Ratios are over the last third of a second. So is `limit`, what its connections mostly waited for; None: it has none.
     """
@@ -61,6 +61,7 @@ class LinkHealth:
     resent_ratio: float = 0.0  # of the bytes sent
     limit: LinkLimit | None = None
     rate_source: RateSource | None = None
+    least_bytes_per_second: float = 0.0
 
 
 class LinkMeter:
@@ -69,7 +70,7 @@ class LinkMeter:
     def __init__(self) -> None:
         self._samples: deque[LinkSample] = deque()
         self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
-        self._belief = RateBelief()
+        self._belief, self._least = RateBelief(), RateBelief()
         self.health = LinkHealth()
         self.source: RateSource = "transfers"  # of the bytes that wait at present
         self.lost_bytes_per_second = 0.0  # sent again, over the window
@@ -88,12 +89,12 @@ class LinkMeter:
         seconds = self._saturated_rates[-1][0] - self._saturated_rates[0][0]
         return seconds >= WINDOW_SECONDS and 0 < max(rates) <= STEADY_RATIO * min(rates)
 
-    def forget(self) -> None:
-        """What was found says nothing of the link."""
-        self._belief = RateBelief()
+    def forget(self, *, least_bytes_per_second: float, now: float) -> None:
+        """What was found says no more of the link than that it carries so much."""
+        self._belief, self._least = RateBelief(), RateBelief(least_bytes_per_second, now, "probe")
         self._saturated_rates.clear()
         self._samples.clear()
-        self.health = LinkHealth()
+        self.health = LinkHealth(least_bytes_per_second=least_bytes_per_second)
 
     def add(self, sample: LinkSample) -> None:
         """Update `health`."""
@@ -117,6 +118,7 @@ class LinkMeter:
             resent_ratio=ratio,
             limit=_limit(oldest, sample),
             rate_source=self._belief.source if rate else None,
+            least_bytes_per_second=0.0 if rate else self._least.at(sample.at),
         )
 
     def _rate(self, sample: LinkSample) -> float:

@@ -31,6 +31,9 @@ class LinkState:
     resent_ratio: float  # of the bytes sent in that time
     limit: LinkLimit | None  # what its connections mostly waited for in that time; None: there are none
     rate_source: RateSource | None  # what showed the rate; None: it is not known
+    least_bytes_per_second: (
+        float  # while it is not known, what a probe has shown the link to carry at least; 0: nothing
+    )
     is_probing: bool
     sent_bytes: int  # by the kernel, headers left out
     retransmitted_bytes: int  # of those

@@ -18,6 +18,7 @@ from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.line import Line, Taken
 from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.link_gauge import LinkGauge
+from prfaas.transport.link_meter import LinkHealth
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.messages import Challenge, Done, Ending, Have, Hello
 from prfaas.transport.ordered_events import OrderedEvents
@@ -207,13 +208,13 @@ class Link:
         with self._changed:
             return self._gauge.has_found
 
-    def end_probe(self) -> float:
-        """What the probe has found; 0: nothing."""
+    def end_probe(self) -> LinkHealth:
+        """What the probe has found."""
         with self._changed:
             self._gauge.end_probe()
             if self._outbox.num_transfers > 1:  # transfers have been opened meanwhile
                 self._gauge.opened()
-            return self._gauge.health.achievable_bytes_per_second
+            return self._gauge.health
 
     # Watching
 

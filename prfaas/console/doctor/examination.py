@@ -72,7 +72,9 @@ def examine(patient: Patient) -> list[Finding]:
         findings += _once(component, list(_CHECKS[component](settings, patient)), patient)
     findings += _certificates(patient.console, name=patient.console.name, where="console")
     seconds, tls = patient.console.timeout, _dialling(patient.console)
-    findings += [network.clock_finding(page, timeout_seconds=seconds, tls=tls) for page in patient.console.pages]
+    pages = patient.console.pages
+    is_named = bool(patient.files) or pages != default(ConsoleConfig, "pages")
+    findings += [network.clock_finding(page, is_named=is_named, timeout_seconds=seconds, tls=tls) for page in pages]
     return findings
 
 

@@ -131,10 +131,22 @@ def advertised_finding(agent: AgentConfig, *, is_running: bool, timeout_seconds:
     if is_running and (why := why_unreached(told, timeout_seconds=timeout_seconds)):
         message = f"other agents are told to go to {told}, where nobody answers this machine ({why})"
         return warning(subject, where, message, remedy=remedy)
+    if why := _unresolved(host):
+        message = f"advertise: other agents are told to go to {told}, which does not resolve here ({why})"
+        return bad(subject, where, message, remedy=f"getent hosts {host}; {remedy}")
     if agent.advertise and not is_running and not _is_own(host):
         message = f"other agents are told to go to {told}, which is no address of this machine"
         return warning(subject, where, message, remedy=remedy)
     return good(subject, where, f"other agents are told to go to {told}")
+
+
+def _unresolved(host: str) -> str:
+    """Why a host has no address; "" where it has one."""
+    try:
+        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def _is_own(host: str) -> bool:
@@ -173,14 +185,17 @@ def agent_finding(path: Path, *, where: str) -> Finding:
     return good("agent_socket", where, f"{path} takes connections")
 
 
-def clock_finding(page: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> Finding:
-    """How far this machine's clock is from a manager's, by the date of an answer."""
+def clock_finding(page: str, *, is_named: bool, timeout_seconds: float, tls: ssl.SSLContext | None) -> Finding:
+    """How far this machine's clock is from a manager's, by the date of an answer; `is_named`: one is said to be there."""
     try:
         asked = time.time()
         with urllib.request.urlopen(page.rstrip("/") + "/healthz", timeout=timeout_seconds, context=tls) as response:
             date = response.headers["Date"]
         theirs = email.utils.parsedate_to_datetime(date).timestamp()
     except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
+        if not is_named:
+            message = f"none is named: no settings here, and none at {page}; with --pages URL clocks are compared"
+            return good("manager", "", message)
         return bad(
             "manager", "", f"{page} does not answer: {error}", remedy="say where its http_listen is: --pages URL"
         )

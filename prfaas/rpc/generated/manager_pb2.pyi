@@ -183,7 +183,7 @@ class ReportEventsResponse(_message.Message):
     def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., announce_everything: _Optional[str] = ...) -> None: ...
 
 class LinkFigures(_message.Message):
-    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down", "queue_seconds", "congestion", "limit", "is_probed")
+    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down", "queue_seconds", "congestion", "limit", "is_probed", "least_bytes_per_second")
     PEER_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class LinkFigures(_message.Message):
     CONGESTION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     IS_PROBED_FIELD_NUMBER: _ClassVar[int]
+    LEAST_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     peer: str
     bytes_per_second: float
     capacity_bytes_per_second: float
@@ -210,7 +211,8 @@ class LinkFigures(_message.Message):
     congestion: str
     limit: str
     is_probed: bool
-    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., congestion: _Optional[str] = ..., limit: _Optional[str] = ..., is_probed: _Optional[bool] = ...) -> None: ...
+    least_bytes_per_second: float
+    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., congestion: _Optional[str] = ..., limit: _Optional[str] = ..., is_probed: _Optional[bool] = ..., least_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio")
@@ -735,16 +737,18 @@ class SetRoleRequest(_message.Message):
 class SetRoleResponse(_message.Message):
     __slots__ = ("changes",)
     class Change(_message.Message):
-        __slots__ = ("instance", "before", "after", "num_requests_left")
+        __slots__ = ("instance", "before", "after", "num_requests_left", "is_load_unknown")
         INSTANCE_FIELD_NUMBER: _ClassVar[int]
         BEFORE_FIELD_NUMBER: _ClassVar[int]
         AFTER_FIELD_NUMBER: _ClassVar[int]
         NUM_REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+        IS_LOAD_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
         instance: str
         before: str
         after: str
         num_requests_left: int
-        def __init__(self, instance: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ..., num_requests_left: _Optional[int] = ...) -> None: ...
+        is_load_unknown: bool
+        def __init__(self, instance: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ..., num_requests_left: _Optional[int] = ..., is_load_unknown: _Optional[bool] = ...) -> None: ...
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     changes: _containers.RepeatedCompositeFieldContainer[SetRoleResponse.Change]
     def __init__(self, changes: _Optional[_Iterable[_Union[SetRoleResponse.Change, _Mapping]]] = ...) -> None: ...

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,17 @@ from prometheus_client import REGISTRY
 
 from prfaas import grants
 from prfaas.agent.link_probes import DEADLINE_SECONDS, SentProbes
-from prfaas.agent.plan import encode_link_probe
+from prfaas.agent.plan import OpenBody, encode_link_probe, make_plan
 from prfaas.agent.protocol import Receive, Send, TransferFailed
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender import Link, LinkConfig, Outgoing, SendCompleted, SendEvent, SendFailed
-from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
-from tests.integration.agent.running import Agents, RunningAgent, chain_of
+from prfaas.index.membership import Node
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.link_probes import LinkProbes
+from prfaas.manager.paths import Paths
+from prfaas.manager.world import World
+from prfaas.transport.sender import Link, LinkConfig, Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed
+from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
+from tests.integration.agent.running import Agents, RunningAgent, blocks, chain_of, layout
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 
@@ -29,13 +35,13 @@ MIB = 1 << 20
 class Peer:
     """Another agent's end of the wire."""
 
-    def __init__(self, agents: Agents, west: RunningAgent) -> None:
-        self._agents, self._west = agents, west
+    def __init__(self, agents: Agents, west: RunningAgent, *, name: str = "east", **link: Any) -> None:
+        self._agents, self._west, self._name = agents, west, name
         self.events: list[SendEvent] = []
         self.link = Link(
             west.wire,
-            config=LinkConfig(num_connections=2, reconnect_seconds=PATIENCE_SECONDS),
-            local_name="east",
+            config=LinkConfig(**{"num_connections": 2, "reconnect_seconds": PATIENCE_SECONDS} | link),
+            local_name=name,
             peer_name="west",
             key=grants.derive_key(agents.secret, "wire"),
             on_event=self.events.append,
@@ -44,7 +50,7 @@ class Peer:
     def grant(self, transfer_id: TransferId, **changes: Any) -> bytes:
         fields: dict[str, Any] = {
             "transfer_id": transfer_id,
-            "source": AgentName("east"),
+            "source": AgentName(self._name),
             "destination": AgentName("west"),
             "destination_address": self._west.wire,
             "prompt_hash": NO_HASH,
@@ -55,14 +61,24 @@ class Peer:
         }
         return grants.sign(grants.Grant(**fields | changes), grants.derive_key(self._agents.secret, "grant"))
 
-    def probe(self, transfer_id: TransferId, token: bytes, *, num_objects: int = 4) -> SendEvent:
-        """How a probe ends."""
-        body = encode_link_probe(token)
-        memory = memoryview(bytes(MIB))
-        self.link.open(Outgoing(transfer_id, body, [MIB] * num_objects, lambda index: memory[:], 0, DEADLINE_SECONDS))
-        self.link.ready(transfer_id, first_object=0, num_objects=num_objects, offset_bytes=0, length_bytes=MIB)
+    def offer(self, transfer_id: TransferId, body: bytes, sizes: Sequence[int] = (MIB,) * 4) -> None:
+        """Open a transfer, of which nothing leaves yet."""
+        memory = memoryview(bytes(max(sizes)))
+        self.link.open(
+            Outgoing(transfer_id, body, list(sizes), lambda index: memory[: sizes[index]], 0, DEADLINE_SECONDS)
+        )
+
+    def end(self, transfer_id: TransferId, sizes: Sequence[int] = (MIB,) * 4) -> SendEvent:
+        """How a transfer ends that was offered, once all of it leaves."""
+        for index, size in enumerate(sizes):
+            self.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
         wait_until(lambda: self._ends(transfer_id), what="its end")
         return self._ends(transfer_id)[0]
+
+    def probe(self, transfer_id: TransferId, token: bytes) -> SendEvent:
+        """How a probe ends."""
+        self.offer(transfer_id, encode_link_probe(token))
+        return self.end(transfer_id)
 
     def _ends(self, transfer_id: TransferId) -> list[SendEvent]:
         ended = (its for its in self.events if isinstance(its, SendCompleted | SendFailed))
@@ -72,9 +88,12 @@ class Peer:
 class Sender:
     """What an agent makes of a manager's commands."""
 
-    def __init__(self, agents: Agents, west: RunningAgent, *, max_bytes: int = 4 * MIB, num_transfers: int = 0) -> None:
+    def __init__(
+        self, agents: Agents, west: RunningAgent, *, max_bytes: int = 4 * MIB, num_transfers: int = 0, **link: Any
+    ) -> None:
         """`num_transfers`: that the agent has under way besides."""
-        self.peer = Peer(agents, west)
+        self.west = west
+        self.peer = Peer(agents, west, **link)
         self.reports: list[CopyEnd] = []
         self.probes = SentProbes(
             name=AgentName("east"),
@@ -94,12 +113,13 @@ class Sender:
         """How a command ends."""
         num_before = len(self.reports)
         self.probes.take(command)
-        wait_until(lambda: self._goes_on() and len(self.reports) > num_before, what="its report")
-        wait_until(lambda: self._goes_on() and self.probes._under_way is None, what="its memory")
+        wait_until(lambda: self.goes_on() and len(self.reports) > num_before, what="its report")
+        wait_until(lambda: self.goes_on() and self.probes._under_way is None, what="its memory")
         assert len(self.reports) == num_before + 1 and self.reports[-1].transfer_id == command.transfer_id
         return self.reports[-1]
 
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
+        """Do what the agent does at each tick."""
         events = self.peer.events[self._num_told :]
         self._num_told += len(events)
         for event in events:
@@ -139,6 +159,29 @@ def test_what_a_grant_allows_is_taken_and_kept_nowhere(agents: Agents) -> None:
         end = peer.probe(again, peer.grant(again))
         assert isinstance(end, SendFailed) and end.reason == "grant_refused"
         assert _refused("too_soon") == before + 1
+
+
+def test_two_probes_do_not_arrive_at_once(agents: Agents) -> None:
+    """Two managers may order them."""
+    with _peer(agents) as (east, west):
+        south = Peer(agents, west, name="south")
+        first, before = TransferId(os.urandom(16)), _refused("probed")
+        east.offer(first, encode_link_probe(east.grant(first)))
+        wait_until(lambda: any(isinstance(its, SendAccepted) for its in east.events), what="its acceptance")
+        second = TransferId(os.urandom(16))
+        end = south.probe(second, south.grant(second))
+        assert (
+            isinstance(end, SendFailed) and end.reason == "grant_refused" and "east is sending a probe" in end.message
+        )
+        assert _refused("probed") == before + 1
+        east.link.cancel(first, "cancelled", "")
+
+        def is_taken() -> bool:
+            again = TransferId(os.urandom(16))
+            return isinstance(south.probe(again, south.grant(again)), SendCompleted)
+
+        wait_until(is_taken, what="room for the other")
+        south.link.close()
 
 
 @pytest.mark.parametrize(
@@ -209,6 +252,46 @@ def test_nothing_is_probed_beside_a_transfer(agents: Agents) -> None:
         end = sender.outcome(sender.command())
         assert end.outcome == "cancelled" and "sending" in end.message
         assert sender.peer.link.snapshot().num_connections == 0
+
+
+def test_a_probe_gives_way_to_a_transfer_at_once(agents: Agents) -> None:
+    """Here a link is so slow that the probe would take minutes."""
+    with _sender(agents, max_bytes=64 * MIB, max_bytes_per_second=400e3) as sender:
+        agents.engine(sender.west, "e")
+        chain, its_layout = chain_of(), layout()
+        transfer_id, token = agents.grant("east", sender.west, chain)
+        plan = make_plan((its_layout,), blocks(chain, chain.num_tokens), chain.num_tokens)
+        sender.probes.take(sender.command(max_bytes=64 * MIB))
+        link = sender.peer.link
+        wait_until(lambda: link.snapshot().acknowledged_bytes > 0, what="the probe's first bytes")
+        body = OpenBody(token, (its_layout.fingerprint,), (its_layout,), plan.groups).encode()
+        sender.peer.offer(transfer_id, body, plan.object_bytes)
+        sender.goes_on()
+        (end,) = sender.reports
+        assert (end.outcome, end.message) == ("cancelled", "transfers have begun")
+        assert isinstance(sender.peer.end(transfer_id, plan.object_bytes), SendCompleted)
+        wait_until(lambda: sender.goes_on() and sender.probes._under_way is None, what="its memory")
+        assert link.snapshot().acknowledged_bytes < 32 * MIB
+
+
+def test_a_manager_whose_clock_is_half_a_minute_late_has_links_probed(agents: Agents) -> None:
+    with _sender(agents) as sender:
+        world = World(expiry_seconds=PATIENCE_SECONDS, clock=time.monotonic)
+        world.register(Node(AgentName("east"), ClusterName("prfaas"), "prfaas", "", 1, takes_probes=True))
+        wire = sender.peer.link.address
+        world.register(Node(AgentName("west"), ClusterName("pd"), "pd", wire, 1, takes_probes=True))
+        probes = LinkProbes(
+            ManagerConfig(secret_file=Path("-"), deployment=Path("-"), link_probe_bytes=4 * MIB),
+            world=world,
+            paths=Paths(world, clock=time.monotonic),
+            secret=agents.secret,
+            writes=lambda cluster: True,
+            clock=time.monotonic,
+            wall_clock=lambda: time.time() - 40.0,
+        )
+        probes.step()
+        (command,) = probes.commands_of(AgentName("east"))
+        assert sender.outcome(command).outcome == "completed"
 
 
 def test_nothing_is_probed_where_that_is_turned_off(agents: Agents) -> None:

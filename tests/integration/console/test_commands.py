@@ -157,15 +157,15 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
         return {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
 
     ran = await prfaas(site, "flip", "turning", "prefill", "--within=100ms", secret=deployment.secret_file)
-    change = {"instance": "turning/0", "before": "both", "after": "prefill", "num_requests_left": 0}
-    assert (ran.status, ran.document) == (0, [change]), ran.error
+    change = {"instance": "turning/0", "before": "both", "after": "prefill", "num_requests_left": None}
+    assert (ran.status, ran.document) == (0, [change]), "nobody says what it runs"
     assert roles() == {"turning/0": "prefill", "other/0": "both"}
     refused = await prfaas(site, "flip", "other", "prefill", "--within=0s", secret=deployment.secret_file)
     assert refused.status == 2 and "nothing in west would decode" in refused.error
     back = await prfaas(
         site, "flip", "turning", "announced", "--within=0s", secret=deployment.secret_file, terminal=True
     )
-    assert back.status == 0 and "turning/0" in back.output
+    assert back.status == 0 and "turning/0" in back.output and "unknown" in back.output
     assert roles() == {"turning/0": "both", "other/0": "both"}
 
 
@@ -233,7 +233,7 @@ def test_a_manager_that_does_not_answer_is_named() -> None:
     assert "http://127.0.0.1:9/state" in ran.error
 
 
-def test_config_check_names_the_file_the_key_and_the_accepted_form(tmp_path: Path) -> None:
+def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Path) -> None:
     good, bad = tmp_path / "router.yaml", tmp_path / "agent-east.yaml"
     good.write_text(f"secret_file: {_secret(tmp_path)}\nmanagers: [m:1]\n")
     bad.write_text("name: a\nsecret_file: /s\npool_byte: 4GiB\n")
@@ -242,6 +242,16 @@ def test_config_check_names_the_file_the_key_and_the_accepted_form(tmp_path: Pat
     assert ran.status == 1
     assert outcomes["router.yaml"] == "good"
     assert "pool_byte: unknown key, did you mean pool_bytes?" in outcomes["agent-east.yaml"]
+    bad.write_text("listen: nowhere\npool_byte: 4GiB\negress: [{peers: a, rate: 1}, {}]\nsecret_file: /s\n")
+    (several,) = run("config", "check", str(bad)).document
+    faults = [line.removeprefix(f"{bad} ") for line in several["outcome"].splitlines()]
+    assert [tuple(its.split(": ")[:2]) for its in faults] == [
+        ("line 1", "listen"),
+        ("line 2", "pool_byte"),
+        ("line 3", "egress[0].rate"),
+        ("line 3", "egress[1].peers"),
+        ("line 1", "name"),
+    ]
     assert run_on_terminal("config", "check", str(good)).status == 0
 
 

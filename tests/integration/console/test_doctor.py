@@ -17,11 +17,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from prfaas.cli.console import DIRECTORY
 from prfaas.console.authority import DAY, Authority
 from prfaas.transport.tls import CertificateFiles, Certificates
 from tests.integration.agent.running import Agents
 from tests.integration.console.patient import Patient
-from tests.integration.console.terminal import Ran
+from tests.integration.console.terminal import Ran, run_here
 from tests.integration.manager.deployment import Deployment
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.waiting import until
@@ -239,6 +240,10 @@ def _advertises_what_is_no_address_of_this_machine(patient: Patient) -> None:
     patient.agent["advertise"] = "192.0.2.1:7400"
 
 
+def _advertises_a_name_that_does_not_resolve(patient: Patient) -> None:
+    patient.agent["advertise"] = "no..name:7400"  # which is found without asking a name server
+
+
 def _events_that_nobody_publishes(patient: Patient) -> None:
     engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
     patient.agent["engines"] = [engine | {"kv_events": f"tcp://{free_address()}"}]
@@ -347,6 +352,7 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
     (_advertises_what_is_no_address_of_this_machine, "advertised_address", "write advertise"),
+    (_advertises_a_name_that_does_not_resolve, "advertised_address", "getent hosts no..name"),
     (_events_that_nobody_publishes, "kv_events", "--kv-events-config"),
     (_events_at_no_socket, "kv_events", "--kv-events-config"),
     (_ssd_beyond_the_disk, "disk", "ssd_bytes: "),
@@ -484,6 +490,16 @@ async def test_an_engine_that_asks_for_certificates_is_shown_the_agent_s_where_t
     await engine.stop()
     assert ran.status == (0 if subject == "engine_model" else 1)
     assert [its["subject"] for its in ran.document if its["subject"].startswith("engine")] == [subject]
+
+
+@pytest.mark.skipif(DIRECTORY.exists(), reason=f"this machine has settings in {DIRECTORY}")
+def test_a_machine_without_settings_and_managers_is_well_and_told_how_clocks_are_compared(patient: Patient) -> None:
+    ran = run_here("doctor", f"--proc={patient.directory / 'proc'}")
+    assert (faults(ran), ran.status) == ({}, 0)
+    said = [its["message"] for its in ran.document if its["subject"] in ("manager", "clock")]
+    assert len(said) == 1 and ("none is named" in said[0] or "within" in said[0])
+    named = run_here("doctor", f"--proc={patient.directory / 'proc'}", f"--pages=http://{free_address()}")
+    assert (list(faults(named)), named.status) == (["manager"], 1)
 
 
 async def test_a_manager_that_takes_the_secret_is_well(deployment: Deployment, patient: Patient) -> None:

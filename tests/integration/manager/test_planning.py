@@ -141,6 +141,38 @@ async def test_a_link_that_a_probe_has_found_is_named_so(deployment: Deployment,
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd (probe)"), what="a plan with it")
 
 
+async def test_a_link_of_which_a_probe_has_shown_a_lower_bound_is_named_so(deployment: Deployment, file: Path) -> None:
+    manager = await deployment.start_manager(deployment=file)
+    bounded = Figures(links=(replace(LINK, capacity_bytes_per_second=0.0, least_bytes_per_second=20e6),))
+    for name in ("p1", "d1", "i1"):
+        await _node(deployment, name, manager, figures=bounded if name == "p1" else None)
+    await until(
+        lambda: manager.paths.least_bytes_per_second("prfaas", "pd", within_seconds=60) == 20e6, what="the bound"
+    )
+    await _node(deployment, "i2", manager)
+    expected = f"at least what a probe has shown: prfaas to pd; else {file}"
+    await until(lambda: _links_of(manager) == expected, what="a plan that says so")
+
+
+async def test_a_rate_that_is_known_no_more_stays_in_the_plan_until_it_can_be_probed_again(
+    deployment: Deployment, file: Path
+) -> None:
+    manager = await deployment.start_manager(deployment=file, plan_seconds=1.0, link_probe_seconds=3600.0)
+    links = [replace(LINK, capacity_bytes_per_second=20e6)]
+    deployment.run(
+        deployment.reporter("p1", manager, cluster="prfaas", kind="prfaas", figures=lambda: Figures(tuple(links)))
+    )
+    for name in ("d1", "i1"):
+        await _node(deployment, name, manager)
+    await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the rate")
+    links[0] = replace(LINK, capacity_bytes_per_second=0.0)
+    await until(lambda: not manager.paths.views()[0].capacity_bytes_per_second, what="that it is not known")
+    assert manager.world.plan is not None
+    after = manager.world.plan.version + 3  # the first of them a second later or more
+    await until(lambda: manager.world.plan is not None and manager.world.plan.version >= after, what="three plans")
+    assert _links_of(manager).startswith("measured: prfaas to pd")
+
+
 def _links_of(manager: Manager) -> str:
     return manager.world.plan.inputs["links"] if manager.world.plan else ""
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from prfaas.transport.link_meter import LinkHealth
 from prfaas.transport.receiver import ReceiveCompleted
 from prfaas.transport.sender import SendCompleted, SendFailed
 from tests.integration.transport.ends import Far, Near, objects_of, send
@@ -36,10 +37,10 @@ def test_what_nobody_wants_and_comes_changed_again_and_again_fails(far: Far, nea
     assert isinstance(end, SendFailed) and end.reason == "checksum"
 
 
-def _probe(near: Near) -> float:
-    """What one probe finds; 0: nothing, on a machine that was busy with something else."""
+def _probe(near: Near, *, num_pieces: int = 64) -> LinkHealth:
+    """What one probe finds, which may be no rate on a machine that was busy with something else."""
     near.link.begin_probe()
-    transfer_id = send(near, [PIECE] * 64)
+    transfer_id = send(near, [PIECE] * num_pieces)
     while not near.link.has_found and near.link.snapshot().num_transfers:
         assert near.link.snapshot().achievable_bytes_per_second == 0, "before it has ended"
         time.sleep(POLL_SECONDS)
@@ -56,10 +57,23 @@ def test_a_probe_finds_what_a_slow_link_carries(far: Far, near_to: Callable[...,
         near = near_to(relay.address, num_connections=1)
         while not found:
             assert time.monotonic() < deadline
-            found = _probe(near)
+            found = _probe(near).achievable_bytes_per_second
         assert found < 2 * RATE, "which a busy machine only makes less"
         state = near.link.snapshot()
         assert (state.rate_source, state.is_probing) == ("probe", False)
         while near.link.snapshot().rate_source != "transfers":  # once one has waited, or confirmed it
             assert time.monotonic() < deadline + PATIENCE_SECONDS
             near.end(send(near, [PIECE] * 8))
+
+
+def test_a_probe_of_too_few_bytes_shows_what_the_link_carries_at_least(far: Far, near_to: Callable[..., Near]) -> None:
+    far.discards = True
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with Relay(far.address, LinkShape(bytes_per_second=RATE)) as relay:
+        near = near_to(relay.address, num_connections=1)
+        found = _probe(near, num_pieces=3)
+        while found.achievable_bytes_per_second or not found.least_bytes_per_second:  # on a machine that was busy
+            assert time.monotonic() < deadline
+            found = _probe(near, num_pieces=3)
+        assert 0 < found.least_bytes_per_second < 1.5 * RATE
+        assert near.link.snapshot().rate_source is None

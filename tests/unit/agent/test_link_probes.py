@@ -100,9 +100,24 @@ def test_a_peer_s_next_probe_comes_no_sooner_whatever_it_is_granted() -> None:
     site.now = PAUSE_SECONDS - 1
     site.refuses("too_soon")
     site.refuses("too_soon", later)
+    site.probes.ended(PROBE)
     assert site.open(replace(later, source=AgentName("south")), peer="south"), "another's may"
+    site.probes.ended(later.transfer_id)
     site.now = PAUSE_SECONDS
     assert site.open(later)
+
+
+def test_one_arrives_at_a_time() -> None:
+    site = Site()
+    site.open()
+    theirs = replace(GRANT, transfer_id=TransferId(bytes(16)), source=AgentName("south"))
+    site.refuses("probed", theirs, peer="south")
+    site.probes.ended(theirs.transfer_id)
+    site.refuses("probed", theirs, peer="south")
+    site.probes.ended(PROBE)
+    assert site.open(theirs, peer="south"), "whose refusals have not used its time up"
+    site.now = PAUSE_SECONDS
+    assert site.open(), "none lasts so long, whatever was said of its end"
 
 
 @pytest.mark.parametrize("body", [["link_probe"], ["link_probe", 3], ["link_probe", b"", b""], ["link_probe", None]])

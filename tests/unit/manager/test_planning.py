@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from prfaas.manager.planning import links_with, probed_within
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.planning import links_with, probed_within, remembered_seconds
 from prfaas.model.deployment import Link
 from prfaas.model.planning import best_plan
 from tests.planner_inputs import case_study
@@ -47,6 +49,28 @@ def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> Non
     file, _ = case_study()
     listed = replace(file, links=(Link("a", "x", 5e9), Link("b", "x", 5e9)))
     rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    within = probed_within(listed, rates, {("a", "x"), ("c", "x")})
+    within = probed_within(listed, rates, {("a", "x"), ("c", "x")}, {})
     assert within == {("a", "x"): 5e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    assert probed_within(listed, {("a", "x"): 2e9}, {("a", "x")}) == {("a", "x"): 2e9}
+    assert probed_within(listed, {("a", "x"): 2e9}, {("a", "x")}, {}) == {("a", "x"): 2e9}
+
+
+@pytest.mark.parametrize(
+    ("known", "least", "planned"), [(1e9, 3e9, 3e9), (1e9, 8e9, 5e9), (4e9, 3e9, 4e9), (6e9, 8e9, 6e9), (0.0, 3e9, 0.0)]
+)
+def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, least: float, planned: float) -> None:
+    file, _ = case_study()
+    listed = replace(file, links=(Link("a", "x", 5e9),))
+    assert probed_within(listed, {("a", "x"): known}, frozenset(), {("a", "x"): least}) == {("a", "x"): planned}
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({"plan_seconds": 60.0, "link_probe_seconds": 240.0}, 480.0),
+        ({"plan_seconds": 600.0, "link_probe_seconds": 240.0}, 600.0),
+        ({"plan_seconds": 60.0, "link_probe_seconds": 240.0, "link_probe_bytes": 0}, 60.0),
+    ],
+)
+def test_a_rate_counts_until_two_probes_could_have_found_it_anew(settings: dict[str, float], seconds: float) -> None:
+    config = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), **settings)  # type: ignore[arg-type]
+    assert remembered_seconds(config) == seconds

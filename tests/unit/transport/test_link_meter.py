@@ -195,9 +195,21 @@ def test_what_a_probe_has_shown_is_said_to_be_a_probes_until_transfers_confirm_i
 def test_what_is_forgotten_is_not_known() -> None:
     meter = LinkMeter()
     _fed(meter, _samples(lambda at: 100 * MB, 1))
-    meter.forget()
+    meter.forget(least_bytes_per_second=0.0, now=1.0)
     assert meter.health == LinkHealth()
     assert _fed(meter, iter([IDLE._replace(at=2.0)])) == [LinkHealth()]
+
+
+def test_a_lower_bound_is_said_until_the_rate_is_known_and_no_longer_than_a_rate_is() -> None:
+    meter = LinkMeter()
+    meter.forget(least_bytes_per_second=5.0 * MB, now=1.0)
+    assert meter.health == LinkHealth(least_bytes_per_second=5.0 * MB)
+    *_, before, after = _fed(meter, iter([IDLE._replace(at=30.9), IDLE._replace(at=31.0)]))
+    assert (before.least_bytes_per_second, after.least_bytes_per_second) == (5.0 * MB, 0.0)
+    meter.forget(least_bytes_per_second=5.0 * MB, now=1.0)
+    *_, known = _fed(meter, _samples(lambda at: 100 * MB, 2))
+    assert known.least_bytes_per_second == 0.0
+    assert known.achievable_bytes_per_second == pytest.approx(100 * MB)
 
 
 def test_chunks_of_a_probes_start_that_are_late_say_nothing_of_the_link() -> None:
