@@ -61,7 +61,9 @@ class LinkGauge:
     def end_probe(self) -> None:
         """They wait no more. Where the rate was still growing, or too little waited, the link carries at least what it did."""
         if not self.has_found:
-            self._meter.forget(least_bytes_per_second=self._least_bytes_per_second, now=self._measured_at)
+            since_then = self.packing.packed_ratio * self.bounds.take_least()
+            least = max(self._least_bytes_per_second, since_then)
+            self._meter.forget(least_bytes_per_second=least, now=self._measured_at)
         self.is_probing = False
 
     def opened(self) -> None:

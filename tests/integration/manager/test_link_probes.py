@@ -12,7 +12,7 @@ from tests.integration.agent.running import Agents
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.integration.manager.site import Site
 from tests.integration.manager.test_planning import FILE
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json, get_text
 
 
@@ -25,13 +25,17 @@ async def _planning_site(deployment: Deployment, directory: Path) -> AsyncIterat
     file = directory / "deployment.yaml"
     file.write_text(FILE)
     made = Site(deployment, await deployment.start_manager(deployment=file), Agents(directory, SECRET))
-    yield made
-    await made.close()
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
-async def _nodes(site: Site, **of_receiver: str) -> None:
-    site.agents["p1"] = await site.agent("p1", "prfaas", **{"cluster-kind": "prfaas"})
-    site.agents["d1"] = await site.agent("d1", "pd", **of_receiver)
+async def _nodes(site: Site, *, sent_bytes: str = "2GiB", taken_bytes: str = "2GiB") -> None:
+    """A node of each cluster; what a probe has at most."""
+    of_sender = {"cluster-kind": "prfaas", "link-probe-bytes": sent_bytes}
+    site.agents["p1"] = await site.agent("p1", "prfaas", **of_sender)
+    site.agents["d1"] = await site.agent("d1", "pd", **{"link-probe-bytes": taken_bytes})
 
 
 async def test_a_link_that_nobody_knows_is_probed_under_the_managers_grant(
@@ -51,8 +55,23 @@ async def test_a_link_that_nobody_knows_is_probed_under_the_managers_grant(
     assert (receiver["receiving"], receiver["pool"]["transfer"], receiver["pool"]["prefix"]) == (0, 0, 0)
 
 
+async def test_what_too_short_a_probe_shows_is_a_lower_bound_that_its_manager_hears_of(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    async with _planning_site(deployment, tmp_path) as site:
+        await _nodes(site, sent_bytes="32MiB")
+        paths = site.manager.paths
+
+        def is_heard() -> bool:
+            asked = (paths.least_bytes_per_second, paths.planned_bytes_per_second)
+            # On a machine that is busy enough the few bytes wait for so long that the rate is found.
+            return any(its("prfaas", "pd", within_seconds=2 * PATIENCE_SECONDS) for its in asked)
+
+        await until(is_heard, what="what the probe has shown")
+
+
 async def test_an_agent_that_takes_no_probes_gets_none(deployment: Deployment, tmp_path: Path) -> None:
     async with _planning_site(deployment, tmp_path) as site:
-        await _nodes(site, **{"link-probe-bytes": "0"})
+        await _nodes(site, taken_bytes="0")
         site.manager._link_probes.step()
         assert site.manager._link_probes._under_way == {}
