@@ -192,6 +192,9 @@ REQUESTS = _counter(
     "Requests answered; route is local or remote, reason is the decision's.",
     ("route", "reason"),
 )
+PASSED_ON = _counter(
+    "prfaas_router_passed_on", "Requests of paths that need no decision, by the answer's status.", ("status",)
+)
 TTFT_SECONDS = _histogram(
     "prfaas_router_ttft_seconds",
     "Time from the request's arrival to the first token received from the engine.",

@@ -71,15 +71,23 @@ class Router:
             async with asyncio.timeout(self._config.request_timeout):
                 return await self._answer(request, endpoint, record)
         except TimeoutError:
-            record.status = 504
-            return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            return self._late(record)
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
         finally:
-            record.ended()
-            # Not before the answer has left: what only we read costs the client nothing.
-            asyncio.get_running_loop().call_soon(self._tell, record)
+            self._ended(record)
+
+    def _late(self, record: Record) -> web.Response:
+        record.status = 504
+        response = error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+        response.headers.update(record.headers())
+        return response
+
+    def _ended(self, record: Record) -> None:
+        record.ended()
+        # Not before the answer has left: what only we read costs the client nothing.
+        asyncio.get_running_loop().call_soon(self._tell, record)
 
     def _tell(self, record: Record) -> None:
         record.tell()
@@ -126,18 +134,32 @@ class Router:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""
+        record = Record(request_id_of(request.headers.get("x-request-id")), path=request.path)
+        try:
+            async with asyncio.timeout(self._config.request_timeout):
+                return await self._pass_on(request, record)
+        except TimeoutError:
+            return self._late(record)
+        except asyncio.CancelledError:
+            record.status = CLIENT_GONE
+            raise
+        finally:
+            self._ended(record)
+
+    async def _pass_on(self, request: web.Request, record: Record) -> web.StreamResponse:
+        response: web.StreamResponse
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
             check_path(request.path)
             with self._admission.place():
-                async with asyncio.timeout(self._config.request_timeout):
-                    num_tokens = len(await request.read()) // BYTES_PER_TOKEN  # of the prompt; its answer is not read
-                    with self._charged_when_passed_on(client, num_tokens):
-                        return await self._passing.pass_on(request, tenant=client.tenant)
+                num_tokens = len(await request.read()) // BYTES_PER_TOKEN  # of the prompt; its answer is not read
+                with self._charged_when_passed_on(client, num_tokens):
+                    response = await self._passing.pass_on(request, tenant=client.tenant, headers=record.headers())
         except REFUSALS as error:
-            return refused(error, max_body_bytes=self._config.max_body_bytes)
-        except TimeoutError:
-            return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            response = refused(error, max_body_bytes=self._config.max_body_bytes)
+            response.headers.update(record.headers())
+        record.status = response.status
+        return response
 
     async def health(self, request: web.Request) -> web.Response:
         """200 when somebody can answer; operators also see who."""

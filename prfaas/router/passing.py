@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import aiohttp
 from aiohttp import web
@@ -23,8 +24,10 @@ class Passing:
     headers: tuple[str, ...] = ("Content-Type", "Accept")  # that go with the request
     refused: Sequence[str] = REFUSED_FIELDS  # that its JSON may not carry
 
-    async def pass_on(self, request: web.Request, *, tenant: str = "") -> web.StreamResponse:
-        """The response, sent; JSON is salted for the client's tenant, if it has one.
+    async def pass_on(
+        self, request: web.Request, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
+    ) -> web.StreamResponse:
+        """The response, sent; JSON is salted for the client's tenant, if it has one. `headers` go with both.
 
         Raises:
             BadRequest: its JSON carries a field that is `refused`.
@@ -39,14 +42,16 @@ class Passing:
                 raise NobodyReady("no engine is ready")
             tried.add(instance)
             try:
-                return await self._send(request, instance, body.raw)
+                return await self._send(request, instance, body.raw, headers)
             except NOT_CONNECTED as error:
                 instance.failed(repr(error))  # nothing was sent: the next one may have it
             except (aiohttp.ClientError, OSError) as error:
                 raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
-    async def _send(self, request: web.Request, instance: Instance, body: bytes) -> web.StreamResponse:
-        headers = {name: request.headers[name] for name in self.headers if name in request.headers}
+    async def _send(
+        self, request: web.Request, instance: Instance, body: bytes, both: Mapping[str, str]
+    ) -> web.StreamResponse:
+        headers = {name: request.headers[name] for name in self.headers if name in request.headers} | dict(both)
         url = f"{instance.url}{request.rel_url}"
         with instance.busy():
             sending = self.session.request(
@@ -55,7 +60,7 @@ class Passing:
             async with sending as upstream:
                 content_type = upstream.headers.get("Content-Type", "application/octet-stream")
                 first = await upstream.content.readany()
-                response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type})
+                response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type, **both})
                 await response.prepare(request)
                 try:
                     await response.write(first)

@@ -25,6 +25,7 @@ class Record:
     """One request. `plan` is the last one made for it; `failures` are the legs that failed before a first byte."""
 
     request_id: str
+    path: str = ""  # of one that needs no decision and is passed on
     client: str = ""  # whose request it is, once he is let in
     plan: Plan | None = None
     failures: list[LegFailed] = field(default_factory=list)
@@ -115,6 +116,8 @@ class Record:
     def summary(self) -> dict[str, Any]:
         """The fields of its log line."""
         fields: dict[str, Any] = {"request_id": self.request_id}
+        if self.path:
+            return fields | {"path": self.path, "status": self.status}
         if self.plan is not None:
             fields |= self.plan.summary()
         return fields | {
@@ -146,6 +149,8 @@ class Record:
 
     def tell(self) -> None:
         """Count it, and write its one line."""
+        if self.path:
+            metrics.PASSED_ON.labels(status=str(self.status)).inc()
         if self.plan is not None:
             decision = self.plan.decision
             metrics.REQUESTS.labels(route=decision.route, reason=decision.reason).inc()

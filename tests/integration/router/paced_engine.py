@@ -84,6 +84,9 @@ class PacedEngine:
     async def _embed(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.bodies.append(body)
+        self.request_ids.append(request.headers.get("X-Request-Id", ""))
+        if self.hangs:
+            await asyncio.sleep(3600)
         data = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         return web.json_response({"object": "list", "model": MODEL, "data": data, "usage": usage})

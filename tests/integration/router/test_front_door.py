@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,30 @@ async def test_other_paths_are_passed_on(door: Door) -> None:
     assert (status, models["data"][0]["id"]) == (200, MODEL)
     async with door.session.get(f"{door.url}/v1/unheard-of") as response:
         assert response.status == 404
+
+
+async def test_what_is_passed_on_has_an_id_a_line_and_a_count(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    def count(status: int) -> float:
+        return REGISTRY.get_sample_value("prfaas_router_passed_on_total", {"status": str(status)}) or 0.0
+
+    before = {status: count(status) for status in (200, 403, 404)}
+    with caplog.at_level(logging.INFO, logger="prfaas.router"):
+        _, _, headers = await door.post({"input": "x"}, path="/v1/embeddings", **{"x-request-id": "r1"})
+        assert (headers["x-request-id"], door.west.request_ids) == ("r1", ["r1"])
+        for path, status in (("/v1/unheard-of", 404), ("/v1/load_lora_adapter", 403)):
+            async with door.session.get(f"{door.url}{path}", headers={"x-request-id": "a b"}) as response:
+                assert response.status == status and len(response.headers["x-request-id"]) == 32
+        await until(lambda: {status: count(status) - before[status] for status in before} == dict.fromkeys(before, 1.0))
+    lines = [its.getMessage() for its in caplog.records if "request.complete" in its.getMessage()]
+    assert len(lines) == 3 and "/v1/unheard-of" in lines[1]
+
+
+async def test_a_late_answer_has_its_request_id() -> None:
+    async with make_door(request_timeout=0.2) as door:
+        door.west.hangs = True
+        for path in ("/v1/completions", "/v1/embeddings"):
+            status, _, headers = await door.post({"prompt": SHORT}, path=path, **{"x-request-id": "r1"})
+            assert (status, headers["x-request-id"]) == (504, "r1")
 
 
 async def test_other_paths_go_to_an_engine_that_serves_the_model_of_their_body() -> None:
