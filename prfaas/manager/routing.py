@@ -133,7 +133,7 @@ class Routing:
             ppd_mode=self.policy.ppd_mode,
             endpoint_picker=self.policy.endpoint_picker,
             local_turns_ratio=self.policy.local_turns_ratio,
-            without_prefill=self._config.without_prefill,
+            without_prefill=self.policy.without_prefill,
             requests_per_second=self._rates.per_second(request.cluster, request.model, self._clock()),
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )

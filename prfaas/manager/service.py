@@ -95,6 +95,7 @@ class Service:
             nodes=[node_state(member, now) for member in self._world.live()],
             threshold_tokens=self.routing.threshold_tokens,
             local_policy=self.routing.policy.local_policy,
+            without_prefill=self.routing.policy.without_prefill,
             index_stale=index_stale,
             settling=self._world.is_settling,
             resting_instances=sorted(self._world.resting),

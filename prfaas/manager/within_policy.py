@@ -12,7 +12,7 @@ from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.ppd import PpdMode, PpdTable, read_measured
-from prfaas.scheduler.snapshot import LocalPolicy
+from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 
 RATE_SECONDS = 10.0  # over which requests are counted, for the rate that PPD's table is read at
 MAX_COUNTED = 10_000  # of one rate: a hundred times the highest that a table of the authors has
@@ -30,6 +30,7 @@ class WithinPolicy:
     ppd_mode: PpdMode
     endpoint_picker: str
     local_turns_ratio: float
+    without_prefill: WithoutPrefill
 
 
 def read_policy(config: ManagerConfig) -> WithinPolicy:
@@ -40,8 +41,15 @@ def read_policy(config: ManagerConfig) -> WithinPolicy:
     """
     table = None if config.ppd_table is None else _read_table(config)
     picker = "" if config.endpoint_picker is None else _read_picker(config.endpoint_picker)
-    x = config.local_turns_ratio
-    return WithinPolicy(config.local_policy, config.non_cached_tokens, table, config.ppd_mode, picker, x)
+    return WithinPolicy(
+        config.local_policy,
+        config.non_cached_tokens,
+        table,
+        config.ppd_mode,
+        picker,
+        config.local_turns_ratio,
+        config.without_prefill,
+    )
 
 
 def _read_picker(path: Path) -> str:

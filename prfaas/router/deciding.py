@@ -62,6 +62,7 @@ class Plan:
     transfer_id: TransferId | None = None
     grant: str = ""
     fell_back: bool = False
+    is_alone: bool = False  # a manager was asked and none answered, so the router decided
 
     @property
     def promised_tokens(self) -> int:
@@ -125,14 +126,16 @@ class Deciding:
                 known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens, caches_known=ruling.caches_known)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
                 return Plan(ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant)
-            snapshot = self._fleet.snapshot(ask.model, excluded=ask.facts.excluded)  # instances may have left meanwhile
+            # Instances may have left meanwhile.
+            snapshot = self._fleet.snapshot(ask.model, excluded=ask.facts.excluded, is_alone=True)
             own = route(snapshot, ask.facts)
+        plan = Plan(own, ask.facts, snapshot, is_alone=self._manager is not None)
         if own.route != "remote" or own.prefill is None or own.decode is None:
-            return Plan(own, ask.facts, snapshot)
+            return plan
         transfer_id = TransferId(secrets.token_bytes(16))
         prefill, decode = self._fleet[own.prefill], self._fleet[own.decode]
         grant = self._grant(transfer_id, chain, prefill=prefill, decode=decode, tenant=ask.tenant)
-        return Plan(own, ask.facts, snapshot, transfer_id=transfer_id, grant=grant)
+        return replace(plan, transfer_id=transfer_id, grant=grant)
 
     def _with_session(self, ask: Ask) -> RequestFacts:
         agent = self._sessions.get((ask.tenant, ask.session)) if ask.session else None

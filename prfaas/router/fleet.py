@@ -15,7 +15,7 @@ from prfaas import logs, metrics
 from prfaas.router.breaker import Breaker
 from prfaas.router.config import ClusterConfig, RouterConfig
 from prfaas.scheduler.placement import choose
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, RequestFacts, Snapshot, WithoutPrefill
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 PROBE_SECONDS = 5.0  # an engine in the middle of a long step answers late
@@ -108,12 +108,21 @@ class Instance:
         )
 
 
+@dataclass(frozen=True)
+class PolicyAlone:
+    """What a router goes by that decides alone: its own settings, or what managers said last."""
+
+    local_policy: LocalPolicy
+    without_prefill: WithoutPrefill
+
+
 class Fleet:
     """Every instance that may be asked, probed in the background."""
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
         self.counts_all = config.local_policy != "decode"
+        self.policy_alone = PolicyAlone(config.local_policy, config.without_prefill)
         self.resting: frozenset[InstanceId] = frozenset()  # get nothing new, as managers say
         self._config = config
         self._session = session
@@ -143,10 +152,13 @@ class Fleet:
         its = self._config
         return Instance(address, breaker=Breaker(its.breaker_failures, its.breaker_seconds))
 
-    def snapshot(self, model: str | None = None, *, excluded: Collection[InstanceId] = ()) -> Snapshot:
+    def snapshot(
+        self, model: str | None = None, *, excluded: Collection[InstanceId] = (), is_alone: bool = False
+    ) -> Snapshot:
         """What decisions are made from: the instances that serve `model`, or all when none does, so that an engine says
         so; decode instances are those of this router's own cluster, if it has one. None rests, while others decode that
         are not `excluded`; when all of those are being left alone for their failures, they are asked all the same.
+        `is_alone`: no manager answers, so that their policy is kept as far as it can be.
         """
         own = self._config.cluster
         serving = [its for its in self._instances.values() if model in its.models] or list(self._instances.values())
@@ -156,8 +168,13 @@ class Fleet:
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
             states = [instance.state(left_alone=False) for instance in serving]
-        its, seen = self._config, tuple(states)
-        return Snapshot(self.threshold_tokens, seen, local_policy=its.local_policy, without_prefill=its.without_prefill)
+        its = self.policy_alone if is_alone else self._config
+        return Snapshot(
+            self.threshold_tokens,
+            tuple(states),
+            local_policy=its.local_policy,
+            without_prefill=its.without_prefill,
+        )
 
     def is_base_model(self, model: str | None) -> bool:
         """Whether it is no adapter and no unknown name; without one an engine takes its base model."""

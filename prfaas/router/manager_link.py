@@ -12,7 +12,7 @@ from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
 from prfaas.router.deciding import Ask, Plan, Ruling
-from prfaas.router.fleet import Fleet, InstanceAddress, kind_of, role_of
+from prfaas.router.fleet import Fleet, InstanceAddress, PolicyAlone, kind_of, role_of
 from prfaas.router.record import Record
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -75,6 +75,9 @@ class ManagerLink:
     def _take(self, state: pb.StateSnapshot) -> None:
         self._fleet.threshold_tokens = state.threshold_tokens
         self._fleet.counts_all = state.local_policy not in ("", "decode")
+        self._fleet.policy_alone = PolicyAlone(
+            "pd" if state.local_policy == "pd" else "decode", "refuse" if state.without_prefill == "refuse" else "local"
+        )
         self._tells_in_flight = state.local_policy == "endpoint_picker"
         self._fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
         addresses = list(_addresses(state))

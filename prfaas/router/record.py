@@ -174,6 +174,8 @@ class Record:
 
     def _words(self, plan: Plan) -> str:
         words = [f"{plan.decision.route}: {explained(plan.decision, plan.facts)}"]
+        if plan.is_alone:
+            words.append("no manager answered in time, so the router decided without knowing what is cached")
         if plan.facts.obstacle is not None:
             words.append(f"what stands in the way: {plan.facts.obstacle}")
         if self.failures:

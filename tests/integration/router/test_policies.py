@@ -37,6 +37,8 @@ class Pair:
 
     door: Door
     decode: Reporter
+    deployment: Deployment
+    manager: Manager
 
     async def asked(self, prompt: list[int]) -> tuple[str, str]:
         """Route and reason."""
@@ -76,7 +78,7 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
         async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
             door = Door(f"http://{address}", [prefilling], decoding, session)
             await door.until_health(**{"west-p_0": True}, **{f"west-d{n}_0": True for n in range(num_decodes)})
-            yield Pair(door, reporters[1])
+            yield Pair(door, reporters[1], deployment, manager)
     for engine in (prefilling, *decoding):
         await engine.stop()
 
@@ -183,6 +185,20 @@ async def test_a_request_is_refused_where_nobody_is_there_to_prefill_it_and_that
         status, body, headers = await pair.door.post({"prompt": TURN_ONE})
         assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
         assert b"PD-P" in body
+
+
+async def test_a_router_that_no_manager_answers_keeps_their_policy_and_says_that_it_is_alone(tmp_path: Path) -> None:
+    async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
+        assert await pair.asked(TURN_ONE) == ("remote", "pd")
+        await pair.deployment.stop_manager(pair.manager)
+        _, _, headers = await pair.door.post({"prompt": TURN_ONE})
+        _, record = await pair.door.get(f"/debug/decision/{headers['x-request-id']}")
+        assert (record["route"], record["reason"], record["decided_by"]) == ("remote", "pd", "router")
+        assert "no manager answered in time" in record["explanation"]
+        pair.door.east.healthy = False
+        await pair.door.until_health(**{"west-p_0": False})
+        status, _, headers = await pair.door.post({"prompt": TURN_ONE})
+        assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
 
 
 async def test_by_default_the_decode_instance_prefills(tmp_path: Path) -> None:
