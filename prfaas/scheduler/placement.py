@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import Literal
 
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
+# Why a conversation leaves its node: its KV is full, it has many more requests than another, or it is not there.
+Leaving = Literal["full", "slow", "gone"]
 REQUEST_TOKENS = 4096  # the work that a request under way stands for: about what prompts of 8K tokens leave uncached
 LOAD_SLACK = 32  # requests beyond the least loaded instance's: with more it is full, whatever it holds
 # What the conversation's own node is taken to hold while nothing is known of caches:
@@ -27,11 +30,6 @@ def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> Instan
 
     Among equals the conversation's own node, then by `request.seed`, so that a crowd of them spreads.
     """
-    usable = [one for one in candidates if one.healthy and one.instance not in request.excluded]
-    if not usable:
-        return None
-    usable = [one for one in usable if one.kv_usage_ratio < KV_FULL_RATIO] or usable
-    least = min(one.num_requests for one in usable)
     knows = request.num_cached_tokens or any(request.cached_tokens.values())
 
     def cost(one: InstanceState) -> tuple[int, bool, int, str]:
@@ -42,7 +40,38 @@ def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> Instan
             ahead += _kv_wait_tokens(one.kv_usage_ratio)
         return ahead, not is_own, tie(one, request), one.instance
 
-    return min((one for one in usable if one.num_requests <= least + LOAD_SLACK), key=cost)
+    return min(_brisk(_roomy(_usable(candidates, request))), key=cost, default=None)
+
+
+def session_node(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState] | Leaving:
+    """The instances of the conversation's own node that take its next turn, whatever work is ahead there; or why none."""
+    left = _usable(candidates, request)
+    stages: tuple[tuple[Leaving, list[InstanceState]], ...] = (
+        ("gone", left),
+        ("full", roomy := _roomy(left)),
+        ("slow", _brisk(roomy)),
+    )
+    own: list[InstanceState] = []
+    for leaving, those in stages:
+        own = [one for one in those if one.agent == request.session_agent]
+        if not own:
+            return leaving
+    return own
+
+
+def _usable(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
+    return [one for one in candidates if one.healthy and one.instance not in request.excluded]
+
+
+def _roomy(usable: list[InstanceState]) -> list[InstanceState]:
+    """Those whose KV is not full; all, where all are."""
+    return [one for one in usable if one.kv_usage_ratio < KV_FULL_RATIO] or usable
+
+
+def _brisk(roomy: list[InstanceState]) -> list[InstanceState]:
+    """Those that are not far behind the least loaded one."""
+    least = min((one.num_requests for one in roomy), default=0)
+    return [one for one in roomy if one.num_requests <= least + LOAD_SLACK]
 
 
 def _kv_wait_tokens(kv_usage_ratio: float) -> int:

@@ -13,10 +13,10 @@ from typing import Literal
 
 from prfaas.scheduler.fetch import Fetch, fetch_to
 from prfaas.scheduler.picked import pick_decode
-from prfaas.scheduler.placement import choose
+from prfaas.scheduler.placement import choose, session_node
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
-from prfaas.scheduler.within import WithinReason, within
+from prfaas.scheduler.within import WithinReason, keeps_session_nodes, within
 from prfaas.types import InstanceId
 
 Route = Literal["local", "remote", "refused"]
@@ -39,6 +39,11 @@ EXPLANATIONS: dict[Reason, str] = {
     "no_decode_instance": "no healthy instance can decode",
     "pd": "the policy prefills every request of this cluster on a PD-P instance",
     "ppd_first_turn": "it opens its conversation, or the decode node has nothing of it: a PD-P instance prefills it",
+    "session_node_full": "a later turn, but its conversation's node has hardly a KV block left: a PD-P instance prefills it "
+    "for another node",
+    "session_node_slow": "a later turn, but its conversation's node has far more requests than another: a PD-P instance "
+    "prefills it for that one",
+    "session_node_gone": "a later turn, but its conversation's node cannot be asked: a PD-P instance prefills it for another",
     "ppd_table_local": "a later turn whose KV is on the decode node, and PPD's table has it prefilled there",
     "ppd_table_pd": "a later turn whose KV is on the decode node, but PPD's table has a PD-P instance prefill it",
     "static_local": "its decode instance prefills all, or it is one of the share of later turns that such instances keep",
@@ -96,7 +101,9 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
 def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
     if snapshot.local_policy == "endpoint_picker":
         return pick_decode(snapshot, request)
-    return choose((one for one in snapshot.instances if one.decodes), request)
+    candidates = [one for one in snapshot.instances if one.decodes]
+    own = session_node(candidates, request) if keeps_session_nodes(snapshot, request) else []
+    return choose(own if isinstance(own, list) and own else candidates, request)
 
 
 def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Decision | StayReason | None:

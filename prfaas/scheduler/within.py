@@ -6,7 +6,7 @@ from typing import Literal
 
 from prfaas.scheduler.endpoint_picker.picking import PickReason
 from prfaas.scheduler.picked import pick_prefill
-from prfaas.scheduler.placement import choose
+from prfaas.scheduler.placement import Leaving, choose, session_node
 from prfaas.scheduler.ppd import Turn, prefills_locally
 from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, RequestFacts, Snapshot
 
@@ -14,6 +14,9 @@ WithinReason = Literal[
     "short",
     "pd",
     "ppd_first_turn",
+    "session_node_full",
+    "session_node_slow",
+    "session_node_gone",
     "ppd_table_local",
     "ppd_table_pd",
     "static_local",
@@ -26,6 +29,11 @@ WithinReason = Literal[
 ]
 _STAYS: frozenset[WithinReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
 _SEEDS = 1 << 32  # requests have one of so many
+_LEAVES: dict[Leaving, WithinReason] = {
+    "full": "session_node_full",
+    "slow": "session_node_slow",
+    "gone": "session_node_gone",
+}
 _PICKED: dict[PickReason, WithinReason] = {
     "disaggregated": "suffix_uncached",
     "always": "pd",
@@ -70,7 +78,7 @@ def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: 
         case "static":
             return _static(snapshot, request, decode)
         case "ppd":
-            return _ppd(snapshot, request, turn_of(request, decode))
+            return _ppd(snapshot, request, decode)
 
 
 def turn_of(request: RequestFacts, decode: InstanceState) -> Turn:
@@ -79,24 +87,40 @@ def turn_of(request: RequestFacts, decode: InstanceState) -> Turn:
     return Turn(request.num_prompt_tokens - cached, cached, request.max_output_tokens)
 
 
+def keeps_session_nodes(snapshot: Snapshot, request: RequestFacts) -> bool:
+    """Whether it is decoded on its conversation's node whatever work is ahead there: a later turn under PPD's policies."""
+    return snapshot.local_policy in ("ppd", "static") and request.turn != 1 and request.session_agent is not None
+
+
+def _opening(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason | None:
+    """Why it is prefilled as a conversation's first turn is; None: it is a later one whose KV is on the decode node."""
+    if keeps_session_nodes(snapshot, request):
+        own = session_node((one for one in snapshot.instances if one.decodes), request)
+        if not isinstance(own, list):
+            return _LEAVES[own]
+    return "ppd_first_turn" if request.turn == 1 or not request.cached_at(decode.agent) else None
+
+
 def _static(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
     """PPD's static x over P, D and R: an instance of role `both` is a replica (R), which prefills all that it decodes; of
     the later turns on instances that decode alone (D) a share x stays, that of the last of these by name first.
     """
     if decode.role == "both":
         return "static_local"
-    if request.turn == 1 or not request.cached_at(decode.agent):
-        return "ppd_first_turn"
+    if opening := _opening(snapshot, request, decode):
+        return opening
     its = (one for one in snapshot.instances if one.cluster == decode.cluster and one.role == "decode")
     names = sorted(one.instance for one in its)
     share = snapshot.local_turns_ratio * len(names) - (len(names) - 1 - names.index(decode.instance))
     return "static_local" if request.seed < share * _SEEDS else "static_pd"
 
 
-def _ppd(snapshot: Snapshot, request: RequestFacts, turn: Turn) -> WithinReason:
+def _ppd(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason:
     """PPD's decision. A turn whose KV is no longer on the decode node counts as a first one."""
-    if request.turn == 1 or not turn.num_cached_tokens or snapshot.ppd_table is None:
+    if opening := _opening(snapshot, request, decode):
+        return opening
+    if snapshot.ppd_table is None:
         return "ppd_first_turn"
     qps, mode = snapshot.requests_per_second, snapshot.ppd_mode
-    local = prefills_locally(snapshot.ppd_table, turn, qps=qps, mode=mode)
+    local = prefills_locally(snapshot.ppd_table, turn_of(request, decode), qps=qps, mode=mode)
     return "ppd_table_local" if local else "ppd_table_pd"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.placement import LOAD_SLACK, REQUEST_TOKENS
+from prfaas.scheduler.placement import KV_FULL_RATIO, LOAD_SLACK, REQUEST_TOKENS
 from prfaas.scheduler.route import EXPLANATIONS, Decision, Reason, route
-from prfaas.scheduler.snapshot import PathState, RequestFacts, Snapshot
-from prfaas.types import ClusterName
+from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, PathState, RequestFacts, Snapshot
+from prfaas.types import AgentName, ClusterName
 from tests.unit.scheduler.deployment import (
     EAST,
     EAST_CLUSTER,
@@ -168,6 +168,70 @@ def test_a_conversation_keeps_its_node_among_equals_and_load_decides_the_rest() 
     assert route(Snapshot(T, (WEST, other)), theirs).decode == other.instance
     elsewhere = replace(theirs, cached_tokens={WEST.agent: T - 1, other.agent: 0})
     assert route(Snapshot(T, (WEST, other)), elsewhere).decode == WEST.instance, "it is known where the prefix is"
+
+
+@given(
+    st.sampled_from(["ppd", "static"]),
+    st.lists(
+        st.tuples(st.integers(0, LOAD_SLACK), st.floats(0, KV_FULL_RATIO, exclude_max=True)), min_size=1, max_size=4
+    ),
+    st.dictionaries(st.sampled_from([f"agent-d{number}" for number in range(4)]), st.integers(0, 4 * T)),
+    st.sampled_from([0, 2, 9]),
+    st.integers(0, 500),
+    st.data(),
+)
+def test_under_ppd_a_later_turn_stays_on_its_conversations_node_whatever_work_is_ahead_there(
+    policy: OwnPolicy,
+    figures: list[tuple[int, float]],
+    cached: dict[AgentName, int],
+    turn: int,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    nodes = [
+        replace(instance(f"d{number}", "pd", "decode", load=load), kv_usage_ratio=ratio)
+        for number, (load, ratio) in enumerate(figures)
+    ]
+    own = data.draw(st.sampled_from(nodes))
+    its = RequestFacts(5 * T, cached_tokens=cached, session_agent=own.agent, turn=turn, seed=seed)
+    snapshot = Snapshot(9 * T, (*nodes, PD_P), local_policy=policy, ppd_table=TABLE)
+    decision = route(snapshot, its)
+    assert decision.decode == own.instance
+    assert not decision.reason.startswith("session_node")
+    assert (decision.reason == "ppd_first_turn") == (cached.get(own.agent, 0) == 0)
+
+
+OWN, OTHER = instance("d0", "pd", "decode"), instance("d1", "pd", "decode")
+
+
+@pytest.mark.parametrize("policy", ["ppd", "static"])
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        (replace(OWN, kv_usage_ratio=KV_FULL_RATIO), "session_node_full"),
+        (replace(OWN, num_requests=LOAD_SLACK + 1), "session_node_slow"),
+        (replace(OWN, healthy=False), "session_node_gone"),
+        (None, "session_node_gone"),
+    ],
+)
+def test_a_conversation_whose_node_is_full_slow_or_gone_is_prefilled_apart_for_another(
+    policy: OwnPolicy, own: InstanceState | None, reason: str
+) -> None:
+    nodes = (OTHER, PD_P) if own is None else (own, OTHER, PD_P)
+    snapshot = Snapshot(9 * T, nodes, local_policy=policy, ppd_table=TABLE, local_turns_ratio=1.0)
+    its = RequestFacts(T, cached_tokens={OWN.agent: T - 9, OTHER.agent: 16}, session_agent=OWN.agent, turn=2)
+    assert route(snapshot, its) == Decision("remote", reason, OTHER.instance, PD_P.instance)  # type: ignore[arg-type]
+    first = replace(its, turn=1, session_agent=None)
+    assert route(snapshot, first).reason == "ppd_first_turn"
+    excluded = replace(its, excluded=frozenset([OWN.instance]))
+    assert route(snapshot, excluded).reason == "session_node_gone"
+
+
+def test_a_node_that_is_the_only_one_keeps_its_conversations_however_full_it_is() -> None:
+    full = replace(OWN, kv_usage_ratio=1.0, num_requests=9 * LOAD_SLACK)
+    snapshot = Snapshot(9 * T, (full, PD_P), local_policy="static", local_turns_ratio=1.0)
+    its = RequestFacts(T, cached_tokens={OWN.agent: T - 9}, session_agent=OWN.agent, turn=2)
+    assert route(snapshot, its) == Decision("local", "static_local", OWN.instance)
 
 
 def test_a_second_prfaas_cluster_takes_what_the_first_ones_link_refuses() -> None:
