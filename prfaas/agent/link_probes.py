@@ -1,4 +1,4 @@
-"""Probes of links: bytes of no meaning, for a second or two, that show what an idle link carries before a transfer does.
+"""Probes of links: bytes of no meaning, for a second or three, that show what an idle link carries before a transfer does.
 
     taken ──grant, an idle node──▶ sending ──the rate is steady, all is sent, time is up, failure──▶ ended, reported
     taken ──no grant, transfers under way, too soon──▶ ended, reported
@@ -37,7 +37,7 @@ from prfaas.types import AgentName, CopyEnd, CopyOutcome, ProbeCommand, Transfer
 
 OBJECT_BYTES = 1 << 20
 PRIORITY = 3  # each step is a sixteenth of a transfer's share of the link
-SENDING_SECONDS = 2.0  # from the peer's answer on; a start that doubles each round trip of 200 ms is over by then
+SENDING_SECONDS = 3.0  # from the peer's answer on: over 80 ms BBR needs two for its start and its first drain
 DEADLINE_SECONDS = 30.0  # connecting included
 PAUSE_SECONDS = 30.0  # from one probe of a link to the next
 MAX_REMEMBERED = 64  # ended probes: a command that comes again is answered and not carried out again

@@ -58,12 +58,12 @@ class LinkGauge:
         self.is_probing, self.has_found, self._least_bytes_per_second = True, False, 0.0
         self._meter.source = "probe"
 
-    def end_probe(self) -> None:
+    def end_probe(self, now: float) -> None:
         """They wait no more. Where the rate was still growing, or too little waited, the link carries at least what it did."""
         if not self.has_found:
             since_then = self.packing.packed_ratio * self.bounds.take_least()
             least = max(self._least_bytes_per_second, since_then)
-            self._meter.forget(least_bytes_per_second=least, now=self._measured_at)
+            self._meter.forget(least_bytes_per_second=least, now=now)
         self.is_probing = False
 
     def opened(self) -> None:

@@ -211,7 +211,7 @@ class Link:
     def end_probe(self) -> LinkHealth:
         """What the probe has found."""
         with self._changed:
-            self._gauge.end_probe()
+            self._gauge.end_probe(time.monotonic())
             if self._outbox.num_transfers > 1:  # transfers have been opened meanwhile
                 self._gauge.opened()
             return self._gauge.health
