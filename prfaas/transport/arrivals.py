@@ -15,13 +15,13 @@ import functools
 import itertools
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
+from prfaas.transport.answers import Answer, Answers, have_later, say
 from prfaas.transport.area import Slab
 from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 from prfaas.transport.connection import Connection
@@ -50,7 +50,6 @@ MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when th
 RUN_BYTES = 200  # that a run of sizes takes
 MAX_REMEMBERED = 4096  # ended transfers, about 400 bytes each
 MAX_REMEMBERED_MESSAGE_BYTES = 100
-MAX_UNSAID = 4096  # answers that no connection took at once
 MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes each
 FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
@@ -60,24 +59,12 @@ ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
 
 
-class _Answer(NamedTuple):
-    """A frame for a transfer's sender, on any of these connections; an ending on all of them, as any may be dead already.
-
-    None stands for a HAVE, made when it is said.
-    """
-
-    transfer_id: bytes
-    connections: list[Connection]
-    frame: bytes | None
-    is_ending: bool = False
-
-
 @dataclass(eq=False)
 class _Arrival:
     request: OpenRequest
     sizes: ObjectSizes
     deadline: float
-    answers: OrderedEvents[_Answer]
+    answers: OrderedEvents[Answer]
     connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
     alone_since: float | None = None  # when its last connection went
     accepted: Accepted | None = None
@@ -116,7 +103,7 @@ class Arrivals:
         self._transfers, self._opening_bytes = Shares(MAX_TRANSFERS), Shares(MAX_OPENING_BYTES)
         self._max_pieces, self._pieces = max_pieces, Shares(max_pieces)
         self._remembered = Remembered(MAX_REMEMBERED)
-        self._unsaid: OrderedDict[bytes, _Answer] = OrderedDict()  # by transfer
+        self._answers = Answers(self._have_of)
 
     # Opening
 
@@ -128,7 +115,7 @@ class Arrivals:
             is_new = refusal is None and arrival is None
             if is_new:
                 deadline = time.monotonic() + request.deadline_seconds
-                arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._say), {connection: None})
+                arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._answers.say), {connection: None})
                 self._keep(arrival)
             elif refusal is None and arrival is not None:
                 self._again(connection, arrival)
@@ -175,9 +162,9 @@ class Arrivals:
         arrival.alone_since = None
         if arrival.assembler and now - arrival.had_at >= HAVE_SECONDS:
             arrival.had_at = now
-            arrival.answers.put(_Answer(transfer_id, [], None))
+            arrival.answers.put(have_later(transfer_id))
         elif arrival.assembler:
-            self._say_later(_Answer(transfer_id, [], None))
+            self._answers.say_later(have_later(transfer_id))
 
     def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
@@ -194,7 +181,8 @@ class Arrivals:
             else:
                 arrival.accepted, arrival.assembler = decision, assembler
             if not arrival.has_ended:
-                arrival.answers.put(_Answer(transfer_id, _latest_first(arrival), frame))
+                is_ending = isinstance(decision, Rejected)
+                arrival.answers.put(Answer(transfer_id, _latest_first(arrival), frame, is_ending))
             if arrival.assembler is not None:
                 self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
         self._tell(arrival)
@@ -327,7 +315,7 @@ class Arrivals:
 
     def _end(self, arrival: _Arrival, answer: bytes) -> None:
         arrival.ended_at = time.monotonic()
-        arrival.answers.put(_Answer(arrival.request.transfer_id, list(arrival.connections), answer, is_ending=True))
+        arrival.answers.put(Answer(arrival.request.transfer_id, list(arrival.connections), answer, is_ending=True))
         self._remembered.put(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
     def _free(self, arrival: _Arrival) -> None:
@@ -381,7 +369,7 @@ class Arrivals:
                     self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")
                     failed.append(arrival)
         self._tell(*failed)
-        self._say_again()
+        self._answers.say_again()
 
     def _tell(self, *arrivals: _Arrival | None) -> None:
         """What was decided under the lock is said outside of it, by whichever thread: none waits for a peer."""
@@ -390,27 +378,7 @@ class Arrivals:
             if arrival is not None:
                 arrival.answers.tell()
 
-    def _say(self, said: _Answer) -> None:
-        """Write a frame on the first connection that takes it at once, an ending on each; where none does, at a later tick."""
-        answer = said if said.frame is not None else self._have_of(said.transfer_id)
-        if answer is None:
-            return
-        is_lost, is_said = True, False  # lost with the last of its connections
-        for connection in answer.connections:
-            outcome = "later" if answer.frame is None else say_at_once(connection, answer.frame)
-            is_lost = is_lost and outcome == "lost"
-            if outcome == "said":
-                is_said = True
-                if not answer.is_ending:
-                    break
-        if is_said or is_lost:
-            return  # a sender that heard nothing asks again
-        with self._changed:
-            arrival = self._arrivals.get(said.transfer_id)
-            is_live = arrival is not None and not arrival.has_ended
-            self._say_later(_Answer(said.transfer_id, [], None) if is_live else said)
-
-    def _have_of(self, transfer_id: bytes) -> _Answer | None:
+    def _have_of(self, transfer_id: bytes) -> Answer | None:
         """A transfer's HAVE as it now is; not made, as it may be long, where no connection takes it. None: it has ended."""
         with self._changed:
             arrival = self._arrivals.get(transfer_id)
@@ -418,22 +386,10 @@ class Arrivals:
                 return None
             connections = _latest_first(arrival)
         if not any(its.takes_at_once() for its in connections):
-            return _Answer(transfer_id, connections, None)
+            return Answer(transfer_id, connections, None)
         with self._changed:
             have = _have(arrival.assembler)
-        return _Answer(transfer_id, connections, messages.encode_have(transfer_id, have))
-
-    def _say_later(self, answer: _Answer) -> None:
-        """With the lock held."""
-        self._unsaid[answer.transfer_id] = answer
-        if len(self._unsaid) > MAX_UNSAID:
-            self._unsaid.popitem(last=False)
-
-    def _say_again(self) -> None:
-        with self._changed:
-            unsaid, self._unsaid = self._unsaid, OrderedDict()
-        for answer in unsaid.values():
-            self._say(answer)
+        return Answer(transfer_id, connections, messages.encode_have(transfer_id, have))
 
     def _lateness(self, arrival: _Arrival, now: float) -> FailureReason | None:
         if arrival.has_ended:
@@ -442,25 +398,6 @@ class Arrivals:
             return "deadline"
         alone = arrival.alone_since
         return "unreachable" if alone is not None and now - alone >= self._reconnect_seconds else None
-
-
-def say(connection: Connection, frame: bytes) -> bool:
-    """Write a frame; whether the connection took it. One that may have taken a part of it ends."""
-    try:
-        connection.write(frame)
-        return True
-    except OSError:
-        connection.abort()
-        return False
-
-
-def say_at_once(connection: Connection, frame: bytes) -> Literal["said", "later", "lost"]:
-    """Write a frame on a connection that takes it without being waited for; one that is lost ends."""
-    try:
-        return "said" if connection.write_at_once(frame) else "later"
-    except OSError:
-        connection.abort()
-        return "lost"
 
 
 def ranges_of(indices: Collection[int]) -> Ranges:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import lossy_cast, messages
-from prfaas.transport.arrivals import Arrivals, ChunkOutcome, say
+from prfaas.transport.answers import say
+from prfaas.transport.arrivals import Arrivals, ChunkOutcome
 from prfaas.transport.connection import FRAME_SECONDS, Connection
 from prfaas.transport.inbound import OpenRequest
 from prfaas.transport.packing import Packer, read_head

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
-from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals, say
+from prfaas.transport.answers import say
+from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals
 from prfaas.transport.connection import Connection, listen, tune
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.inbound import (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -124,3 +126,12 @@ def send(
 def objects_of(*sizes: int, seed: int = 1) -> list[bytes]:
     source = random.Random(seed)
     return [source.randbytes(size) for size in sizes]
+
+
+def fill_up(sock: socket.socket) -> int:
+    """Send zeros until the kernel takes no more; how many."""
+    piece, num_bytes = bytes(4096), 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            num_bytes += sock.send(piece, socket.MSG_DONTWAIT)
+    return num_bytes

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.transport import messages
-from prfaas.transport.arrivals import say
+from prfaas.transport.answers import say
 from prfaas.transport.connection import Connection
 from prfaas.transport.messages import Have
 from prfaas.transport.object_sizes import MAX_OBJECTS

@@ -23,7 +23,7 @@ from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.sender import Outgoing, SendAccepted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_header
-from tests.integration.transport.ends import Far, Near
+from tests.integration.transport.ends import Far, Near, fill_up
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
@@ -119,7 +119,7 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
             assert arrivals.begin_write(connection, "peer", header, wire_bytes=1)
             arrivals.end_write(connection, header, "whole")
         with traced() as grown:
-            num_bytes = _fill_up(ours)
+            num_bytes = fill_up(ours)
             arrivals.open(connection, request, sizes)
             for _ in range(3):
                 arrivals.expire(time.monotonic())
@@ -128,15 +128,6 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
         arrivals.expire(time.monotonic())
         header = peer.read_header()
         assert len(messages.decode_have(header, peer.read_payload(header)).arrived) == MAX_SLABS
-
-
-def _fill_up(sock: socket.socket) -> int:
-    """Send zeros until the kernel takes no more; how many."""
-    piece, num_bytes = bytes(4096), 0
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            num_bytes += sock.send(piece, socket.MSG_DONTWAIT)
-    return num_bytes
 
 
 def test_control_frames_that_no_connection_takes_are_bounded(

@@ -1,0 +1,36 @@
+"""What a receiver says where no connection takes it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from prfaas.transport.answers import Answer, Answers, have_later
+from prfaas.transport.connection import Connection
+from prfaas.transport.messages import Ending, Have, encode_ending, encode_have
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.wire import FrameType
+from tests.integration.transport.ends import fill_up
+from tests.waiting import PATIENCE_SECONDS
+
+ID = bytes(range(16))
+ERROR = encode_ending(FrameType.ERROR, ID, Ending("cancelled", "no longer wanted"))
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_what_nobody_took_is_said_later_and_a_have_takes_no_endings_place(is_ended: bool) -> None:
+    ours, theirs = socket.socketpair()
+    connection, peer = Connection(ours, state="receiving"), Connection(theirs, state="sending")
+    peer.set_read_timeout(PATIENCE_SECONDS)
+    answers = Answers(lambda transfer_id: Answer(transfer_id, [connection], encode_have(ID, Have(Ranges(), ()))))
+    with contextlib.closing(connection), contextlib.closing(peer):
+        num_bytes = fill_up(ours)
+        if is_ended:
+            answers.say(Answer(ID, [connection], ERROR, is_ending=True))
+        answers.say(have_later(ID))
+        answers.say_again()
+        peer.read_into([memoryview(bytearray(num_bytes))])
+        answers.say_again()
+        assert peer.read_header().type is (FrameType.ERROR if is_ended else FrameType.HAVE)
