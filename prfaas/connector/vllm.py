@@ -18,7 +18,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | each step, before the forward | bind_connector_metadata | take the step's copies |
 | worker | each attention layer | wait_for_layer_load | nothing: a request runs once all of it is loaded |
 | worker | each attention layer | save_kv_layer | copy the layer's new blocks out |
-| worker | each linear layer, eager mode | forward hook | copy the final state out |
+| worker | each linear layer that can be heard of (`layer_ends.py`) | | copy the final state out |
 | worker | after the forward | start_load_kv | copy received slots in |
 | worker | after the forward | wait_for_save | copy what no hook reported; mark the end of the pass |
 | worker | after the forward | get_transfer_results | which requests are loaded |
@@ -53,6 +53,7 @@ from prfaas.connector.checkpoints import Pins
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.divergent_hits import DivergentHits
 from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention, packing
+from prfaas.connector.layer_ends import on_layer_end
 from prfaas.connector.outcomes import Direction
 from prfaas.connector.parked import ParkedRequests
 from prfaas.connector.request_hashes import token_chain
@@ -93,7 +94,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._hooks: list[Any] = []
+        self._undo_hooks: list[Callable[[], None]] = []
         self._kv_cache_manager: Any = None
         self._block_pool: Any = None
         self._parked = ParkedRequests()
@@ -297,20 +298,16 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             pins_arena=device.type == "cuda",
         )
         self._worker = WorkerSide(client, layers, layout, make_copier=partial(copier_for, device=device))
-        if self._vllm_config.model_config.enforce_eager:
-            self._hook_linear_layers(modules)
+        is_compiled = not self._vllm_config.model_config.enforce_eager
+        for name in self._worker.linear_layers:
+            ended = partial(self._worker.on_layer_end, name)
+            self._undo_hooks.append(on_layer_end(modules[name], ended, is_compiled=is_compiled))
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
     def _rank(self) -> Rank:
         size = self._vllm_config.parallel_config.tensor_parallel_size
         shard = Shard(get_tensor_model_parallel_rank() if size > 1 else 0, size)
         return Rank(self._model, shard, self._vllm_config.model_config.get_total_num_kv_heads())
-
-    def _hook_linear_layers(self, modules: dict[str, Any]) -> None:
-        """vLLM reports the end of attention layers only. A hook would break a compiled graph, so only in eager mode."""
-        assert self._worker is not None
-        for name in self._worker.linear_layers:
-            self._hooks.append(modules[name].register_forward_hook(_layer_end_hook(self._worker, name)))
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker is not None:
@@ -354,8 +351,9 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return engine_stats.from_tally(side.tally) if side is not None else None
 
     def shutdown(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for undo in self._undo_hooks:
+            undo()
+        self._undo_hooks.clear()
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()
@@ -398,10 +396,3 @@ def _engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
         lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant),
         request.cache_salt or "",
     )
-
-
-def _layer_end_hook(worker: WorkerSide, name: str) -> Callable[..., None]:
-    def on_end(*arguments: Any) -> None:
-        worker.on_layer_end(name)
-
-    return on_end

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from prfaas.cachepool.layout import Layout
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
-from tools.demo.client import Answer, answers, complete, prompt_tokens, transfers
-from tools.processes import Children
+from tools.demo.client import Answer, answers, complete, get_json, prompt_tokens, transfers
+from tools.processes import Child, Children
 from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 
@@ -38,12 +38,16 @@ FLAGS = {"lfm2": NO_ROTARY_KERNEL}
 # When decode requests get engine blocks: each way on dense KV, with windows and with states.
 ADMISSIONS = {"qwen3": "auto", "gpt_oss": "preallocate", "nemotron_h": "preallocate", "falcon_h1": "auto"}
 LOAD_FAILURE_POLICIES = {"gpt_oss": "fail"}  # the others recompute
+# Of these the prefill engine runs a compiled graph: Mamba2 and short convolutions. It is compiled by Dynamo alone; kernels
+# would take a minute, and nothing is said of them here. Qwen3-Next's bfloat16 rounds differently when compiled.
+COMPILED = {"nemotron_h", "lfm2"}
+COMPILED_ENVIRONMENT = {"VLLM_CPU_CI_ENV": "1"}
 CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU has none; the others are compared without
 
 
 @dataclass
 class Pair:
-    """A prefill engine in the east and a decode engine, which also prefills, in the west."""
+    """An engine in the east, which prefills, and one in the west, which decodes; each can do either."""
 
     family: str
     east: AgentProcess
@@ -52,6 +56,7 @@ class Pair:
     decode: EngineProcess
     grant_key: bytes
     children: Children
+    manager: str = ""  # its gRPC address, where there is one
 
     def restart_decode(self) -> None:
         """Kill the decode engine and start it again at the same place."""
@@ -103,7 +108,11 @@ class Pair:
 
     def locally(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Greedy tokens of the decode engine, which takes up what its node holds."""
-        return self._ask(self.decode, prompt).token_ids
+        return self.at(self.decode, prompt)
+
+    def at(self, engine: EngineProcess, prompt: Sequence[int], **more: Any) -> tuple[int, ...]:
+        """The same of either engine."""
+        return self._ask(engine, prompt, **more).token_ids
 
     def _ask(self, engine: EngineProcess, prompt: Sequence[int], **extra: Any) -> Answer:
         body = {"model": self.family, "prompt": list(prompt), "temperature": 0, "ignore_eos": True}
@@ -167,6 +176,17 @@ def resumes_at(layout: Layout, num_tokens: int) -> int:
     return num_tokens // block_tokens * block_tokens
 
 
+def held_bytes(layout: Layout, held: int, num_tokens: int) -> int:
+    """What resuming after `num_tokens` reads of the full blocks of the first `held` tokens."""
+    total = 0
+    for group in layout.groups:
+        if group.kind != "linear_state":
+            window = group.window_tokens or num_tokens + 1
+            first = max(0, num_tokens - window + 1) // group.block_tokens
+            total += group.block_bytes * max(0, held // group.block_tokens - first)
+    return total
+
+
 def random_prompt(length: int, *, seed: int) -> list[int]:
     return prompt_tokens(length, seed=seed, vocabulary=VOCABULARY)
 
@@ -180,28 +200,71 @@ def flags(family: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def running_pair(family: str, directory: Path, *, ranks: tuple[int, int] = (1, 1)) -> Iterator[Pair]:
-    """Start everything, both engines at the same time, each in so many ranks; stop it in the end."""
+def running_pair(
+    family: str,
+    directory: Path,
+    *,
+    ranks: tuple[int, int] = (1, 1),
+    extra: tuple[str, ...] = (),
+    connector: Mapping[str, Any] | None = None,
+    has_manager: bool = False,
+) -> Iterator[Pair]:
+    """Start everything, both engines at the same time, each in so many ranks; stop it in the end.
+
+    `extra` are flags, `connector` keys of both engines. With a manager the agents are two decode nodes of one cluster.
+    """
     model = make_model(family, directory / family)
     with Children(directory) as children:
         stack = Stack(children, directory)
-        east, west = (stack.start_agent(name, reconnect_seconds="60s") for name in ("east", "west"))
+        manager, node = _start_manager(stack, directory) if has_manager else (None, {})
+        east, west = (stack.start_agent(name, reconnect_seconds="60s", **node) for name in ("east", "west"))
         stack.await_agent(east)
         stack.await_agent(west)
-        prefilling, decoding = ((*flags(family), "--tensor-parallel-size", str(its)) for its in ranks)
-        prefill = stack.start_engine("east", model, agent=east, role="kv_producer", extra=prefilling, connector=PATIENT)
+        prefilling, decoding = ((*flags(family), *extra, "--tensor-parallel-size", str(its)) for its in ranks)
+        is_compiled = family in COMPILED
+        prefill = stack.start_engine(
+            "east",
+            model,
+            agent=east,
+            role="kv_both",
+            extra=tuple(its for its in prefilling if not (is_compiled and its == "--enforce-eager")),
+            connector={**PATIENT, **(connector or {})},
+            environment=COMPILED_ENVIRONMENT if is_compiled else {},
+        )
         decode = stack.start_engine(
             "west",
             model,
             agent=west,
             role="kv_both",
             extra=decoding,
-            connector=PATIENT | {"admission": ADMISSIONS.get(family, "wait")},
+            connector={**PATIENT, "admission": ADMISSIONS.get(family, "wait"), **(connector or {})},
             load_failure=LOAD_FAILURE_POLICIES.get(family, "recompute"),
             environment={"VLLM_SERVER_DEV_MODE": "1"},  # serves what resets its caches
         )
         for engine in (prefill, decode):
             stack.await_server(engine.child, engine.url)
-        yield Pair(
-            family, east, west, prefill, decode, grants.derive_key(stack.secret_file.read_bytes(), "grant"), children
+        if manager is not None:
+            manager.await_nodes(children)
+        key = grants.derive_key(stack.secret_file.read_bytes(), "grant")
+        yield Pair(family, east, west, prefill, decode, key, children, manager.address if manager else "")
+
+
+@dataclass(frozen=True)
+class _Manager:
+    child: Child
+    address: str  # gRPC
+    url: str
+
+    def await_nodes(self, children: Children) -> None:
+        """Return once it knows both nodes."""
+        children.wait_until(self.child, lambda: answers(f"{self.url}/healthz"), seconds=START_SECONDS)
+        children.wait_until(
+            self.child, lambda: {"east", "west"} <= set(get_json(f"{self.url}/digests")), seconds=START_SECONDS
         )
+
+
+def _start_manager(stack: Stack, directory: Path) -> tuple[_Manager, dict[str, Any]]:
+    """A manager, and what an agent's settings say of it."""
+    settings = {"redis_directory": str(directory / "redis"), "rebalance_bytes_per_second": "0Gbps"}
+    its = _Manager(*stack.start_manager(heartbeat_seconds="1s", expiry_seconds="60s", **settings))
+    return its, {"managers": [its.address], "cluster": "west", "cluster_kind": "pd"}

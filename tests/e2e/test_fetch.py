@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.managed import FAMILY, Deployment, prompt_of, running_deployment
-from tests.e2e.pair import CHUNK_TOKENS, EXACT, PAIRS, resumes_at
+from tests.e2e.pair import CHUNK_TOKENS, EXACT, PAIRS, held_bytes, resumes_at
 from tests.waiting import wait_until
 from tools.demo.client import get_json, prefilled_tokens
 
@@ -103,20 +103,7 @@ def test_what_the_pd_side_holds_travels_there_is_extended_and_only_the_new_part_
     (back,) = _arrived(deployment, "west")[before["west"] :]
     assert (there["outcome"], there["num_tokens"], there["held_bytes"]) == ("completed", held, 0)
     assert (back["outcome"], back["num_tokens"]) == ("completed", len(prompt) - 1)
-    assert back["held_bytes"] == _whole_blocks_bytes(deployment, held, len(prompt) - 1), (
-        "full blocks of the prefix stay"
-    )
+    assert back["held_bytes"] == held_bytes(deployment.layout, held, len(prompt) - 1), "full blocks of the prefix stay"
     missing = back["payload_bytes"] - back["held_bytes"]
     assert missing <= back["wire_bytes"] <= missing * 1.01 + 1000
     assert answer.token_ids == _alone(deployment, question, prompt)
-
-
-def _whole_blocks_bytes(deployment: Deployment, held: int, num_tokens: int) -> int:
-    """What resuming after `num_tokens` reads of the full blocks of the first `held` tokens."""
-    held_bytes = 0
-    for group in deployment.layout.groups:
-        if group.kind != "linear_state":
-            window = group.window_tokens or num_tokens + 1
-            first = max(0, num_tokens - window + 1) // group.block_tokens
-            held_bytes += group.block_bytes * max(0, held // group.block_tokens - first)
-    return held_bytes

@@ -91,6 +91,13 @@ def test_several_requests_in_one_step_do_not_mix(nodes: Nodes) -> None:
     assert [decoder.wrong_blocks(its, NUM_TOKENS) for its in parked] == [[], [], []]
 
 
+def test_states_whose_layers_nobody_reports_leave_after_the_pass_and_are_counted(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["recurrent"])
+    running = _transfer(nodes, prefiller, decoder, prompt_of(31))
+    assert decoder.wrong_blocks(running, NUM_TOKENS) == []
+    assert prefiller.worker.tally.state_tail_bytes == 5001
+
+
 def test_what_both_agents_hold_is_neither_copied_nor_sent_again(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     prompt = prompt_of(6)

@@ -14,6 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.exceptions import VLLMValidationError
+from vllm.forward_context import override_forward_context
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import qwen_gdn_attention_core
+from vllm.model_executor.layers.mamba.linear.minimax_linear_attn import linear_attention
+from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_mixer2
+from vllm.model_executor.layers.mamba.short_conv import short_conv
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -27,6 +32,7 @@ from prfaas.connector import plugin
 from prfaas.connector.block_map import EngineGroup
 from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention
 from prfaas.connector.engine_stats import PrfaasStats, from_tally
+from prfaas.connector.layer_ends import on_layer_end
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.request_hashes import token_chain
 from prfaas.connector.steps import Load, Step
@@ -174,6 +180,46 @@ def test_the_class_is_whole_and_keeps_hybrid_memory_on() -> None:
     assert not PrfaasConnector.__abstractmethods__
     assert supports_hma(PrfaasConnector)
     assert PrfaasConnector.requires_piecewise_for_cudagraph({})
+
+
+def recurrent(kind: MambaAttentionBackendEnum, method: str) -> Any:
+    """Stands for a layer of vLLM's; what of it was called stands in its `called`."""
+    called: list[str] = []
+    fields = {"mamba_type": kind, "called": called, method: lambda its, **named: called.append(method)}
+    return type("Layer", (), fields)()
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator", "num_tensors", "method"),
+    [
+        (MambaAttentionBackendEnum.MAMBA2, mamba_mixer2, 2, "conv_ssm_forward"),
+        (MambaAttentionBackendEnum.GDN_ATTN, qwen_gdn_attention_core, 4, "_forward_core"),
+        (MambaAttentionBackendEnum.LINEAR, linear_attention, 3, "_forward"),
+        (MambaAttentionBackendEnum.SHORT_CONV, short_conv, 2, "forward_native"),
+    ],
+)
+def test_where_a_graph_is_compiled_the_end_of_a_recurrent_layer_is_heard_of_its_operator(
+    kind: MambaAttentionBackendEnum, operator: Callable[..., None], num_tensors: int, method: str
+) -> None:
+    layer = recurrent(kind, method)
+
+    def run() -> list[str]:
+        layer.called.clear()
+        with override_forward_context(SimpleNamespace(no_compile_layers={"layer": layer})):
+            operator(*(torch.zeros(1) for _ in range(num_tensors)), "layer")
+        return list(layer.called)
+
+    undo = on_layer_end(layer, lambda: layer.called.append("ended"), is_compiled=True)
+    assert run() == [method, "ended"]
+    undo()
+    assert run() == [method]
+
+
+def test_a_layer_whose_pass_is_compiled_with_the_graph_is_left_alone() -> None:
+    kda = recurrent(MambaAttentionBackendEnum.GDN_ATTN, "_forward")
+    on_layer_end(kda, lambda: kda.called.append("ended"), is_compiled=True)
+    kda._forward()
+    assert kda.called == ["_forward"]
 
 
 def test_the_plugin_may_be_loaded_again_and_again() -> None:
