@@ -18,7 +18,7 @@ from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.ppd.drawing import draw
-from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS, Cell
+from prfaas.ppd.workloads import FIRST_TURNS, NUM_TURNS, REQUEST_RATES, SECOND_TURNS, Cell, by_requests
 from prfaas.scheduler.ppd import PpdTable, Run, build_table, read_measured, to_measured
 
 T = TypeVar("T")
@@ -42,13 +42,20 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="draw a table")
     show.add_argument("table", type=Path, metavar="TABLE", help="JSON file, as `build` and PPD's authors write it")
     build = commands.add_parser("build", help="measure a table")
-    build.add_argument("--pd", required=True, metavar="URL", help="front door that prefills every turn on P")
     build.add_argument(
-        "--local", required=True, metavar="URL", help="front door that prefills later turns where they decode"
+        "--pd",
+        required=True,
+        metavar="URL",
+        help="front door whose managers have local_policy: static and local_turns_ratio: 0",
+    )
+    build.add_argument(
+        "--local",
+        required=True,
+        metavar="URL",
+        help="front door whose managers have the same with local_turns_ratio: 1",
     )
     build.add_argument("--model", required=True, help="served model name")
     build.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
-    build.add_argument("--qps", default=QPS, type=rates, metavar="LIST", help="conversations per second")
     build.add_argument("--contexts", default=tuple(FIRST_TURNS), type=_words(FIRST_TURNS), metavar="LIST")
     build.add_argument("--workloads", default=tuple(SECOND_TURNS), type=_words(SECOND_TURNS), metavar="LIST")
     build.add_argument(
@@ -64,7 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     simulate.add_argument("--decode", default=3, type=int, metavar="NODES", help="that decode; 3 by default")
     simulate.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
-    simulate.add_argument("--qps", default=QPS, type=rates, metavar="LIST", help="conversations per second")
+    for command in (build, simulate):
+        command.add_argument(
+            "--qps",
+            default=REQUEST_RATES,
+            type=rates,
+            metavar="LIST",
+            help="requests per second; a conversation makes two",
+        )
     for command in (show, build, simulate):
         command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
         command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
@@ -130,7 +144,7 @@ def _build(flags: argparse.Namespace) -> int:
     _check_can_be_written(flags.out)
     measuring = extras.load("prfaas.ppd.measuring", extra="router")
     cells = [Cell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps]
-    pd, local = asyncio.run(_measured(measuring, flags, cells))
+    pd, local = asyncio.run(_runs(measuring, flags, cells))
     weights = {"ttft_weight": 1.0 if flags.w_ttft is None else flags.w_ttft}
     try:
         table = build_table(pd, local, **weights, tpot_weight=1.0 if flags.w_tpot is None else flags.w_tpot)
@@ -144,27 +158,47 @@ def _build(flags: argparse.Namespace) -> int:
 
 def _simulate(flags: argparse.Namespace) -> int:
     twin = extras.load("prfaas.sim.ppd.experiment", extra="solve")
-    table = twin.ppd_table(flags.prefill, flags.decode, rates=flags.qps, progress=lambda *_: None)
-    weighted = _weighted(table, flags)
+    begun = [rate / NUM_TURNS for rate in flags.qps]
+    table = twin.ppd_table(flags.prefill, flags.decode, rates=begun, progress=lambda *_: None)
+    weighted = _weighted(by_requests(table), flags)
     flags.out.write_text(json.dumps(to_measured(weighted), indent=1) + "\n")
     print(draw(weighted))
     return 0
 
 
-async def _measured(measuring: Any, flags: argparse.Namespace, cells: list[Cell]) -> tuple[list[Run], list[Run]]:
-    """Each cell on both front doors, one after the other, so that neither is beside the other's load."""
-    ends = [measuring.Endpoint(url.rstrip("/"), flags.model, flags.vocabulary) for url in (flags.pd, flags.local)]
+async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[Cell]) -> tuple[list[Run], list[Run]]:
+    """Each cell on both front doors, one after the other, so that neither is beside the other's load; without the cells
+    that a door answered otherwise than it should.
+    """
+    ends = [
+        measuring.Endpoint(url.rstrip("/"), flags.model, route, flags.vocabulary)
+        for url, route in ((flags.pd, "remote"), (flags.local, "local"))
+    ]
     effort = measuring.Effort(seconds=flags.seconds, seed=flags.seed)
     runs: tuple[list[Run], list[Run]] = ([], [])
     async with measuring.aiohttp.ClientSession(connector=measuring.aiohttp.TCPConnector(limit=0)) as session:
         for number, cell in enumerate(cells, 1):
-            for end, kept in zip(ends, runs, strict=True):
-                kept.append(await measuring.measure(session, end, cell, effort))
             line = f"{number}/{len(cells)} {cell.context} {cell.workload} {cell.qps:g} QPS"
+            pd, local = [await measuring.measure(session, end, cell, effort) for end in ends]
             sys.stderr.write(
-                f"{line}: TTFT {runs[0][-1].ttft_seconds:.3f} s by P, {runs[1][-1].ttft_seconds:.3f} s by D\n"
+                f"{line}: TTFT {pd.run.ttft_seconds:.3f} s by P, {local.run.ttft_seconds:.3f} s by D\n"
+                + _astray(line, "--pd", "by a PD-P instance", pd)
+                + _astray(line, "--local", "on the decode node", local)
             )
+            if not (pd.is_astray or local.is_astray):
+                runs[0].append(pd.run)
+                runs[1].append(local.run)
     return runs
+
+
+def _astray(line: str, door: str, where: str, measured: Any) -> str:
+    """What to say of second turns that were prefilled elsewhere; nothing where all were as they should."""
+    if not measured.strayed:
+        return ""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in measured.strayed.most_common())
+    left_out = "; the cell is left out" if measured.is_astray else ""
+    count = f"{measured.strayed.total()} of {measured.num_conversations} second turns"
+    return f"{line}: {door}: {count} were not prefilled {where} ({reasons}){left_out}\n"
 
 
 if __name__ == "__main__":

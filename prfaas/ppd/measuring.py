@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
 import aiohttp
 
-from prfaas.ppd.workloads import Cell
-from prfaas.scheduler.ppd import Run
+from prfaas.ppd.workloads import NUM_TURNS, Cell
+from prfaas.scheduler.ppd import MIN_SUCCESS_RATIO, Run
+from prfaas.scheduler.route import Route
+
+# Of a front door of ours: what names a conversation, how a request went, and why.
+SESSION_HEADER, ROUTE_HEADER = "x-session-id", "x-prfaas-route"
+REASON_HEADER, FALLBACK_HEADER = "x-prfaas-reason", "x-prfaas-fallback"
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI server. Prompts are token ids below `vocabulary`; they say nothing, and answers are as long as asked for."""
+    """An OpenAI server. Prompts are token ids below `vocabulary`; they say nothing, and answers are as long as asked for.
+
+    A front door of ours is to answer second turns by `later_route`; what else answers does not say how it does.
+    """
 
     url: str
     model: str
+    later_route: Route
     vocabulary: int = 1000
     timeout_seconds: float = 30.0
 
@@ -39,50 +51,77 @@ class _Turn:
     token_ids: list[int]
     ttft_seconds: float
     tpot_seconds: float
+    route: str  # as the door says; empty: it does not
+    reason: str  # the door's, or why it could not do as it had decided
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run over the conversations whose second turns went as they should, and the reasons of the others."""
+
+    run: Run
+    num_conversations: int
+    strayed: Counter[str]
+
+    @property
+    def is_astray(self) -> bool:
+        """So many went otherwise that the door does not do what is to be measured."""
+        return self.strayed.total() > (1 - MIN_SUCCESS_RATIO) * self.num_conversations
 
 
 class _TurnFailed(Exception):
     """A turn ended in an error, early, or not in time."""
 
 
-async def measure(session: aiohttp.ClientSession, endpoint: Endpoint, cell: Cell, effort: Effort) -> Run:
-    """Averages over the second turns that succeeded; 0 where none did. Arrivals and prompts follow the seed and the cell."""
-    source = random.Random(f"{effort.seed} {cell}")
-    starts = _arrivals(source, cell.qps, effort)
+async def measure(session: aiohttp.ClientSession, endpoint: Endpoint, cell: Cell, effort: Effort) -> Measured:
+    """Averages over the second turns that succeeded; 0 where none did.
+
+    Arrivals follow the seed and the cell. Prompts are new each time: nothing of them is cached, by the other way or before.
+    """
+    starts = _arrivals(random.Random(f"{effort.seed} {cell}"), cell.qps / NUM_TURNS, effort)
+    source = random.SystemRandom()
     prompts = [[source.randrange(endpoint.vocabulary) for _ in range(cell.first[0] + cell.second[0])] for _ in starts]
     started = time.monotonic()
     conversations = [
         _conversation(session, endpoint, cell, prompt=prompt, at=started + start)
         for start, prompt in zip(starts, prompts, strict=True)
     ]
-    turns = [turn for turn in await asyncio.gather(*conversations) if turn is not None]
+    answered = [turn for turn in await asyncio.gather(*conversations) if turn is not None]
+    turns = [turn for turn in answered if turn.route in ("", endpoint.later_route)]
+    strayed = Counter(turn.reason for turn in answered if turn.route not in ("", endpoint.later_route))
+    num_others = len(starts) - strayed.total()
     ttft = fmean(turn.ttft_seconds for turn in turns) if turns else 0.0
     tpot = fmean(turn.tpot_seconds for turn in turns) if turns else 0.0
-    return Run(cell.context, cell.workload, cell.qps, ttft, tpot, len(turns) / len(starts))
+    run = Run(cell.context, cell.workload, cell.qps, ttft, tpot, len(turns) / max(1, num_others))
+    return Measured(run, len(starts), strayed)
 
 
-def _arrivals(source: random.Random, qps: float, effort: Effort) -> list[float]:
+def _arrivals(source: random.Random, per_second: float, effort: Effort) -> list[float]:
     """Poisson arrivals, in seconds from now."""
     starts = [0.0]
     while starts[-1] < effort.seconds or len(starts) < effort.min_conversations:
-        starts.append(starts[-1] + source.expovariate(qps))
+        starts.append(starts[-1] + source.expovariate(per_second))
     return starts[: max(effort.min_conversations, sum(start < effort.seconds for start in starts))]
 
 
 async def _conversation(
     session: aiohttp.ClientSession, endpoint: Endpoint, cell: Cell, *, prompt: list[int], at: float
 ) -> _Turn | None:
-    """The second turn; None where one of the two failed."""
+    """The second turn; None where one of the two failed. Both name their conversation, so that the second finds its KV."""
+    name = f"ppd-{secrets.token_hex(8)}"
     await asyncio.sleep(at - time.monotonic())
     num_first, num_answer = cell.first
     try:
-        first = await _ask(session, endpoint, prompt[:num_first], num_answer)
-        return await _ask(session, endpoint, prompt[:num_first] + first.token_ids + prompt[num_first:], cell.second[1])
+        first = await _ask(session, endpoint, prompt[:num_first], num_answer, name=name)
+        later = prompt[:num_first] + first.token_ids + prompt[num_first:]
+        return await _ask(session, endpoint, later, cell.second[1], name=name)
     except _TurnFailed:
         return None
 
 
-async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint, prompt: list[int], num_tokens: int) -> _Turn:
+async def _ask(
+    session: aiohttp.ClientSession, endpoint: Endpoint, prompt: list[int], num_tokens: int, *, name: str
+) -> _Turn:
     body = {
         "model": endpoint.model,
         "prompt": prompt,
@@ -98,7 +137,7 @@ async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint, prompt: list[
     try:
         async with (
             asyncio.timeout(endpoint.timeout_seconds),
-            session.post(f"{endpoint.url}/v1/completions", json=body) as response,
+            session.post(f"{endpoint.url}/v1/completions", json=body, headers={SESSION_HEADER: name}) as response,
         ):
             if response.status != 200:
                 raise _TurnFailed
@@ -110,7 +149,15 @@ async def _ask(session: aiohttp.ClientSession, endpoint: Endpoint, prompt: list[
         raise _TurnFailed from error
     if not moments:
         raise _TurnFailed
-    return _Turn(token_ids, moments[0] - started, (moments[-1] - moments[0]) / max(1, len(token_ids) - 1))
+    tpot = (moments[-1] - moments[0]) / max(1, len(token_ids) - 1)
+    return _Turn(token_ids, moments[0] - started, tpot, *_way(response.headers))
+
+
+def _way(headers: Mapping[str, str]) -> tuple[str, str]:
+    """By which route a front door of ours answered, and why. A remote request that fell back was answered locally."""
+    if fallback := headers.get(FALLBACK_HEADER):
+        return "local", fallback
+    return headers.get(ROUTE_HEADER, ""), headers.get(REASON_HEADER, "")
 
 
 def _token_ids(line: bytes) -> list[int]:

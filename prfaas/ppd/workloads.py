@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from prfaas.scheduler.ppd import ContextClass, WorkloadType
+from prfaas.scheduler.ppd import ContextClass, PpdTable, WorkloadType
 
+NUM_TURNS = 2  # requests of a conversation
+# Of the authors' grid: conversations that begin per second.
 QPS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)
+REQUEST_RATES = tuple(NUM_TURNS * rate for rate in QPS)  # the same loads in requests per second, as managers count them
 # Prompt and answer of the first turn, in tokens.
 FIRST_TURNS: dict[ContextClass, tuple[int, int]] = {"small": (128, 128), "large": (1024, 1024)}
 # New tokens and answer of the second turn.
@@ -29,7 +32,7 @@ class Cell:
 
     context: ContextClass
     workload: WorkloadType
-    qps: float  # conversations that begin per second
+    qps: float  # requests per second, as managers count them; each conversation makes `NUM_TURNS`
 
     @property
     def first(self) -> tuple[int, int]:
@@ -38,3 +41,9 @@ class Cell:
     @property
     def second(self) -> tuple[int, int]:
         return SECOND_TURNS[self.workload]
+
+
+def by_requests(table: PpdTable) -> PpdTable:
+    """The same table with requests per second for conversations that begin per second."""
+    entries = tuple(replace(entry, qps=NUM_TURNS * entry.qps) for entry in table.entries)
+    return replace(table, entries=entries)

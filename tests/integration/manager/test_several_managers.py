@@ -13,6 +13,7 @@ from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
+from tests.integration.manager.test_routing import route_request
 from tests.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
@@ -203,3 +204,22 @@ async def usurp(store: RedisStore) -> Lease:
         await end_lease(store)
         with contextlib.suppress(Fenced):
             return await store.acquire(EAST, owner="nowhere:1 z", seconds=PATIENCE_SECONDS)
+
+
+async def test_two_managers_of_one_redis_may_have_policies_of_their_own(deployment: Deployment) -> None:
+    """As the doors of `prfaas-ppd build` have: x = 0 and x = 1 over the same nodes and what they hold."""
+    await deployment.start_redis()
+    managers = [
+        await deployment.start_manager(local_policy="static", local_turns_ratio=x, threshold_tokens=10**6)
+        for x in (0.0, 1.0)
+    ]
+    deployment.run(deployment.reporter("p", managers[0], role="prefill"))
+    decode = deployment.reporter("d", managers[0], role="decode")
+    deployment.run(decode)
+    decode.publish(stored(LAYOUT, chain_of(640), 640))
+    for manager, reason in zip(managers, ("static_pd", "static_local"), strict=True):
+        await until(lambda manager=manager: len(manager.world.live()) == 2)  # type: ignore[misc]
+        client = deployment.client(manager, deadline_seconds=PATIENCE_SECONDS)
+        await until_usable(client, chain_of(641), {"d": 640})
+        answer = await client.route(route_request(chain_of(641)))
+        assert answer.reason == reason

@@ -31,6 +31,9 @@ async def doors() -> AsyncIterator[tuple[PacedEngine, PacedEngine]]:
         await engine.stop()
 
 
+ONE_CELL = ("--contexts", "small", "--workloads", "tiny")
+
+
 async def _build(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tuple[int, str, str]:
     flags = (
         "--pd",
@@ -70,10 +73,66 @@ async def test_a_table_is_measured_and_read_again(doors: tuple[PacedEngine, Pace
     assert all(body["stream"] and body["ignore_eos"] and body["temperature"] == 0 for body in asked)
 
 
-async def test_both_doors_are_asked_the_same(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
-    await _build(doors, tmp_path / "t.json", "--contexts", "small", "--workloads", "tiny")
-    first, second = (sorted(body["prompt"] for body in door.bodies) for door in doors)
+async def test_both_doors_are_asked_alike_and_nothing_that_any_cache_knows(
+    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        await _build(doors, tmp_path / "t.json", *ONE_CELL)
+    first, second = (sorted(len(body["prompt"]) for body in door.bodies) for door in doors)
     assert first == second
+    openings = [tuple(body["prompt"][:128]) for door in doors for body in door.bodies]
+    assert len(openings) == 2 * len(set(openings)), "the two turns of one conversation begin alike"
+
+
+async def test_both_turns_of_a_conversation_name_it(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+    await _build(doors, tmp_path / "t.json", *ONE_CELL)
+    for door in doors:
+        by_opening: dict[tuple[int, ...], list[str]] = {}
+        for body, name in zip(door.bodies, door.sessions, strict=True):
+            by_opening.setdefault(tuple(body["prompt"][:128]), []).append(name)
+        names = list(by_opening.values())
+        assert all(len(its) == 2 and its[0] == its[1] != "" for its in names)
+        assert len({its[0] for its in names}) == len(names)
+
+
+async def test_a_rate_is_requests_per_second_as_managers_count_them(
+    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path
+) -> None:
+    await _build(doors, tmp_path / "t.json", *ONE_CELL, "--qps", "60", "--seconds", "1")
+    assert 40 <= len(doors[1].bodies) <= 80, "30 conversations of two turns"
+    table = read_measured(json.loads((tmp_path / "t.json").read_text()))
+    assert [its.qps for its in table.entries] == [60.0]
+
+
+@pytest.mark.parametrize(
+    ("number", "headers", "said"),
+    [
+        (
+            0,
+            {"x-prfaas-route": "local", "x-prfaas-reason": "static_local"},
+            "were not prefilled by a PD-P instance (static_local ",
+        ),
+        (
+            0,
+            {"x-prfaas-route": "remote", "x-prfaas-fallback": "prefill_late"},
+            "were not prefilled by a PD-P instance (prefill_late ",
+        ),
+        (
+            1,
+            {"x-prfaas-route": "remote", "x-prfaas-reason": "ppd_first_turn"},
+            "were not prefilled on the decode node (ppd_first_turn ",
+        ),
+    ],
+)
+async def test_a_door_that_prefills_later_turns_elsewhere_than_it_should_is_no_measurement(
+    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path, number: int, headers: dict[str, str], said: str
+) -> None:
+    doors[0].says = {"x-prfaas-route": "remote", "x-prfaas-reason": "static_pd"}
+    doors[1].says = {"x-prfaas-route": "local", "x-prfaas-reason": "static_local"}
+    assert (await _build(doors, tmp_path / "table.json", *ONE_CELL))[0] == 0
+    doors[number].says = headers
+    status, _, error = await _build(doors, tmp_path / "none.json", *ONE_CELL)
+    assert (status, said in error, "the cell is left out" in error) == (1, True, True), error
 
 
 async def test_a_way_that_fails_is_no_measurement(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class PacedEngine:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
+    sessions: list[str] = field(default_factory=list)  # x-session-id of each of `bodies`
+    says: dict[str, str] = field(default_factory=dict)  # headers of streamed answers, as a front door has them
     num_tokenised: int = 0
     chats: list[int] = field(default_factory=list)  # messages of each chat that was turned into token ids
     num_probes: int = 0
@@ -121,6 +123,7 @@ class PacedEngine:
         self.bodies.append(body)
         self.request_ids.append(request.headers.get("X-Request-Id", ""))
         self.authorizations.add(request.headers.get("Authorization", ""))
+        self.sessions.append(request.headers.get("x-session-id", ""))
         try:
             await self._wait(body, request.headers.get("X-Request-Id", ""))
             if self._fails() or (self.refuses_transfers and "kv_transfer_params" in body):
@@ -165,7 +168,7 @@ class PacedEngine:
         return web.Response(text=answer, content_type="application/json")
 
     async def _stream(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        response = web.StreamResponse(headers=STREAM_HEADERS)
+        response = web.StreamResponse(headers={**STREAM_HEADERS, **self.says})
         await response.prepare(request)
         for number, text in enumerate("abc"):
             if number == self.break_after_tokens:

@@ -9,6 +9,7 @@ import pytest
 
 from prfaas.cli.ppd import main
 from prfaas.ppd.drawing import draw
+from prfaas.ppd.workloads import REQUEST_RATES, by_requests
 from prfaas.scheduler.ppd import PpdEntry, PpdTable, read_measured, to_measured
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
 
@@ -67,3 +68,11 @@ def test_what_cannot_be_used_is_named(
     except SystemExit as end:
         status = int(str(end.code))
     assert (status, said in capsys.readouterr().err) == (2, True)
+
+
+def test_a_table_by_conversations_is_one_by_requests_at_twice_the_rates() -> None:
+    table = read_measured(json.loads(AUTHORS.read_text()))
+    named = by_requests(table)
+    assert [one.qps for one in named.entries] == [2 * one.qps for one in table.entries]
+    assert [named.score(one) for one in named.entries] == [table.score(one) for one in table.entries]
+    assert tuple(sorted({one.qps for one in named.entries})) == REQUEST_RATES
