@@ -57,7 +57,7 @@ def _endpoint(its: InstanceState, request: RequestFacts) -> Endpoint:
         num_waiting=its.num_waiting,
         num_running=its.num_running,
         kv_usage_ratio=its.kv_usage_ratio,
-        num_matched_blocks=request.cached_at(its.agent),
+        num_matched_blocks=request.cached_at(its.agent) if request.caches_known else None,
         num_in_flight=its.num_in_flight,
         num_in_flight_tokens=its.num_in_flight_tokens,
         last_cold_use=its.last_cold_use,

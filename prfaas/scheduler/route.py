@@ -51,6 +51,7 @@ EXPLANATIONS: dict[Reason, str] = {
     "suffix_cached": "fewer of its tokens than the decider's limit are uncached on the decode node, so it prefills them",
     "suffix_uncached": "the decode node lacks at least as many of its tokens as the decider's limit: a PD-P instance prefills",
     "prompt_short": "the whole prompt is shorter than the decider's limit, so the decode instance prefills it",
+    "no_cache_information": "the decider counts what is uncached, which nobody knows, so the decode instance prefills it",
     "pd_disabled": "the endpoint picker's configuration has no request prefilled apart",
     "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does, "
     "or it is refused where so set",

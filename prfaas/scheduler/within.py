@@ -24,6 +24,7 @@ WithinReason = Literal[
     "suffix_cached",
     "suffix_uncached",
     "prompt_short",
+    "no_cache_information",
     "pd_disabled",
     "no_pd_prefill_instance",
 ]
@@ -39,6 +40,7 @@ _PICKED: dict[PickReason, WithinReason] = {
     "always": "pd",
     "suffix_cached": "suffix_cached",
     "prompt_short": "prompt_short",
+    "no_cache_information": "no_cache_information",
     "disabled": "pd_disabled",
     "no_decider": "pd_disabled",
     "no_prefill_endpoint": "no_pd_prefill_instance",

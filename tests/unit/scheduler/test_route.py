@@ -112,6 +112,8 @@ def _picked(limit: int) -> dict[str, Any]:
         (_picked(T // 2), LATER, "local", "suffix_cached"),
         (_picked(0), MIDDLE, "local", "pd_disabled"),
         (_picked(T // 2), LONG, "remote", "long"),
+        (_picked(T // 2), replace(MIDDLE, caches_known=False), "local", "no_cache_information"),
+        (_picked(0), replace(MIDDLE, caches_known=False), "local", "pd_disabled"),
         (_picked(1) | {"instances": (EAST, WEST)}, MIDDLE, "local", "no_pd_prefill_instance"),
         # The KV of the earlier turns is not there any more: a first turn again.
         ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, cached_tokens={}), "remote", "ppd_first_turn"),
