@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import yaml
-
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.filters import FILTERS
+from prfaas.scheduler.endpoint_picker.lines import Fault, line_of, on_line, read_yaml
 from prfaas.scheduler.endpoint_picker.parameters import (
     DisaggHandler,
     MaxScore,
@@ -22,7 +21,11 @@ from prfaas.scheduler.endpoint_picker.parameters import (
 from prfaas.scheduler.endpoint_picker.picking import Decider, EndpointPicker, Profile, Rules
 from prfaas.scheduler.endpoint_picker.scorers import SCORERS
 
-_RULES: dict[str, Rules] = {"inference.networking.x-k8s.io/v1alpha1": "seed", "llm-d.ai/v1alpha1": "current"}
+_RULES: dict[str, Rules] = {
+    "inference.networking.x-k8s.io/v1alpha1": "seed",
+    "llm-d.ai/v1alpha1": "current",
+    "llm-d.ai/v1": "current",
+}
 _GATES = {
     "flowControl": "requests queue, and are refused, at the router (admission, quotas)",
     "haPopulateNonLeaderDatastore": "every manager knows all instances",
@@ -30,16 +33,26 @@ _GATES = {
 _GONE_GATES = ("prepareDataPlugins", "dataLayer")  # needed by the old rules, accepted with a warning by the new ones
 _PICKERS = {"max-score-picker": MaxScore}
 _DECIDERS = {"prefix-based-pd-decider": PrefixDecider, "always-disagg-pd-decider": NoParameters}
+_KNOWN_EXACTLY = "what is cached where is known, not estimated"
+_PRODUCERS = {  # wiring between plugins, of which there is none here
+    "prefixMatchInfoProducerName": "what is cached is the same for every plugin",
+    "inFlightLoadProducerName": "what is under way is the same for every plugin",
+    "latencyPredictionInfoProducerName": "there is no latency predictor here",
+    **dict.fromkeys(("prefixPluginName", "prefixPluginType"), "what is cached is the same for every plugin"),
+}
 _NOTHING_READS: dict[str, Mapping[str, str]] = {  # accepted, since llm-d's files name them; told as warnings
     "prefix-cache-scorer": dict.fromkeys(
-        ("blockSize", "hashBlockSize", "maxPrefixBlocksToMatch", "lruCapacityPerServer", "autoTune"),
-        "what is cached where is known, not estimated",
+        ("blockSize", "blockSizeTokens", "hashBlockSize", "maxPrefixBlocksToMatch", "lruCapacityPerServer", "autoTune"),
+        _KNOWN_EXACTLY,
     ),
+    "precise-prefix-cache-scorer": dict.fromkeys(
+        ("tokenProcessorConfig", "indexerConfig", "kvEventsConfig", "speculativeIndexing", "speculativeTTL"),
+        "agents tell what is cached where",
+    ),
+    "no-hit-lru-scorer": {"lruSize": "every instance is remembered"},
+    "active-request-scorer": {"requestTimeout": "a request counts until it ends"},
     "max-score-picker": {"maxNumOfEndpoints": "the best endpoint alone is taken"},
-    "pd-profile-handler": {
-        "primaryPort": "each instance has its own address",
-        **dict.fromkeys(("prefixPluginName", "prefixPluginType"), "what is cached is the same for every plugin"),
-    },
+    "pd-profile-handler": {"primaryPort": "each instance has its own address", "hashBlockSize": _KNOWN_EXACTLY},
     "disagg-profile-handler": {"primaryPort": "each instance has its own address"},
 }
 _SAYS_NOTHING = {
@@ -50,7 +63,7 @@ _HANDLERS = {
     "disagg-profile-handler": DisaggHandler,
     "single-profile-handler": NoParameters,
 }
-# What these do is done here without them: exact prefix knowledge, token counts, the routing headers.
+# What these do is done here without them: exact prefix knowledge, token counts, engines' figures, the routing headers.
 _DONE_OTHERWISE = (
     "prefill-header-handler",
     "disagg-headers-handler",
@@ -59,6 +72,9 @@ _DONE_OTHERWISE = (
     "inflight-load-producer",
     "tokenizer",
     "token-producer",
+    "endpoint-notification-source",
+    "metrics-data-source",
+    "core-metrics-extractor",
 )
 
 
@@ -67,6 +83,7 @@ class _Plugin:
     name: str
     kind: str
     parameters: Any
+    line: int = 0
 
 
 @lru_cache(maxsize=8)  # a snapshot carries the text, so that it replays alone
@@ -77,37 +94,41 @@ def load(text: str, *, name: str) -> EndpointPicker:
         ConfigError: it is no EndpointPickerConfig, or one that llm-d would refuse as well; it names what and where.
     """
     try:
-        fields = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not YAML: {error}") from error
-    try:
-        return _picker(fields)
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
-    except (TypeError, AttributeError) as error:  # a list where a record should be, a number where a list should be
-        raise ConfigError(f"{name}: a field has another shape than in an EndpointPickerConfig: {error}") from error
+        with on_line(0):
+            return _picker(read_yaml(text))
+    except Fault as fault:
+        where = f"{name} line {fault.line}" if fault.line else name
+        raise ConfigError(f"{where}: {fault}") from fault
 
 
 def _picker(fields: Any) -> EndpointPicker:
     if not isinstance(fields, Mapping) or fields.get("kind") != "EndpointPickerConfig":
-        raise ValueError("kind: EndpointPickerConfig is expected")
-    unknown = set(fields) - {"apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles"}
+        raise Fault(line_of(fields, "kind"), "kind: EndpointPickerConfig is expected")
+    unknown = set(fields) - {"apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer"}
     if unknown:
-        raise ValueError(f"{sorted(unknown)[0]}: unknown key")
+        key = sorted(map(str, unknown))[0]
+        raise Fault(line_of(fields, key), f"{key}: unknown key")
     if fields.get("apiVersion") not in _RULES:
-        raise ValueError(f"apiVersion: one of {', '.join(_RULES)}")
+        raise Fault(line_of(fields, "apiVersion"), f"apiVersion: one of {', '.join(_RULES)}")
     rules = _RULES[fields["apiVersion"]]
-    gates, warnings = _gates(fields.get("featureGates") or [], rules)
-    plugins = _plugins(fields.get("plugins") or [])
-    warnings += _vain(fields.get("plugins") or [])
-    profiles = _profiles(fields.get("schedulingProfiles"), plugins)
+    with on_line(line_of(fields, "featureGates")):
+        gates, warnings = _gates(fields.get("featureGates") or [], rules)
+    with on_line(line_of(fields, "plugins")):
+        plugins = _plugins(fields.get("plugins") or [])
+        warnings += _vain(fields.get("plugins") or [])
+    with on_line(line_of(fields, "dataLayer")):
+        warnings += _data_layer(fields.get("dataLayer"), plugins)
+    with on_line(line_of(fields, "schedulingProfiles")):
+        profiles = _profiles(fields.get("schedulingProfiles"), plugins)
     handler = _handler(plugins, profiles)
     if isinstance(handler.parameters, NoParameters):
         return EndpointPicker(profiles, next(iter(profiles)), None, None, warnings)
-    decode, prefill, decider_name = _stages(handler.parameters, profiles)
-    decider = _decider(decider_name, plugins, rules)
-    if rules == "seed" and decider.prefix is not None and "prepareDataPlugins" not in gates:
-        raise ValueError("featureGates: prefix-based-pd-decider needs prepareDataPlugins under this apiVersion")
+    with on_line(handler.line):
+        decode, prefill, decider_name = _stages(handler.parameters, profiles)
+        decider = _threshold(handler.parameters, rules) or _decider(decider_name, plugins, rules)
+        needs_gate = rules == "seed" and handler.kind == "pd-profile-handler" and bool(decider_name)
+        if needs_gate and decider.prefix is not None and "prepareDataPlugins" not in gates:
+            raise ValueError("featureGates: prefix-based-pd-decider needs prepareDataPlugins beside pd-profile-handler")
     return EndpointPicker(profiles, decode, prefill, decider, warnings)
 
 
@@ -131,14 +152,17 @@ def _plugins(given: Sequence[Any]) -> dict[str, _Plugin]:
     plugins: dict[str, _Plugin] = {}
     for item in given:
         if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
-            raise ValueError("plugins: each has a type")
+            raise Fault(line_of(item), "plugins: each has a type")
         kind, name = item["type"], item.get("name") or item["type"]
+        line = line_of(item, "type")
         if name in plugins:
-            raise ValueError(f"plugins: {name} is there twice")
+            raise Fault(line, f"plugins: {name} is there twice")
         try:
-            plugins[name] = _Plugin(name, kind, _parameters(kind, item.get("parameters")))
+            plugins[name] = _Plugin(name, kind, _parameters(kind, item.get("parameters")), line)
         except ValueError as error:
-            raise ValueError(f"plugins: {name}: {error}") from error
+            text = str(error)
+            lines = getattr(item.get("parameters"), "lines", {})
+            raise Fault(lines.get(text.partition(":")[0], line), f"plugins: {name}: {text}") from error
     return plugins
 
 
@@ -152,11 +176,30 @@ def _vain(given: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             found.append(f"{where}: {_SAYS_NOTHING[kind]}")
         if kind in _DONE_OTHERWISE and parameters:
             found.append(f"{where}: its parameters change nothing: what it does is done without it")
-        reasons = _NOTHING_READS.get(kind, {})
+        reasons = {**_PRODUCERS, **_NOTHING_READS.get(kind, {})}
         found += [f"{where}: {name} changes nothing: {reasons[name]}" for name in parameters if name in reasons]
+        if kind == "pd-profile-handler" and parameters.get("threshold"):
+            found.append(
+                f"{where}: threshold counts uncached tokens, as nonCachedTokens does; in llm-d it counted characters"
+            )
         if parameters.get("ttftSource") == "latencyPredictor":
             found.append(f"{where}: ttftSource: there is no latency predictor here; no endpoint counts as slow")
     return tuple(found)
+
+
+def _data_layer(given: Any, plugins: Mapping[str, _Plugin]) -> tuple[str, ...]:
+    """A warning for a data layer, which has sources fill what is known here anyway."""
+    if given is None:
+        return ()
+    unknown = set(given) - {"injectDefaults", "sources"}
+    if unknown:
+        key = sorted(map(str, unknown))[0]
+        raise Fault(line_of(given, key), f"dataLayer: {key} is not offered")
+    for source in given.get("sources") or []:
+        for item in (source, *(source.get("extractors") or [])):
+            if item.get("pluginRef") not in plugins:
+                raise Fault(line_of(item), f"dataLayer: pluginRef {item.get('pluginRef')!r} names no plugin")
+    return ("dataLayer changes nothing: agents tell what their engines run and have cached",)
 
 
 def _parameters(kind: str, given: Any) -> Any:
@@ -176,20 +219,22 @@ def _profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, Profile]:
         return {"default": _profile("default", used)}
     profiles: dict[str, Profile] = {}
     for item in given:
-        name = item.get("name")
-        if not name:
-            raise ValueError("schedulingProfiles: each has a name")
-        if name in profiles:
-            raise ValueError(f"schedulingProfiles: {name} is there twice")
-        profiles[name] = _profile(name, [_referenced(one, plugins, name) for one in item.get("plugins") or []])
+        with on_line(line_of(item, "name")):
+            name = item.get("name")
+            if not name:
+                raise ValueError("schedulingProfiles: each has a name")
+            if name in profiles:
+                raise ValueError(f"schedulingProfiles: {name} is there twice")
+            profiles[name] = _profile(name, [_referenced(one, plugins, name) for one in item.get("plugins") or []])
     return profiles
 
 
 def _referenced(item: Mapping[str, Any], plugins: Mapping[str, _Plugin], profile: str) -> tuple[_Plugin, float]:
-    reference = item.get("pluginRef")
-    if not reference or reference not in plugins:
-        raise ValueError(f"schedulingProfiles: {profile}: pluginRef {reference!r} names no plugin")
-    return plugins[reference], float(item.get("weight", 1.0))
+    with on_line(line_of(item)):
+        reference = item.get("pluginRef")
+        if not reference or reference not in plugins:
+            raise ValueError(f"schedulingProfiles: {profile}: pluginRef {reference!r} names no plugin")
+        return plugins[reference], float(item.get("weight", 1.0))
 
 
 def _profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> Profile:
@@ -208,11 +253,11 @@ def _handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, Profile]) ->
     """The one profile handler; a single profile does without."""
     handlers = [plugin for plugin in plugins.values() if plugin.kind in _HANDLERS]
     if len(handlers) > 1:
-        raise ValueError("plugins: two profile handlers")
+        raise Fault(handlers[1].line, "plugins: two profile handlers")
     if not handlers and len(profiles) > 1:
         raise ValueError("plugins: several profiles need a profile handler")
     if handlers and isinstance(handlers[0].parameters, NoParameters) and len(profiles) > 1:
-        raise ValueError("plugins: single-profile-handler takes one profile")
+        raise Fault(handlers[0].line, "plugins: single-profile-handler takes one profile")
     return handlers[0] if handlers else _Plugin("single-profile-handler", "single-profile-handler", NoParameters())
 
 
@@ -224,6 +269,15 @@ def _stages(its: PdHandler | DisaggHandler, profiles: Mapping[str, Profile]) -> 
     if decode not in profiles:
         raise ValueError(f"schedulingProfiles: the decode profile {decode!r} is not there")
     return decode, prefill if prefill in profiles else None, nested.deciders.get("prefill", its.deciderPluginName)
+
+
+def _threshold(its: PdHandler | DisaggHandler, rules: Rules) -> Decider | None:
+    """The decider of a handler that has its limit itself, as the first ones of the old apiVersion did; None: it has none."""
+    if isinstance(its, DisaggHandler) or its.threshold is None:
+        return None
+    if rules != "seed" or its.deciderPluginName:
+        raise ValueError("threshold: under the old apiVersion and without a decider; write a prefix-based-pd-decider")
+    return Decider(rules, PrefixDecider(its.threshold))
 
 
 def _decider(name: str, plugins: Mapping[str, _Plugin], rules: Rules) -> Decider:

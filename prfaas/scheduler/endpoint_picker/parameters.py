@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 P = TypeVar("P")
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
@@ -52,6 +52,9 @@ class PrefixCacheAffinity:
     maxTTFTPenaltyMs: float = 18_000
     ttftSource: str = "prefillThroughput"
     peakPrefillThroughput: float = 15_928  # tokens/s: Qwen3-32B on two H100, upstream's calibration
+    prefixMatchInfoProducerName: str = ""
+    inFlightLoadProducerName: str = ""
+    latencyPredictionInfoProducerName: str = ""
 
     def __post_init__(self) -> None:
         _require(0 <= self.affinityThreshold <= 1, "affinityThreshold: from 0 to 1")
@@ -68,7 +71,9 @@ class PrefixCache:
 
     matchLengthWeight: float = 0.0
     matchLengthScaleTokens: int = 8192
+    prefixMatchInfoProducerName: str = ""
     blockSize: int = 0
+    blockSizeTokens: int = 0
     hashBlockSize: int = 0
     maxPrefixBlocksToMatch: int = 256
     lruCapacityPerServer: int = 31_250
@@ -77,6 +82,27 @@ class PrefixCache:
     def __post_init__(self) -> None:
         _require(0 <= self.matchLengthWeight <= 1, "matchLengthWeight: from 0 to 1")
         _require(self.matchLengthScaleTokens > 0, "matchLengthScaleTokens: above 0")
+
+
+@dataclass(frozen=True)
+class PrecisePrefixCache:
+    """`precise-prefix-cache-scorer`, the older name of a `prefix-cache-scorer` and the producer of what it reads."""
+
+    tokenProcessorConfig: Mapping[str, Any] = field(default_factory=dict)
+    indexerConfig: Mapping[str, Any] = field(default_factory=dict)
+    kvEventsConfig: Mapping[str, Any] = field(default_factory=dict)
+    speculativeIndexing: bool = False
+    speculativeTTL: str = ""
+
+
+@dataclass(frozen=True)
+class NoHitLru:
+    """`no-hit-lru-scorer`."""
+
+    lruSize: int = 0
+    prefixPluginName: str = ""
+    prefixPluginType: str = ""
+    prefixMatchInfoProducerName: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +121,8 @@ class ActiveRequests:
 
     idleThreshold: int = 0
     maxBusyScore: float = 1.0
+    requestTimeout: str = ""
+    inFlightLoadProducerName: str = ""
 
     def __post_init__(self) -> None:
         _require(self.idleThreshold >= 0, "idleThreshold: at least 0")
@@ -106,6 +134,7 @@ class TokenLoad:
     """`token-load-scorer`."""
 
     queueThresholdTokens: int = 4_194_304
+    inFlightLoadProducerName: str = ""
 
     def __post_init__(self) -> None:
         _require(self.queueThresholdTokens > 0, "queueThresholdTokens: above 0")
@@ -135,7 +164,9 @@ class PrefixDecider:
 
 @dataclass(frozen=True)
 class PdHandler:
-    """`pd-profile-handler`. Upstream never used the prefix plugin's name and type."""
+    """`pd-profile-handler`. Upstream never used the prefix plugin's name and type; releases before the deciders had the
+    limit here.
+    """
 
     decodeProfile: str = "decode"
     prefillProfile: str = "prefill"
@@ -143,9 +174,14 @@ class PdHandler:
     deciderPluginName: str = ""
     prefixPluginName: str = ""
     prefixPluginType: str = ""
+    prefixMatchInfoProducerName: str = ""
+    threshold: int | None = None
+    hashBlockSize: int = 1
 
     def __post_init__(self) -> None:
         _require(0 <= self.primaryPort <= 65_535, "primaryPort: from 0 to 65535")
+        _require(self.threshold is None or self.threshold >= 0, "threshold: at least 0")
+        _require(self.hashBlockSize > 0, "hashBlockSize: above 0")
 
 
 @dataclass(frozen=True)
@@ -187,13 +223,15 @@ def read(cls: type[P], given: Mapping[str, Any] | None) -> P:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
+    if get_origin(kind) is UnionType:  # with None, which is the default
+        kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, list):
         return tuple(value)
     if origin is float and type(value) is int:
         return float(value)
     wanted = {tuple: list, Mapping: Mapping}.get(origin, origin)
-    if origin in (Union, UnionType) or (isinstance(value, wanted) and (wanted is bool or type(value) is not bool)):
+    if isinstance(value, wanted) and (wanted is bool or type(value) is not bool):
         return value
     raise ValueError(f"{name}: {value!r} is no {getattr(wanted, '__name__', wanted)}")
 

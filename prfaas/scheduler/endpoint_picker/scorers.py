@@ -7,7 +7,15 @@ from typing import Any
 
 from prfaas.scheduler.endpoint_picker.endpoint import Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.filters import session_endpoint
-from prfaas.scheduler.endpoint_picker.parameters import ActiveRequests, LoadAware, NoParameters, PrefixCache, TokenLoad
+from prfaas.scheduler.endpoint_picker.parameters import (
+    ActiveRequests,
+    LoadAware,
+    NoHitLru,
+    NoParameters,
+    PrecisePrefixCache,
+    PrefixCache,
+    TokenLoad,
+)
 
 Scorer = Callable[[Sequence[Endpoint], PickRequest, Any], list[float]]
 
@@ -45,6 +53,11 @@ def prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: Prefi
     return [weight * length**2 + (1 - weight) * share for length, share in zip(lengths, shares, strict=True)]
 
 
+def precise_prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: PrecisePrefixCache) -> list[float]:
+    """As `prefix_cache` without parameters."""
+    return prefix_cache(endpoints, request, PrefixCache())
+
+
 def active_requests(endpoints: Sequence[Endpoint], request: PickRequest, its: ActiveRequests) -> list[float]:
     """1 for an idle endpoint, (max − x)/max · maxBusyScore for a busy one."""
     counts = [one.num_in_flight or 0 for one in endpoints]
@@ -66,7 +79,7 @@ def _load(endpoint: Endpoint, request: PickRequest) -> int:
     return endpoint.num_in_flight_tokens + max(0, request.num_tokens - request.cached_tokens(endpoint))
 
 
-def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
+def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, its: NoHitLru) -> list[float]:
     """For a request that nobody has cached: the longest without such a request 1, the last one that took one 0."""
     if len(endpoints) < 2 or any(one.num_matched_blocks for one in endpoints):
         return [0.5] * len(endpoints)
@@ -101,9 +114,10 @@ SCORERS: dict[str, tuple[type[Any], Scorer]] = {
     "running-requests-size-scorer": (NoParameters, running),
     "kv-cache-utilization-scorer": (NoParameters, kv_cache),
     "prefix-cache-scorer": (PrefixCache, prefix_cache),
+    "precise-prefix-cache-scorer": (PrecisePrefixCache, precise_prefix_cache),
     "active-request-scorer": (ActiveRequests, active_requests),
     "token-load-scorer": (TokenLoad, token_load),
-    "no-hit-lru-scorer": (NoParameters, no_hit_lru),
+    "no-hit-lru-scorer": (NoHitLru, no_hit_lru),
     "session-affinity-scorer": (NoParameters, session_affinity),
     "lora-affinity-scorer": (NoParameters, lora_affinity),
 }

@@ -142,7 +142,7 @@ def test_parameters_are_judged_as_llm_d_does(case: dict[str, Any]) -> None:
     if case["expect"]["valid"]:
         _config([plugin])
     else:
-        with pytest.raises(ConfigError, match=rf"epp.yaml: plugins: {kind}: "):
+        with pytest.raises(ConfigError, match=rf"epp.yaml line \d+: plugins: {kind}: "):
             _config([plugin])
 
 
@@ -277,7 +277,7 @@ def test_todays_default_pair_prefers_the_warm_endpoint_until_it_is_far_behind() 
     ],
 )
 def test_what_is_no_such_file_is_refused_by_name(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"epp.yaml: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"epp.yaml line \d+: .*{message}"):
         load(text, name="epp.yaml")
 
 
@@ -300,5 +300,5 @@ def test_the_kinds_of_plugins_do_not_overlap() -> None:
 )
 def test_a_file_of_another_shape_is_refused_by_name(fields: dict[str, Any], says: str) -> None:
     written = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": [QUEUE, SINGLE]} | fields
-    with pytest.raises(ConfigError, match=rf"epp.yaml: .*{says}"):
+    with pytest.raises(ConfigError, match=rf"epp.yaml line \d+: .*{says}"):
         load(yaml.safe_dump(written), name="epp.yaml")
