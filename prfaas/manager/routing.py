@@ -151,17 +151,26 @@ class Routing:
         return answer
 
     def _facts(self, request: pb.RouteRequest, answer: Answer | None, now: float) -> RequestFacts:
-        session = self.sessions.get(request.tenant, request.session, now=now)
+        session_agent, turn = self._conversation(request, now)
         return RequestFacts(
             num_prompt_tokens=request.num_prompt_tokens,
             cached_tokens={match.node: match.usable_tokens for match in answer.nodes} if answer is not None else {},
             caches_known=answer is not None,
-            session_agent=session.agent if session else None,
+            session_agent=session_agent,
             excluded=frozenset(InstanceId(name) for name in request.excluded_instances),
-            turn=request.turn,
+            turn=turn,
             max_output_tokens=request.max_output_tokens,
             seed=int.from_bytes(request.request_id[:_SEED_BYTES], "little"),
         )
+
+    def _conversation(self, request: pb.RouteRequest, now: float) -> tuple[AgentName | None, int]:
+        """The node of the conversation's turn before, and which turn this is: 1 for a session never seen, 0 for unknown."""
+        asked = self.decisions.get(request.request_id) if request.checkpoints else None
+        if asked is not None:  # for the same request, whose session is known since
+            return asked.facts.session_agent, asked.facts.turn
+        session = self.sessions.get(request.tenant, request.session, now=now)
+        is_new = bool(request.session) and session is None
+        return (session.agent if session else None), request.turn or int(is_new)
 
     def _note(self, request: pb.RouteRequest, decision: Decision, decode: Place, now: float) -> None:
         instances = [instance for instance in (decision.decode, decision.prefill) if instance is not None]

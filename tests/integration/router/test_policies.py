@@ -40,9 +40,9 @@ class Pair:
     deployment: Deployment
     manager: Manager
 
-    async def asked(self, prompt: list[int]) -> tuple[str, str]:
+    async def asked(self, prompt: list[int], *, session: str = "") -> tuple[str, str]:
         """Route and reason."""
-        _, _, headers = await self.door.post({"prompt": prompt, "max_tokens": 64})
+        _, _, headers = await self.door.post({"prompt": prompt, "max_tokens": 64}, **{"x-session-id": session})
         return headers["x-prfaas-route"], headers["x-prfaas-reason"]
 
     async def holds(self, prompt: list[int]) -> None:
@@ -127,6 +127,17 @@ async def test_ppd_sends_the_first_turn_to_pd_p_and_later_ones_by_its_table(
         assert await pair.asked(TURN_ONE) == ("remote", "ppd_first_turn")
         await pair.holds(TURN_ONE)
         assert await pair.asked(TURN_TWO) == expected
+
+
+async def test_ppd_takes_the_first_completion_of_a_session_for_its_first_turn_whatever_is_cached(
+    tmp_path: Path,
+) -> None:
+    async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
+        await pair.asked(TURN_ONE, session="one")
+        await pair.holds(TURN_ONE)
+        assert await pair.asked(TURN_TWO, session="two") == ("remote", "ppd_first_turn")
+        assert await pair.asked(TURN_TWO, session="two") == ("local", "ppd_table_local")
+        assert await pair.asked(TURN_TWO) == ("local", "ppd_table_local"), "without a session the KV says it"
 
 
 async def test_ppd_takes_a_turn_whose_kv_is_gone_for_a_first_one(tmp_path: Path) -> None:

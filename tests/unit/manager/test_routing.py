@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from prfaas.hashing import HASH_BYTES
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.paths import Paths
@@ -16,6 +17,7 @@ from prfaas.manager.within_policy import MAX_RATES, RequestRates
 from prfaas.manager.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import NO_LAYOUT
+from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 MODEL = "test_routing"
@@ -44,12 +46,26 @@ class Site:
     def _clock(self) -> float:
         return self.now
 
-    def ask(self, *, model: str = MODEL, cluster: str = "") -> bytes:
+    def ask(self, *, model: str = MODEL, cluster: str = "", session: str = "", turn: int = 0) -> bytes:
         """Route one request; its id, under which the decision is remembered."""
         self._num_requests += 1
         request_id = self._num_requests.to_bytes(8, "big")
-        self.routing.route(pb.RouteRequest(request_id=request_id, model=model, num_prompt_tokens=9, cluster=cluster))
+        asked = pb.RouteRequest(request_id=request_id, model=model, num_prompt_tokens=9, cluster=cluster)
+        asked.session, asked.turn = session, turn
+        self.routing.route(asked)
         return request_id
+
+    def ask_again(self, request_id: bytes, *, session: str) -> None:
+        """The same request, with a length that the first answer asked for."""
+        stated = pb.StatedCheckpoint(num_tokens=4, hash=bytes(HASH_BYTES))
+        asked = pb.RouteRequest(request_id=request_id, model=MODEL, num_prompt_tokens=9, checkpoints=[stated])
+        asked.session = session
+        self.routing.route(asked)
+
+    def facts(self, request_id: bytes) -> RequestFacts:
+        decided = self.routing.decisions.get(request_id)
+        assert decided is not None
+        return decided.facts
 
 
 _MODELS = (MODEL, f"{MODEL}_other")
@@ -83,6 +99,20 @@ def test_the_rate_of_a_cluster_and_model_counts_the_requests_of_ten_seconds_for_
     assert (rate("west"), rate("east"), rate("west", _MODELS[1])) == (0.3, 0.2, 0.1)
     site.now = 10.0
     assert rate("west") == 0.3, "the one of ten seconds ago no longer counts"
+
+
+def test_the_first_request_of_a_session_is_its_first_turn_where_the_request_does_not_say_which_it_is() -> None:
+    site = Site()
+    first = site.ask(session="s")
+    assert site.facts(first).turn == 1
+    site.ask_again(first, session="s")
+    assert (site.facts(first).turn, site.facts(first).session_agent) == (1, None), "of the same request"
+    later = site.facts(site.ask(session="s"))
+    assert later.turn == 0 and later.session_agent is not None
+    assert site.facts(site.ask()).turn == 0, "nobody says of what it is a turn"
+    assert site.facts(site.ask(session="chat", turn=3)).turn == 3, "its messages say so"
+    site.now += 3601.0
+    assert site.facts(site.ask(session="s")).turn == 1, "forgotten after an hour"
 
 
 def test_only_the_rates_asked_for_last_are_kept() -> None:
