@@ -24,7 +24,7 @@ from prfaas.rpc.translate import checkpoints_from
 from prfaas.scheduler.route import NOBODY_PREFILLS, Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
-from prfaas.types import TRANSFER_ID_BYTES, BlockHash, ClusterName, InstanceId, TransferId
+from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, ClusterName, InstanceId, TransferId
 
 _SEED_BYTES = 4  # of a request's id
 
