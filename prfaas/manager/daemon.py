@@ -99,6 +99,7 @@ class Manager:
             paths=self.paths,
             secret=secret,
             writes=self.replication.writes,
+            num_requests=lambda: self.routing.traffic.num_requests,
             clock=time.monotonic,
             wall_clock=time.time,
         )

@@ -1,7 +1,8 @@
 """Probes of the links from PrfaaS clusters to PD clusters whose rate nobody knows: plans have it before there is traffic.
 
 The manager that writes a cluster's record orders them: one link of each path, one at a time for every cluster at either end,
-and of the same path not again for `link_probe_seconds`, however the last one ended. What a probe finds comes with its agent's
+and of the same path not again for `link_probe_seconds`, however the last one ended, nor before a request has been routed: who
+asks for nothing needs no plan, and a link may be paid for by the byte. What a probe finds comes with its agent's
 figures, as what a transfer finds does.
 """
 
@@ -45,17 +46,18 @@ class LinkProbes:
         paths: Paths,
         secret: bytes,
         writes: Callable[[ClusterName], bool],
+        num_requests: Callable[[], int],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
+        """`num_requests` were routed; `clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
         self._max_bytes, self._repeat_seconds = config.link_probe_bytes, config.link_probe_seconds
         self._grant_seconds = config.grant_seconds
         self._world, self._paths, self._writes = world, paths, writes
         self._grant_key = grants.derive_key(secret, "grant")
-        self._clock, self._wall_clock = clock, wall_clock
+        self._num_requests, self._clock, self._wall_clock = num_requests, clock, wall_clock
         self._under_way: dict[TransferId, _Ordered] = {}
-        self._ordered_at: dict[Pair, float] = {}
+        self._ordered_at: dict[Pair, tuple[float, int]] = {}  # on the clock, and requests until then
         self._num_ordered: Counter[Pair] = Counter()
         self.version = 0  # grows with every order, so that the streams of commands know that there is news
 
@@ -80,13 +82,19 @@ class LinkProbes:
             self._writes(pair[0])
             and busy.isdisjoint(pair)
             and not self._paths.carried_bytes_per_second(*pair)
-            and now - self._ordered_at.get(pair, float("-inf")) >= self._repeat_seconds
+            and self._is_worth_another(pair, now)
             and not self._paths.planned_bytes_per_second(*pair, within_seconds=self._repeat_seconds)
         )
 
+    def _is_worth_another(self, pair: Pair, now: float) -> bool:
+        if pair not in self._ordered_at:
+            return True
+        at, num_requests = self._ordered_at[pair]
+        return now - at >= self._repeat_seconds and self._num_requests() > num_requests
+
     def _order(self, pair: Pair, now: float) -> None:
         source, destination = (self._node(cluster, self._num_ordered[pair]) for cluster in pair)
-        self._ordered_at[pair] = now
+        self._ordered_at[pair] = now, self._num_requests()
         self._num_ordered[pair] += 1
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
         grant = grants.Grant(

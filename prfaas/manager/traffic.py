@@ -34,8 +34,10 @@ class Traffic:
     def __init__(self, *, window_seconds: float) -> None:
         self._window_seconds = window_seconds
         self._seen: deque[Seen] = deque(maxlen=MAX_REQUESTS)
+        self.num_requests = 0  # since the start
 
     def note(self, seen: Seen) -> None:
+        self.num_requests += 1
         self._seen.append(seen)
 
     def lately(self, now: float) -> list[Seen]:

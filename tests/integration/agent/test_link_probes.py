@@ -286,6 +286,7 @@ def test_a_manager_whose_clock_is_half_a_minute_late_has_links_probed(agents: Ag
             paths=Paths(world, clock=time.monotonic),
             secret=agents.secret,
             writes=lambda cluster: True,
+            num_requests=lambda: 0,
             clock=time.monotonic,
             wall_clock=lambda: time.time() - 40.0,
         )

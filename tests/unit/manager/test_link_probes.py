@@ -30,7 +30,7 @@ class Site:
     """Two PrfaaS nodes and a PD node, whose clock the test moves."""
 
     def __init__(self, config: ManagerConfig = CONFIG, *, writes: bool = True) -> None:
-        self.now = 0.0
+        self.now, self.num_requests = 0.0, 0
         self.world = World(expiry_seconds=1e6, clock=lambda: self.now)
         self.paths = Paths(self.world, clock=lambda: self.now)
         self.probes = LinkProbes(
@@ -39,6 +39,7 @@ class Site:
             paths=self.paths,
             secret=SECRET,
             writes=lambda cluster: writes,
+            num_requests=lambda: self.num_requests,
             clock=lambda: self.now,
             wall_clock=lambda: WALL_CLOCK,
         )
@@ -69,8 +70,17 @@ def test_a_path_that_nobody_knows_is_probed_once_and_later_from_another_node(sit
     (command,) = site.step()["p1"]
     assert site.step() == {"p1": [command]}, "until its agent has answered"
     site.end("p1", command)
+    site.num_requests += 1
     assert site.step(99.0) == {}
     assert list(site.step(1.0)) == ["p2"]
+
+
+def test_without_requests_a_path_is_probed_once(site: Site) -> None:
+    (command,) = site.step()["p1"]
+    site.end("p1", command)
+    assert site.step(1000.0) == {}
+    site.num_requests += 1
+    assert list(site.step()) == ["p2"]
 
 
 def test_its_grant_is_of_no_tokens_and_bounded_in_bytes_and_time(site: Site) -> None:
@@ -100,6 +110,7 @@ def test_a_path_whose_links_are_all_down_is_probed_from_another_node(site: Site)
     (command,) = site.step()["p1"]
     site.end("p1", command)
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=0.0, is_down=True))
+    site.num_requests += 1
     assert list(site.step(300.0)) == ["p2"]
 
 
