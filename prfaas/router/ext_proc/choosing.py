@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
-from prfaas.router.admission import Admission
+from prfaas.router.admission import Admission, Client
 from prfaas.router.answering import Answering, NobodyReady
 from prfaas.router.deciding import Plan
 from prfaas.router.fleet import Fleet, Instance
-from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, request_id_of, session_of
+from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, session_of
 from prfaas.router.openai import BYTES_PER_TOKEN, PATHS, parse, passed_on
 from prfaas.router.paths import check_path
 from prfaas.router.record import Record, Records
@@ -39,13 +39,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Headers for the request, its log record, and the instances that are busy with it until it ends.
+    """Headers for the request, and the instances that are busy with it until it ends.
 
     `body`: what takes the place of the client's, where a salt is in it.
     """
 
     headers: Mapping[str, str]
-    record: Record
     instances: tuple[Instance, ...]
     num_tokens: int = 0
     body: bytes | None = None
@@ -68,22 +67,30 @@ class Choosing:
     admission: Admission
     records: Records
 
-    async def choose(self, asked: Asked) -> Chosen:
-        """Where a request goes.
+    def admit(self, headers: Mapping[str, str], record: Record) -> Client:
+        """Whose request it is; it is among the records from now on.
 
         Raises:
             NotLetIn: no valid key, or its client has used up its quota; the answer's tokens are the gateway's to count.
+        """
+        client = self.admission.admit(headers.get("authorization"))
+        record.client = client.name
+        self.records.add(record)
+        return client
+
+    async def choose(self, asked: Asked, client: Client, record: Record) -> Chosen:
+        """Where a client's request goes; its record is told of the plan.
+
+        Raises:
             BadRequest: a completion or chat that is no JSON object, or a body that carries what only routers may write.
             PathRefused: clients may not ask for this path.
             NobodyReady: no instance that may be chosen can decode, or the policy has it refused.
         """
-        client = self.admission.admit(asked.headers.get("authorization"))
-        record = Record(request_id_of(asked.headers.get("x-request-id")), client.name)
-        self.records.add(record)
         path = unquote(asked.path.partition("?")[0])
-        check_path(path)
         endpoint = _ENDPOINTS.get(path)
         if endpoint is None:
+            record.path = path
+            check_path(path)
             body = passed_on(asked.body, tenant=client.tenant)
             chosen = _salted(self._any(asked, record, body.model), asked, body.raw)
             self.admission.charge(client, len(asked.body) // BYTES_PER_TOKEN)
@@ -115,7 +122,7 @@ class Choosing:
             raise NobodyReady("no engine is ready")
         instance = self.fleet[chosen.instance]
         headers = {"x-request-id": record.request_id, DESTINATION: host_port(instance.url)}
-        return Chosen(headers, record, (instance,))
+        return Chosen(headers, (instance,))
 
     def _planned(self, plan: Plan, record: Record) -> Chosen:
         decision = plan.decision
@@ -130,7 +137,7 @@ class Choosing:
             prefill = self.fleet[decision.prefill]
             headers |= {PREFILL_HEADER: host_port(prefill.url), GRANT_HEADER: plan.grant}
             instances.append(prefill)
-        return Chosen(headers, record, tuple(instances), plan.facts.num_prompt_tokens)
+        return Chosen(headers, tuple(instances), plan.facts.num_prompt_tokens)
 
 
 def _salted(chosen: Chosen, asked: Asked, body: bytes) -> Chosen:

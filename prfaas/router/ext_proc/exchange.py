@@ -20,6 +20,7 @@ from prfaas.router.ext_proc.messages import (
     subset_of,
     with_headers,
 )
+from prfaas.router.headers import request_id_of
 from prfaas.router.record import Record
 from prfaas.router.refusals import REFUSALS, refused
 
@@ -40,7 +41,7 @@ class Exchange:
         self._body = bytearray()
         self._is_duplex = False
         self._response_is_duplex = False
-        self._record: Record | None = None
+        self._record = Record(request_id_of(None))
         self._under_way = contextlib.ExitStack()
 
     async def run(self, messages: AsyncIterable[Any]) -> AsyncIterator[Any]:
@@ -74,6 +75,9 @@ class Exchange:
         self._is_duplex = modes.request_body_mode == _Mode.FULL_DUPLEX_STREAMED
         self._response_is_duplex = modes.response_body_mode == _Mode.FULL_DUPLEX_STREAMED
         self._headers = headers_of(message.request_headers)
+        self._record = Record(request_id_of(self._headers.get("x-request-id")))
+        self._under_way.callback(self._record.tell)
+        self._under_way.callback(self._record.ended)
         self._subset = subset_of(message)
         if message.request_headers.end_of_stream:
             return await self._choose("request_headers")
@@ -98,14 +102,12 @@ class Exchange:
     async def _choose(self, phase: str) -> list[Any]:
         asked = Asked(self._headers.get(":path", ""), self._headers, bytes(self._body), self._subset)
         try:
+            client = self._choosing.admit(self._headers, self._record)
             self._under_way.enter_context(self._choosing.admission.place())
-            chosen = await self._choosing.choose(asked)
+            chosen = await self._choosing.choose(asked, client, self._record)
         except REFUSALS as error:
             return [self._refusal(error)]
-        self._record = chosen.record
         self._under_way.enter_context(chosen.under_way())
-        self._under_way.callback(chosen.record.tell)
-        self._under_way.callback(chosen.record.ended)
         if chosen.body is None:
             return [send_to(phase, chosen.headers)]
         self._body[:] = chosen.body
@@ -113,13 +115,12 @@ class Exchange:
 
     def _refusal(self, error: Exception) -> Any:
         response = refused(error, max_body_bytes=self._max_body_bytes)
+        self._record.status = response.status
         body = response.body if isinstance(response.body, bytes) else b""
         headers = {name: response.headers[name] for name in ("Content-Type", "Retry-After") if name in response.headers}
-        return refuse(response.status, body, headers)
+        return refuse(response.status, body, headers | self._record.headers())
 
     def _response_headers(self, message: Any) -> list[Any]:
-        if self._record is None:
-            return [go_on("response_headers")]
         status = headers_of(message.response_headers).get(":status", "")
         self._record.answered(int(status) if status.isdigit() else 0)
         return [with_headers("response_headers", self._record.headers())]

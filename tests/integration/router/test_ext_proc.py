@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from prfaas.errors import ConfigError
 from prfaas.router.admission import Admission
@@ -36,7 +38,7 @@ from prfaas.router.tokens import Tokenizer
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.door import LONG, SECRET, SHORT, Door, T, make_door, router_config
 from tests.unit.scheduler.endpoint_picker.conformance import cases
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
 DUPLEX = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)
@@ -185,6 +187,87 @@ async def test_what_only_the_picker_writes_is_refused_on_every_path(gateway: Gat
     body = pb.ProcessingRequest(request_body=pb.HttpBody(body=f'{{"{field}": "x"}}'.encode(), end_of_stream=True))
     (answer,) = await gateway.exchange([_headers(path="/v1/responses"), body])
     assert answer.immediate_response.status.code == 400
+
+
+def _answered(answer: Any) -> tuple[int, dict[str, str]]:
+    """Status and headers of an answer in an engine's place."""
+    its = answer.immediate_response
+    return its.status.code, {one.header.key: one.header.raw_value.decode() for one in its.headers.set_headers}
+
+
+def _counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def _lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """The lines that tell of a request."""
+    told = (its.getMessage() for its in caplog.records)
+    return [line for line in told if "request.complete" in line and name in line]
+
+
+async def _until_told(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    await until(lambda: _lines(caplog, name))
+    assert len(_lines(caplog, name)) == 1
+
+
+async def test_what_is_refused_has_an_id_a_line_and_a_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "clients").write_text("key-a acme\nkey-b poor\n")
+    picker = free_address()
+    making = make_door(
+        ext_proc_listen=picker,
+        picker=open_picker,
+        api_keys_file=tmp_path / "clients",
+        quotas=(QuotaConfig(client="poor", requests_per_minute=1),),
+    )
+    nobody = {"route": "refused", "reason": "no_decode_instance"}
+    before = _counted("prfaas_router_requests_total", **nobody), _counted("prfaas_router_passed_on_total", status="503")
+    caplog.set_level(logging.INFO, logger="prfaas.router")
+    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+        door.west.healthy = False
+        await door.until_health(west_0=False)
+        gateway = Gateway(door, channel)
+        cases: tuple[tuple[str, int, str, str], ...] = (
+            ("r503", 503, "key-a", "/v1/completions"),
+            ("r503-on", 503, "key-a", "/v1/embeddings"),
+            ("r400", 400, "key-a", "/v1/completions"),
+            ("r403", 403, "key-a", "/v1/load_lora_adapter"),
+            ("r401", 401, "none", "/v1/completions"),
+            ("r503-last", 503, "key-b", "/v1/completions"),
+            ("r429", 429, "key-b", "/v1/completions"),
+        )
+        for name, status, key, path in cases:
+            more: dict[str, Any] = {"x-request-id": name, "authorization": f"Bearer {key}"}
+            body = pb.HttpBody(
+                body=b"[" if status == 400 else json.dumps({"prompt": SHORT}).encode(), end_of_stream=True
+            )
+            asked = [_headers(path=path, **more), pb.ProcessingRequest(request_body=body)]
+            (answer,) = await gateway.exchange(asked)
+            told, headers = _answered(answer)
+            assert (told, headers["x-request-id"]) == (status, name)
+            decided = path == "/v1/completions" and status == 503
+            assert headers.get("x-prfaas-reason") == ("no_decode_instance" if decided else None), name
+            await _until_told(caplog, name)
+            if status in (400, 503):
+                _, its = await door.get(f"/debug/decision/{name}")
+                assert its["status"] == status
+        assert (_counted("prfaas_router_requests_total", **nobody) - before[0]) == 2
+        assert (_counted("prfaas_router_passed_on_total", status="503") - before[1]) == 1
+
+
+async def test_what_is_chosen_has_a_line_with_the_engines_status(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="prfaas.router")
+    answered = pb.ProcessingRequest()
+    answered.response_headers.headers.headers.add(key=":status", raw_value=b"418")
+    for path, field in (("/v1/completions", "route"), ("/v1/embeddings", "path")):
+        name = f"chosen-{field}"
+        own: dict[str, Any] = {"x-request-id": name}
+        await gateway.exchange([_headers(path=path, **own), *_body(SHORT), answered])
+        await _until_told(caplog, name)
+        (line,) = _lines(caplog, name)
+        assert "status=418" in line and f" {field}=" in line, line
+        assert (" path=" in line) == (field == "path"), line
 
 
 async def test_a_request_without_a_body_goes_to_whoever_decodes(gateway: Gateway) -> None:
