@@ -215,10 +215,13 @@ class ManagerConfig:
         doc="Algorithm 1 of the paper, or the rules of its authors' engine (under 512 new tokens stay).",
     )
     ppd_ttft_weight: float | None = setting(
-        "ratio", default=None, only_where=_PPD, doc="w_ttft in place of the table's own; only the ratio of both counts."
+        "weight",
+        default=None,
+        only_where=_PPD,
+        doc="w_ttft in place of the table's own; only the ratio of both counts.",
     )
     ppd_tpot_weight: float | None = setting(
-        "ratio", default=None, only_where=_PPD, doc="w_tpot in place of the table's own."
+        "weight", default=None, only_where=_PPD, doc="w_tpot in place of the table's own."
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
     grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")

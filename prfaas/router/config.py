@@ -161,7 +161,7 @@ class RouterConfig:
     )
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     clusters: tuple[ClusterConfig, ...] = setting(
-        records(ClusterConfig), default=(), doc="The clusters, where no manager tells them."
+        records(ClusterConfig), default=(), only_where=_ALONE, doc="The clusters, where no manager tells them."
     )
     discovery: DiscoveryConfig = setting(record(DiscoveryConfig), doc="Where agents are found, without a manager.")
     managers: tuple[str, ...] = setting(
@@ -290,6 +290,13 @@ class RouterConfig:
         clusters = [cluster.name for cluster in self.clusters]
         if self.cluster and clusters and self.cluster not in clusters:
             raise ValueError(f"cluster: {self.cluster!r} is none of {', '.join(clusters)}")
+        for its in self.clusters:
+            roles = {instance.role for instance in its.instances} if its.kind == "pd" else set()
+            if self.local_policy == "pd" and self.cluster in ("", its.name) and roles and "prefill" not in roles:
+                raise ValueError(
+                    f"local_policy: pd needs an instance that prefills, and cluster {its.name} has none; "
+                    "write role: prefill at one of them, or local_policy: decode"
+                )
         names = [instance.name for cluster in self.clusters for instance in cluster.instances]
         for what, given in (("cluster", clusters), ("instance", names)):
             twice = sorted({name for name in given if given.count(name) > 1})

@@ -57,13 +57,13 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
         ("secret_file:", "cluster: north\nsecret_file:", r"line 1: cluster: 'north' is none of west, east"),
         (
             "secret_file:",
-            "local_policy: pd\nmanagers: [a:1]\nsecret_file:",
-            r"line 1: local_policy: needs no managers$",
+            "managers: [a:1]\nsecret_file:",
+            r"line 3: clusters: needs no managers$",
         ),
         (
             "secret_file:",
-            "without_prefill: refuse\nmanagers: [a:1]\nsecret_file:",
-            r"line 1: without_prefill: needs no managers$",
+            "local_policy: pd\nsecret_file:",
+            r"local_policy: pd needs an instance that prefills, and cluster west has none; write role: prefill",
         ),
         ("secret_file:", "manager_timeout: 1s\nsecret_file:", r"line 1: manager_timeout: needs managers$"),
         ("secret_file:", "fetch_timeout: 1s\nsecret_file:", r"line 1: fetch_timeout: needs managers$"),
@@ -101,6 +101,24 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=named):
         _load(GOOD.replace(old, new, 1), tmp_path)
+
+
+@pytest.mark.parametrize("setting", ["local_policy: pd", "without_prefill: refuse"])
+def test_what_managers_decide_is_not_a_routers_to_set(setting: str, tmp_path: Path) -> None:
+    named = rf"line 1: {setting.partition(':')[0]}: needs no managers$"
+    with pytest.raises(ConfigError, match=named):
+        _load(f"{setting}\nmanagers: [a:1]\nsecret_file: s\n", tmp_path)
+
+
+def test_the_policy_pd_asks_a_prefill_instance_of_the_clusters_that_decode_here(tmp_path: Path) -> None:
+    more = '      - {name: p, url: "http://10.0.1.2:8000", role: prefill, agent: p, wire: "10.0.1.2:7400"}\n'
+    pd = "local_policy: pd\n" + GOOD.replace("  - name: east", more + "  - name: east")
+    assert _load(pd, tmp_path).local_policy == "pd"
+    others = pd.replace("name: east\n    kind: prfaas", "name: east\n    kind: pd")
+    others = others.replace("role: prefill, agent: e", "role: both, agent: e")
+    with pytest.raises(ConfigError, match="cluster east has none"):
+        _load(others, tmp_path)
+    assert _load(f"cluster: west\n{others}", tmp_path).cluster == "west"
 
 
 def test_a_sidecar_that_sends_both_legs_at_once_refuses_to_be_told_of_retries() -> None:
