@@ -40,7 +40,7 @@ class SidecarConfig:
         "text_list",
         default=(),
         doc="Hosts that x-prefiller-host-port may name: names, addresses, networks such as 10.0.0.0/8; when empty, "
-        "addresses of private networks and of this machine.",
+        "addresses of private networks and of this machine, but for link-local ones (169.254.0.0/16).",
     )
     prefill_scheme: PrefillScheme = setting(
         choice("http", "https"), default="http", doc="How prefill engines are asked, which the header does not say."

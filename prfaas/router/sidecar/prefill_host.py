@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from prfaas.errors import ConfigError
 from prfaas.units import split_address
@@ -28,7 +28,11 @@ def named_host(values: Sequence[str], *, sample: bool) -> str | None:
 
 
 class AllowList:
-    """Hosts that may be asked. Without any: addresses of private networks and of this machine, but no names."""
+    """Hosts that may be asked. Without any: addresses of private networks and of this machine, but no names.
+
+    Link-local addresses are listed or refused, since a cloud's metadata are behind one (169.254.169.254); so are the
+    unspecified ones, 0.0.0.0 and ::.
+    """
 
     def __init__(self, hosts: Sequence[str]) -> None:
         """
@@ -56,12 +60,19 @@ class AllowList:
         if host in self._names:
             return True
         try:
-            address = ip_address(host)
+            address = _address(host)
         except ValueError:
             return False
         if not self._names and not self._networks:
-            return address.is_private or address.is_loopback
+            return address.is_private and not address.is_link_local and not address.is_unspecified
         return any(address in network for network in self._networks)
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    """The address that a connection goes to: of an IPv4 address written as IPv6 (::ffff:10.0.0.1) the former."""
+    address = ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
 
 
 def _network(host: str) -> Network | None:
