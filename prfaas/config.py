@@ -263,8 +263,11 @@ def _read_file(file: Path) -> _Given:
 def _read_text(text: str, name: str) -> _Given:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not YAML: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        where = f"{name} line {error.problem_mark.line + 1}" if error.problem_mark else name
+        raise ConfigError(f"{where}: not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:  # a character that may not be in YAML
+        raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
     return _Given(name, {}) if node is None else _from_node(node, name, node.start_mark.line)
 
 

@@ -133,7 +133,9 @@ def test_an_optional_setting_takes_an_empty_value(tmp_path: Path) -> None:
         ("pool_bytes: 1GiB", r"example.yaml.*: name: missing; write text, or set PRFAAS_EXAMPLE_NAME or --name"),
         ("name: e\nrole: prefill\nmodels: a", r"line 2: role prefill takes no models"),
         ("- name", r"line 1: expected a record with keys out of pool_bytes, name"),
-        ("name: {", r"example.yaml: not YAML"),
+        ("name: {", r"example.yaml line 1: not YAML: expected the node content, but found '<stream end>'$"),
+        ("name: x\nlimit: [1\nother: 2\n", r"example.yaml line 3: not YAML: expected ',' or '\]', but got ':'$"),
+        ("name: \x01", r"example.yaml: not YAML: unacceptable character #x0001: special characters are not allowed$"),
     ],
 )
 def test_a_mistake_in_the_file_names_line_key_and_accepted_form(tmp_path: Path, text: str, message: str) -> None:
@@ -146,7 +148,7 @@ def test_a_mistake_in_the_file_names_line_key_and_accepted_form(tmp_path: Path, 
     [
         ({"PRFAAS_EXAMPLE_NAM": "e"}, r"PRFAAS_EXAMPLE_NAM: unknown setting, did you mean PRFAAS_EXAMPLE_NAME\?"),
         ({"PRFAAS_EXAMPLE_VERBOSE": "2"}, r"environment variable PRFAAS_EXAMPLE_VERBOSE: verbose: '2'"),
-        ({"PRFAAS_EXAMPLE_PEERS": "{"}, r"environment variable PRFAAS_EXAMPLE_PEERS: not YAML"),
+        ({"PRFAAS_EXAMPLE_PEERS": "{"}, r"environment variable PRFAAS_EXAMPLE_PEERS line 1: not YAML"),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_variable(environment: dict[str, str], message: str) -> None:

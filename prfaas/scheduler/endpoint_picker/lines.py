@@ -50,7 +50,7 @@ def read_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise Fault(line, f"not YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # a character that is none, a date that is none
+    except (yaml.YAMLError, ValueError) as error:  # a character that may not be in YAML, a date that is none
         raise Fault(0, f"not YAML: {str(error).splitlines()[0]}") from error
 
 

@@ -96,5 +96,6 @@ facts = st.integers(1, 5 * T).flatmap(
         st.frozensets(st.sampled_from([InstanceId(name) for name in "abcdef"]), max_size=3),
         st.integers(0, 3),
         st.integers(0, 500),
+        st.booleans(),
     )
 )
