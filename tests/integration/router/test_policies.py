@@ -225,7 +225,7 @@ def test_a_policy_that_lacks_its_table_refuses_to_start(tmp_path: Path) -> None:
         deployment.config(local_policy="endpoint_picker")
     (tmp_path / "broken.yaml").write_text("kind: EndpointPickerConfig\nfeatureGates: [nonsense]")
     picking = {"local_policy": "endpoint_picker", "endpoint_picker": tmp_path / "broken.yaml"}
-    with pytest.raises(ConfigError, match=r"broken\.yaml: apiVersion"):
+    with pytest.raises(ConfigError, match=r"broken\.yaml line 1: apiVersion"):
         Manager(deployment.config(**picking, redis_url="redis://127.0.0.1:1"), SECRET)
     (tmp_path / "broken.json").write_text("{}")
     config = deployment.config(local_policy="ppd", ppd_table=tmp_path / "broken.json", redis_url="redis://127.0.0.1:1")
