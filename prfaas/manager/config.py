@@ -152,7 +152,7 @@ class ManagerConfig:
         default=240.0,
         minimum=60.0,
         only_where=_PLANNED,
-        doc="The links from one cluster to another are not probed again sooner, nor before a request was routed.",
+        doc="The links from one cluster to another are not probed again sooner.",
     )
     bandwidth: Bandwidth = setting(
         choice("scarce", "abundant", "measured"),

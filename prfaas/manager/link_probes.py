@@ -1,9 +1,9 @@
 """Probes of the links from PrfaaS clusters to PD clusters whose rate nobody knows: plans have it before there is traffic.
 
 The manager that writes a cluster's record orders them: one link of each path, one at a time for every cluster at either end,
-and of the same path not again for `link_probe_seconds`, however the last one ended, nor before a request has been routed: who
-asks for nothing needs no plan, and a link may be paid for by the byte. What a probe finds comes with its agent's
-figures, as what a transfer finds does.
+and of the same path not again for `link_probe_seconds`, however the last one ended, nor, where this manager routes requests,
+before it has routed another: who asks for nothing needs no plan, and a link may be paid for by the byte. What a probe finds
+comes with its agent's figures, as what a transfer finds does.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class LinkProbes:
         if pair not in self._ordered_at:
             return True
         at, num_requests = self._ordered_at[pair]
-        return now - at >= self._repeat_seconds and self._num_requests() > num_requests
+        routed = self._num_requests()
+        return now - at >= self._repeat_seconds and (not routed or routed > num_requests)
 
     def _order(self, pair: Pair, now: float) -> None:
         source, destination = (self._node(cluster, self._num_ordered[pair]) for cluster in pair)

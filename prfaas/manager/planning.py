@@ -244,7 +244,7 @@ class Planning:
         bounded = ", ".join(f"{source} to {target}" for source, target in sorted(inputs.bounded))
         rest = f"{self._config.deployment}"
         known = [f"measured: {measured}"] if measured else []
-        known += [f"at least what a probe has shown: {bounded}"] if bounded else []
+        known += [f"a lower bound from a probe: {bounded}"] if bounded else []
         return {
             "lengths": lengths,
             "profiles": rest,

@@ -165,8 +165,8 @@ class Routing:
 
     def _conversation(self, request: pb.RouteRequest, now: float) -> tuple[AgentName | None, int]:
         """The node of the conversation's turn before, and which turn this is: 1 for a session never seen, 0 for unknown."""
-        asked = self.decisions.get(request.request_id) if request.checkpoints else None
-        if asked is not None:  # for the same request, whose session is known since
+        asked = self.decisions.get(request.request_id)
+        if asked is not None:  # for the same request, whose session is known since it was decided first
             return asked.facts.session_agent, asked.facts.turn
         session = self.sessions.get(request.tenant, request.session, now=now)
         is_new = bool(request.session) and session is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from prfaas import grants, tracing
@@ -17,18 +18,23 @@ from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.types import AgentName, TransferId
 
+REQUEST_ID_BYTES = 8
 MAX_SESSIONS = 100_000  # about 20 MB; the longest unused goes first
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request as decisions see it: `prompt` None when its tokens do not matter. `tenant` salts its hashes."""
+    """One request as decisions see it: `prompt` None when its tokens do not matter. `tenant` salts its hashes.
+
+    `request_id` is the managers' name for it, however often it is decided.
+    """
 
     facts: RequestFacts
     model: str | None
     prompt: Prompt | None = None
     session: str = ""
     tenant: str = ""
+    request_id: bytes = field(default_factory=partial(secrets.token_bytes, REQUEST_ID_BYTES))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,7 +20,6 @@ from prfaas.transport.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
 
 REFUSED_SECONDS = 2.0  # before a manager that refuses us is asked again
-REQUEST_ID_BYTES = 8
 REPORT_SECONDS = 1.0
 MAX_UNREPORTED = 4096  # ended requests; the oldest is given up first
 MAX_ROUNDS = 2  # a second question states the hashes that the first answer asked for
@@ -100,7 +98,7 @@ class ManagerLink:
             cluster=self._config.cluster,
             max_output_tokens=ask.facts.max_output_tokens,
             turn=ask.facts.turn,
-            request_id=secrets.token_bytes(REQUEST_ID_BYTES),
+            request_id=ask.request_id,
             excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.is_asked)],
             in_flight=_in_flight(self._fleet) if self._tells_in_flight else (),
         )

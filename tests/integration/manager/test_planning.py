@@ -150,7 +150,7 @@ async def test_a_link_of_which_a_probe_has_shown_a_lower_bound_is_named_so(deplo
         lambda: manager.paths.least_bytes_per_second("prfaas", "pd", within_seconds=60) == 20e6, what="the bound"
     )
     await _node(deployment, "i2", manager)
-    expected = f"at least what a probe has shown: prfaas to pd; else {file}"
+    expected = f"a lower bound from a probe: prfaas to pd; else {file}"
     await until(lambda: _links_of(manager) == expected, what="a plan that says so")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -186,6 +187,21 @@ async def test_an_endpoint_picker_knows_the_tokens_that_are_in_flight(tmp_path: 
         assert len(busy.bodies) == 1
         for task in asking:
             task.cancel()
+
+
+async def test_a_first_turn_that_is_decided_again_is_a_first_turn_still(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"local_policy": "ppd", "ppd_table": _table(tmp_path, local_gain=0.5)}
+    async with _pair(tmp_path, num_decodes=2, **settings) as pair:
+        pair.door.wests[0].break_after_tokens = 0  # it closes the connection in place of a first token
+        record: dict[str, Any] = {"failures": []}
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for number in itertools.count():  # until one begins at the broken node
+                body = {"prompt": [number, *TURN_ONE], "stream": True}
+                _, _, headers = await pair.door.post(body, **{"x-session-id": str(number)})
+                _, record = await pair.door.get(f"/debug/decision/{headers['x-request-id']}")
+                if record["failures"]:
+                    break
+        assert (record["decided_by"], record["reason"]) == ("manager", "ppd_first_turn")
 
 
 async def test_a_request_is_refused_where_nobody_is_there_to_prefill_it_and_that_is_so_set(tmp_path: Path) -> None:

@@ -31,6 +31,6 @@ def test_every_byte_arrives_no_faster_than_the_link_over_as_many_connections_as_
 
 
 def test_a_link_that_the_connections_cannot_fill_gets_more_of_them_while_it_sends(carrier: Carrier) -> None:
-    with Wan(WanShape(1e9, 0.5), carrier=carrier) as wan, Ends(wan, pool_bytes=256 * MIB) as ends:
+    with Wan(WanShape(6e8, 0.5), carrier=carrier) as wan, Ends(wan, pool_bytes=256 * MIB) as ends:
         counts = (ends.transfer(256 * MIB, num_layers=1).num_connections for _ in range(8))
         assert any(count > 8 for count in counts)

@@ -70,12 +70,12 @@ def test_a_path_that_nobody_knows_is_probed_once_and_later_from_another_node(sit
     (command,) = site.step()["p1"]
     assert site.step() == {"p1": [command]}, "until its agent has answered"
     site.end("p1", command)
-    site.num_requests += 1
     assert site.step(99.0) == {}
     assert list(site.step(1.0)) == ["p2"]
 
 
-def test_without_requests_a_path_is_probed_once(site: Site) -> None:
+def test_after_a_request_a_path_waits_for_another_one(site: Site) -> None:
+    site.num_requests = 7
     (command,) = site.step()["p1"]
     site.end("p1", command)
     assert site.step(1000.0) == {}
@@ -110,7 +110,6 @@ def test_a_path_whose_links_are_all_down_is_probed_from_another_node(site: Site)
     (command,) = site.step()["p1"]
     site.end("p1", command)
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=0.0, is_down=True))
-    site.num_requests += 1
     assert list(site.step(300.0)) == ["p2"]
 
 
