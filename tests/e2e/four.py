@@ -11,7 +11,7 @@ from typing import Any
 from prfaas.types import ClusterKind, InstanceRole
 from tests.e2e.managed import FAMILY
 from tests.e2e.pair import PATIENT
-from tools.demo.client import Answer, complete, get_text
+from tools.demo.client import Answer, complete, get_json, get_text
 from tools.free_ports import free_address
 from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack, engine_flags
@@ -69,6 +69,12 @@ class FourEngines:
                 if line.startswith("prfaas_agent_acknowledged_bytes_total"):
                     total += float(line.rpartition(" ")[2])
         return int(total)
+
+    def sent_by_transfer(self) -> dict[str, int]:
+        """Bytes of KV that a receiver has acknowledged, by whole transfer, of the last 1,024 of each agent."""
+        records = (its for agent in self.agents.values() for its in get_json(f"{agent.status_url}/transfers"))
+        whole = (its for its in records if (its["direction"], its["outcome"]) == ("out", "completed"))
+        return {its["transfer_id"]: its["acknowledged_bytes"] for its in whole}
 
 
 def _body(prompt: list[int], num_tokens: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,7 @@ class Asked:
     route: str
     reason: str
     fallback: str
+    transfer: str  # the id of what brought its KV; empty: nothing did
     is_right: bool
 
 
@@ -105,6 +106,7 @@ def _conversation(engines: FourEngines, seed: int, num_turns: int) -> list[Asked
                 its["x-prfaas-route"],
                 its["x-prfaas-reason"],
                 its.get("x-prfaas-fallback", ""),
+                its.get("x-prfaas-transfer", ""),
                 is_right,
             )
         )
@@ -114,17 +116,20 @@ def _conversation(engines: FourEngines, seed: int, num_turns: int) -> list[Asked
 
 def _run(
     engines: FourEngines, policy: str, directory: Path, *, num_conversations: int, num_single: int
-) -> tuple[list[Asked], str]:
-    """The requests, and a line that sums them up."""
+) -> tuple[list[Asked], Mapping[str, int], str]:
+    """The requests, the bytes of KV by transfer, and a line that sums them up."""
     engines.set_policy(**_settings(policy, directory))
     wait_until(lambda: _probe(engines) in REASONS[policy], what="a router that knows the policy")
-    before = engines.sent_bytes()
+    before, known = engines.sent_bytes(), engines.sent_by_transfer().keys()
     base = 1000 * (1 + POLICIES.index(policy)) + 10_000 * num_conversations
     lengths = [NUM_TURNS] * num_conversations + [1] * num_single
     with ThreadPoolExecutor(WORKERS) as pool:
         running = [pool.submit(_conversation, engines, base + n, turns) for n, turns in enumerate(lengths)]
         asked = [its for conversation in running for its in conversation.result()]
-    return asked, _line(policy, asked, engines.sent_bytes() - before)
+    named = {its.transfer for its in asked if its.transfer}
+    wait_until(lambda: named <= engines.sent_by_transfer().keys(), what="the ends of all transfers")
+    moved = {name: count for name, count in engines.sent_by_transfer().items() if name not in known}
+    return asked, moved, _line(policy, asked, moved, engines.sent_bytes() - before)
 
 
 def _probe(engines: FourEngines) -> str:
@@ -132,12 +137,21 @@ def _probe(engines: FourEngines) -> str:
     return engines.ask(prompt_of(20, seed=next(_probes))).headers["x-prfaas-reason"]
 
 
-def _line(policy: str, asked: list[Asked], sent_bytes: int) -> str:
+def _line(policy: str, asked: list[Asked], moved: Mapping[str, int], sent_bytes: int) -> str:
     shares = ", ".join(f"{reason} {count}" for reason, count in Counter(its.reason for its in asked).most_common())
-    return f"{policy:22} {len(asked):4} requests  {sent_bytes / 1e6:7.1f} MB of KV  {shares}"
+    first, later = (
+        sum(moved.get(its.transfer, 0) for its in asked if its.turn and (its.turn > 1) == is_later) / 1e6
+        for is_later in (False, True)
+    )
+    size = f"{sent_bytes / 1e6:7.1f} MB of KV ({first:.1f} in first turns, {later:.1f} in later ones)"
+    return f"{policy:22} {len(asked):4} requests  {size}  {shares}"
 
 
-def _assert_as_the_policy_says(policy: str, asked: list[Asked]) -> None:
+def _assert_as_the_policy_says(policy: str, asked: list[Asked], moved: Mapping[str, int]) -> None:
+    """Every byte of KV is of a request that says so: what is local moves none."""
+    local = [its for its in asked if its.route == "local"]
+    assert [its for its in local if its.transfer] == []
+    assert moved.keys() == {its.transfer for its in asked if its.transfer}
     assert [its for its in asked if not its.is_right] == []
     assert [its for its in asked if its.fallback] == []
     assert {its.reason for its in asked} <= REASONS[policy]
@@ -149,14 +163,15 @@ def _assert_as_the_policy_says(policy: str, asked: list[Asked]) -> None:
     if policy == "ppd":
         assert {its.reason for its in first} == {"ppd_first_turn"}
         assert any(its.reason == "ppd_table_local" for its in later)
+        assert all(moved[its.transfer] > 0 for its in first)
 
 
 @pytest.mark.soak  # four engines start for it; test_ppd and test_front_door have two
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.timeout(900)
 def test_every_policy_answers_as_one_engine_does(engines: FourEngines, policy: str, tmp_path: Path) -> None:
-    asked, _ = _run(engines, policy, tmp_path, num_conversations=2, num_single=2)
-    _assert_as_the_policy_says(policy, asked)
+    asked, moved, _ = _run(engines, policy, tmp_path, num_conversations=2, num_single=2)
+    _assert_as_the_policy_says(policy, asked, moved)
 
 
 @pytest.mark.soak
@@ -165,6 +180,6 @@ def test_every_policy_answers_as_one_engine_does(engines: FourEngines, policy: s
 def test_two_hundred_requests_under_every_policy(
     engines: FourEngines, policy: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    asked, line = _run(engines, policy, tmp_path, num_conversations=40, num_single=40)
+    asked, moved, line = _run(engines, policy, tmp_path, num_conversations=40, num_single=40)
     request.config.get_terminal_writer().line(f"\n{line}")
-    _assert_as_the_policy_says(policy, asked)
+    _assert_as_the_policy_says(policy, asked, moved)
