@@ -111,7 +111,10 @@ class SendOpened:
 
 @dataclass(frozen=True)
 class Receive:
-    """Ask for the blocks of a granted transfer; the engine's own `prompt_hash` must be the granted one."""
+    """Ask for the blocks of a granted transfer; the engine's own `prompt_hash` must be the granted one.
+
+    Without groups: the engine will not load it, and it is given up.
+    """
 
     transfer_id: TransferId
     grant: bytes

@@ -293,8 +293,10 @@ class Receiving:
         """Know what the reader expects, and have it cut so.
 
         Raises:
-            Refusal: it expects another prompt's blocks, or it cannot be given its own.
+            Refusal: it expects another prompt's blocks or none, or it cannot be given its own.
         """
+        if not request.groups:
+            raise Refusal("cancelled", "the receiving engine will not load it")
         its = Side(tuple(arena.layout for arena in inbound.arenas), request.groups)
         if request.prompt_hash != inbound.grant.prompt_hash or not inbound.expects(its):
             raise Refusal("prompt_mismatch", "the engine's prompt is not the one that was granted")

@@ -87,6 +87,11 @@ class Checkpoints:
     def __len__(self) -> int:
         return len(self._asked)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the next step has to look after a prompt that is computed, or a checkpoint."""
+        return bool(self._prompts or self._asked)
+
     def begin(self, request_id: str, chain: HashChain) -> None:
         """A request's prompt is about to be computed."""
         if self._pins is not None and self._map.checkpoint_spacing_tokens:

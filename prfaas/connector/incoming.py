@@ -22,7 +22,7 @@ from prfaas.connector.block_map import BlockMap, BlockSpan
 from prfaas.connector.outcomes import Outcome, Source, Tally
 from prfaas.connector.steps import Load, SlotSpan
 from prfaas.connector.transfer_request import Asked, EngineRequest
-from prfaas.hashing import HashChain
+from prfaas.hashing import NO_HASH, HashChain
 from prfaas.types import TransferId
 
 _log = logs.get("connector.incoming")
@@ -75,6 +75,11 @@ class IncomingRequests:
     def __len__(self) -> int:
         return len(self._by_request)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the next step has to look after any of them."""
+        return bool(self._by_request or self._loads or self._failed_loads)
+
     def begin(self, request: EngineRequest, asked: Asked, chain: HashChain, *, now: float) -> None:
         """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
         grant = asked.grant
@@ -85,6 +90,12 @@ class IncomingRequests:
         self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", late_at))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups, asked.trace))
+
+    def decline(self, asked: Asked) -> None:
+        """Have the agent give up a transfer that a request names and cannot have: nobody else of this engine takes it."""
+        grant = asked.grant
+        if grant.transfer_id not in self._by_transfer:
+            self._post(Receive(grant.transfer_id, asked.token, NO_HASH, (), asked.trace))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""

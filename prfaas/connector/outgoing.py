@@ -65,6 +65,11 @@ class OutgoingRequests:
     def __len__(self) -> int:
         return len(self._by_request)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the next step has to look after any of them."""
+        return bool(self._by_request or self._ends)
+
     def begin(self, request: EngineRequest, asked: Asked, chain: HashChain, *, now: float) -> None:
         """Ask the agent for slots."""
         if asked.grant.transfer_id in self._by_transfer:

@@ -26,6 +26,10 @@ class ParkedRequests:
         self._asked: dict[str, Markable] = {}  # parked in this step
         self._marked: dict[str, Markable] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any request has the mark."""
+        return bool(self._marked)
+
     def wake(self, request: Markable) -> bool:
         """The engine asks for a request: take its mark away; whether it had one, so that its prefix is not known."""
         if self._marked.pop(request.request_id, None) is None:

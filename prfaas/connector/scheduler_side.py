@@ -37,6 +37,7 @@ from prfaas.connector.transfer_request import (
     promised_tokens,
     read_parameters,
     tenant_of,
+    why_not,
 )
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
@@ -45,6 +46,7 @@ FIRST_PAUSE_SECONDS = (
     0.001  # of an idle engine; each look that finds nothing is followed by a pause of twice the length
 )
 REATTACH_WAIT_SECONDS = 0.02  # a new agent answers its engine's scheduler within a millisecond
+LOOK_SECONDS = 0.1  # between two looks at an agent of which nothing is awaited: it can only have gone
 _log = logs.get("connector.scheduler")
 
 
@@ -111,6 +113,9 @@ class SchedulerSide:
         self._forgotten: TransferId | None = None  # the latest order to forget that the agent has carried out
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
         self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._look_at = 0.0  # monotonic seconds
+        self._empty_step = Step()
+        self.num_heard = 0  # of the agent's messages; that it has gone counts as one
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Begin the transfer that the request's parameters ask for, and look for what is here already."""
@@ -130,7 +135,7 @@ class SchedulerSide:
         self._look_up(request, promised=0)
 
     def _look_up(self, request: EngineRequest, *, promised: int) -> None:
-        if not self._reuses(request.num_prompt_tokens) or is_anothers(request.parameters):
+        if request.excluded or not self._reuses(request.num_prompt_tokens) or is_anothers(request.parameters):
             return
         chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
@@ -142,16 +147,17 @@ class SchedulerSide:
         return its.reuse and num_tokens >= its.reuse_min_tokens and self._client.connected
 
     def _begin(self, request: EngineRequest, direction: Direction) -> Outcome | None:
-        if direction not in self._directions:
-            return "wrong_role"
         if not self._client.connected:
             return "agent_lost"
         asked = read_parameters(request, direction)
-        if isinstance(asked, str):
-            return asked
-        chain = request.chain(asked.grant.tenant)
+        if asked is None:
+            return "no_grant"
+        refusal: Outcome | None = "wrong_role" if direction not in self._directions else why_not(request, asked)
+        chain = None if refusal else request.chain(asked.grant.tenant)
         if chain is None:
-            return "unhashable"
+            if direction == "receive":
+                self._incoming.decline(asked)
+            return refusal or "unhashable"
         requests = self._outgoing if direction == "send" else self._incoming
         requests.begin(request, asked, chain, now=time.monotonic())
         return None
@@ -206,6 +212,7 @@ class SchedulerSide:
     def poll(self, timeout_seconds: float = 0.0) -> int:
         """Take the agent's messages, waiting up to `timeout_seconds` for the first; how many there were."""
         messages = self._client.poll(timeout_seconds)
+        self.num_heard += len(messages)
         for message in messages:
             self._on_message(message)
         if not self._client.connected:
@@ -216,6 +223,7 @@ class SchedulerSide:
 
     def _fail_all(self, reason: Outcome) -> None:
         """Whatever is under way goes without the agent."""
+        self.num_heard += 1
         for requests in (self._outgoing, self._lookups, self._incoming, self._leftovers, self._checkpoints):
             requests.fail_all(reason)
         self._failed_loads += [load.request_id for load in self._incoming.take_loads()]
@@ -264,8 +272,29 @@ class SchedulerSide:
         else:
             self._incoming.declined(request_id)
 
+    @property
+    def _has_work(self) -> bool:
+        """Whether a transfer is under way, or the workers have not heard of the end of one."""
+        under_way = self._outgoing.has_work or self._incoming.has_work or self._lookups or self._leftovers
+        return bool(under_way or self._checkpoints.has_work or self._failed_loads)
+
     def plan_step(self, scheduled: Iterable[Scheduled]) -> Step:
-        """What the workers copy in this step."""
+        """What the workers copy in this step; the same object while that is nothing."""
+        if self._has_work:
+            return self._plan(scheduled)
+        self._may_sleep = next(iter(scheduled), None) is None
+        if not self._may_sleep:
+            self._pause_seconds = FIRST_PAUSE_SECONDS
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self.poll()
+        attached = self._client.attached
+        if (self._empty_step.epoch, self._empty_step.session) != (attached.epoch, attached.session):
+            self._empty_step = Step(epoch=attached.epoch, session=attached.session)
+        return self._empty_step
+
+    def _plan(self, scheduled: Iterable[Scheduled]) -> Step:
         self.poll()
         now = time.monotonic()
         kept = [*self._leftovers.saves(now=now), *self._checkpoints.saves(now=now)]

@@ -25,7 +25,8 @@ _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_pref
 class EngineRequest:
     """A request as any engine can describe it. `chain(tenant)` hashes the prompt; None when no hash covers its extras.
 
-    `salt`: the engine's own for this request (`cache_salt`), in which the router names the tenant.
+    `salt`: the engine's own for this request (`cache_salt`), in which the router names the tenant. `excluded`: why no KV is
+    loaded or sent for it, whatever its parameters ask for.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class EngineRequest:
     parameters: Mapping[str, Any]
     chain: Callable[[str], HashChain | None]
     salt: str = ""
+    excluded: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,29 @@ def is_anothers(parameters: Mapping[str, Any]) -> bool:
     return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
 
-def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Outcome:
-    """The transfer that the request asks for, or why it cannot have it.
-
-    The prefill leg's prompt is the granted one; the decode leg's has one token more, which it computes itself.
-    """
+def read_parameters(request: EngineRequest, direction: Direction) -> Asked | None:
+    """The transfer that the request asks for; None when its grant cannot be read."""
     text = request.parameters.get(GRANT_KEY)
     if not isinstance(text, str):
-        return "no_grant"
+        return None
     try:
         token = grants.from_text(text)
         grant = grants.unverified(token)
     except GrantError:
-        return "no_grant"
-    if grant.num_tokens != request.num_prompt_tokens - (direction == "receive") or grant.num_tokens < 1:
-        return "wrong_length"
+        return None
     trace = request.parameters.get(TRACE_KEY)
     return Asked(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
+
+
+def why_not(request: EngineRequest, asked: Asked) -> Outcome | None:
+    """Why the request cannot have the transfer that it asks for; None when it can.
+
+    The prefill leg's prompt is the granted one; the decode leg's has one token more, which it computes itself.
+    """
+    if request.excluded is not None:
+        return request.excluded
+    num_tokens = request.num_prompt_tokens - (asked.direction == "receive")
+    return None if asked.grant.num_tokens == num_tokens > 0 else "wrong_length"
 
 
 def tenant_of(parameters: Mapping[str, Any], salt: str | None, *, default: str) -> str:

@@ -16,8 +16,8 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | engine start | register_kv_caches | describe the layout, attach to the agent |
 | worker | each step, before the forward | handle_preemptions | the model's stream waits for copies that still read |
 | worker | each step, before the forward | bind_connector_metadata | take the step's copies |
-| worker | each attention layer | wait_for_layer_load | nothing: a request runs once all of it is loaded |
-| worker | each attention layer | save_kv_layer | copy the layer's new blocks out |
+| worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: a request runs once all is loaded |
+| worker | each attention layer, if the step saves any | save_kv_layer | copy the layer's new blocks out |
 | worker | each linear layer that can be heard of (`layer_ends.py`) | | copy the final state out |
 | worker | after the forward | start_load_kv | copy received slots in |
 | worker | after the forward | wait_for_save | copy what no hook reported; mark the end of the pass |
@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.divergent_hits import DivergentHits
 from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention, packing
 from prfaas.connector.layer_ends import on_layer_end
-from prfaas.connector.outcomes import Direction
+from prfaas.connector.outcomes import Direction, Outcome
 from prfaas.connector.parked import ParkedRequests
 from prfaas.connector.request_hashes import token_chain
 from prfaas.connector.scheduled import Scheduled
@@ -98,6 +99,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._kv_cache_manager: Any = None
         self._block_pool: Any = None
         self._parked = ParkedRequests()
+        self._metadata = StepMetadata()
+        self._num_heard = 0  # of the agent's messages, when those that are parked were last looked at
         self._num_preemptions: dict[str, int] = {}  # of preempted requests, when they were last looked up
         self._map = block_map(kv_cache_config)
         self._divergent = DivergentHits(has_one_attention(kv_cache_config))
@@ -154,8 +157,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
-        if not request.skip_reading_prefix_cache:
-            self._scheduler.on_new_request(_engine_request(request, self._model, request.num_prompt_tokens))
+        self._scheduler.on_new_request(_engine_request(request, self._model, request.num_prompt_tokens))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -210,13 +212,14 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         step = self._scheduler.plan_step(self._scheduled(scheduler_output))
         self._parked.mark(self._scheduler.waits)
-        return StepMetadata(step)
+        if step is not self._metadata.step:
+            self._metadata = StepMetadata(step)
+        return self._metadata
 
     def _scheduled(self, output: Any) -> Iterator[Scheduled]:
         cached = output.scheduled_cached_reqs
-        before = [(its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs]
-        before += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        for request_id, computed in before:
+        new = ((its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs)
+        for request_id, computed in chain(new, zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
             after = computed + output.num_scheduled_tokens.get(request_id, 0)
             tables = self._resolver(output, request_id)
             yield Scheduled(request_id, after, tables, computed, self._offered_states(output, request_id))
@@ -240,8 +243,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())
-        self._scheduler.poll()
-        self._parked.unmark(self._scheduler.waits)
+        if self._parked:
+            self._scheduler.poll()
+            if self._num_heard != self._scheduler.num_heard:
+                self._num_heard = self._scheduler.num_heard
+                self._parked.unmark(self._scheduler.waits)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -314,10 +320,12 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.fence()
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        super().bind_connector_metadata(connector_metadata)
+        """Begin the step. vLLM reports layers to a connector that has metadata: it has some where a layer is to be copied."""
         assert isinstance(connector_metadata, StepMetadata)
         if self._worker is not None:
             self._worker.begin_step(connector_metadata.step)
+            if self._worker.awaits_layers:
+                super().bind_connector_metadata(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
@@ -395,4 +403,5 @@ def _engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
         request.kv_transfer_params or {},
         lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant),
         request.cache_salt or "",
+        _exclusion(request),
     )

@@ -34,6 +34,9 @@ class Loaded:
     stored: frozenset[str]  # finished requests whose blocks have been copied
 
 
+_NOTHING = Loaded(frozenset(), frozenset(), frozenset())
+
+
 class WorkerSide:
     """All copies of one rank. Runs on the model's thread; a copier may call back from another one."""
 
@@ -73,22 +76,32 @@ class WorkerSide:
         """Layers whose end no hook of the engine reports."""
         return self._linear
 
+    @property
+    def awaits_layers(self) -> bool:
+        """Whether any layer has something to copy when it ends."""
+        return bool(self._pending)
+
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
-        if step.epoch != self._client.attached.epoch and self._client.reattach(
-            self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS
-        ):
-            self._take_new_arena()  # of the agent that the scheduler has met since
+        if step.epoch != self._epoch:
+            self._follow(step.epoch)
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
             self._fail(request_id)
         self._pending = {}
         if self._unpushed:
             self.tally.ring_overflows += 1
-        copies = ((save, its) for save in step.saves for span in save.spans for its in span.copies(self._rank))
-        for save, its in copies:
-            for name in self._by_group[its.span.group]:
-                self._pending.setdefault(name, []).append((save, its))
+        for save in self._step.saves:
+            for its in (its for span in save.spans for its in span.copies(self._rank)):
+                for name in self._by_group[its.span.group]:
+                    self._pending.setdefault(name, []).append((save, its))
+
+    def _follow(self, epoch: int) -> None:
+        """Meet the agent that the scheduler has met since."""
+        if epoch != self._client.attached.epoch and self._client.reattach(
+            self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS
+        ):
+            self._take_new_arena()
 
     def _take_new_arena(self) -> None:
         try:
@@ -140,15 +153,22 @@ class WorkerSide:
                 late = sum(save.is_sent for save, _ in self._pending[name])
                 self.tally.state_tail_bytes += late * self._layers[name].slice.payload_bytes
             self.on_layer_end(name)
-        entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in self._step.saves]
-        over = [*(its.handle for its in self._step.saves if its.last), *self._step.ends]
+        step = self._step
+        is_back = step.session != self._session and step.epoch == self._epoch
+        if step.saves or step.ends or is_back or self._unpushed:
+            self._report(step, is_back=is_back)
+
+    def _report(self, step: Step, *, is_back: bool) -> None:
+        """Say what the step has ended, once its copies are made."""
+        entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in step.saves]
+        over = [*(its.handle for its in step.saves if its.last), *step.ends]
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
-        if self._step.epoch == self._epoch and self._step.session != self._session:
-            self._session = self._step.session
+        if is_back:
+            self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_BACK, self._session))
         if entries or self._unpushed:
             self._copier.then_saved(partial(self._push, entries))
-        released = [its.release for its in self._step.saves if its.release is not None]
+        released = [its.release for its in step.saves if its.release is not None]
         if released:
             self._copier.then_saved(partial(self._release, released))
 
@@ -193,6 +213,8 @@ class WorkerSide:
 
     def take_loaded(self) -> Loaded:
         """Which loads have ended since the last call."""
+        if not (self._finished or self._stored):
+            return _NOTHING
         with self._lock:
             result = Loaded(frozenset(self._finished), frozenset(self._failed), frozenset(self._stored))
             for its in (self._finished, self._failed, self._stored):

@@ -6,10 +6,12 @@ class documents it. Blocks hold bytes that say what they are, as in the fake eng
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -27,7 +29,8 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -168,6 +171,7 @@ class ScheduledEngine:
         answer_tokens: int,
         priority: int = 0,
         ends_by_itself: bool = False,
+        prompt_logprobs: int | None = None,
     ) -> None:
         """An answer of so many tokens; it has reached its limit then unless it `ends_by_itself`."""
         sampling = SamplingParams(
@@ -175,6 +179,7 @@ class ScheduledEngine:
             max_tokens=answer_tokens + ends_by_itself * BLOCK_TOKENS,
             ignore_eos=True,
             stop_token_ids=[END_TOKEN],
+            prompt_logprobs=prompt_logprobs,
             extra_args={"kv_transfer_params": parameters},
         )
         if ends_by_itself:
@@ -182,6 +187,20 @@ class ScheduledEngine:
         request = Request(request_id, list(prompt), sampling, None, block_hasher=self._block_hasher, priority=priority)
         self._requests[request_id] = request
         self.scheduler.add_request(request)
+
+    def refuse(self, request_id: str, parameters: dict[str, Any]) -> None:
+        """What vLLM's API and engine core do with a decode leg that the API answers with an error."""
+        told: list[EngineCoreRequest] = []
+
+        async def add(request: EngineCoreRequest) -> None:
+            told.append(request)
+
+        api = SimpleNamespace(engine_core=SimpleNamespace(add_request_async=add))
+        asyncio.run(AsyncLLM.notify_kv_transfer_request_rejected(api, request_id, parameters))
+        request = Request.from_engine_core_request(told[0], self._block_hasher)
+        self.scheduler.add_request(request)
+        assert request.abort_immediately
+        self.abort(request_id)
 
     def end_answer(self, request_id: str) -> None:
         """The request's next token is its last."""
@@ -224,8 +243,7 @@ class ScheduledEngine:
         output = self.scheduler.schedule()
         metadata = output.kv_connector_metadata
         assert metadata is not None
-        if output.preempted_req_ids:
-            self.worker.handle_preemptions(metadata)
+        self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
         self._run_model(output)
         self.worker.start_load_kv(None)  # asynchronous loads start after the forward pass
@@ -271,12 +289,15 @@ class ScheduledEngine:
             elif request_id in cached.resumed_req_ids:
                 self.told.resumed_again_at[request_id] = before
         for name, layer in self._layers.items():
-            self.worker.wait_for_layer_load(name)
+            is_linear = self._groups[layer.group].kind == "linear_state"
+            is_reported = not is_linear and self.worker.has_connector_metadata()
+            if is_reported:
+                self.worker.wait_for_layer_load(name)
             for request_id, before in work:
                 self._compute(name, layer, request_id, before, before + output.num_scheduled_tokens[request_id])
-            if self._groups[layer.group].kind == "linear_state":
+            if is_linear:
                 self._modules[name](torch.zeros(1))
-            else:
+            elif is_reported:
                 self.worker.save_kv_layer(name, layer.pages, None)
 
     def _compute(self, name: str, layer: LayerBlocks, request_id: str, before: int, after: int) -> None:

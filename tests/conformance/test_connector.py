@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
+import select
+import socket
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
 
+import prfaas
 from prfaas.hashing import HashChain, root_hash
 from tests.conformance.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
 from tests.integration.connector.nodes import Nodes, prompt_of, running_nodes
@@ -42,6 +49,8 @@ SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
 }
 _numbers = itertools.count(1)
 REUSES_SHORT_ONES = {"reuse": True, "reuse_min_tokens": 16}
+PACKAGE = Path(prfaas.__file__).parent
+MAX_CALLS = 40  # of our functions, in a step without transfers
 ADMISSIONS = ("wait", "preallocate", "auto")
 
 
@@ -248,6 +257,62 @@ def test_parameters_that_are_none_are_no_transfer(site: Site, parameters: Any) -
     decoder.submit("odd", prompt_of(12, LENGTH), parameters, answer_tokens=2)
     site.run_until_finished(["odd"])
     assert decoder.told.finished == {"odd": "length"}
+    site.assert_nothing_is_left()
+
+
+def test_a_step_without_transfers_asks_the_agent_nothing_and_reports_no_layer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in calls of functions of this package, whatever machine it runs on."""
+    decoder = site.decoder("dense")
+    connector = decoder.scheduler.connector
+    for seed in (23, 24, 25):
+        decoder.submit(f"r{seed}", prompt_of(seed, LENGTH), {}, answer_tokens=60)
+    wait_until(lambda: decoder.step() == 3, what="a step that decodes all three")
+    monkeypatch.setattr(connector._scheduler, "_look_at", math.inf)
+    called: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and isinstance(getattr(argument, "__self__", None), socket.socket | type(select.poll())):
+            called["socket"] += 1
+        elif event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            called[frame.f_code.co_name] += 1
+
+    sys.setprofile(count)
+    try:
+        metadata = [decoder.step() and connector._metadata for _ in range(10)]
+    finally:
+        sys.setprofile(None)
+    assert called["socket"] == called["save_kv_layer"] == 0
+    assert called.total() <= 10 * MAX_CALLS
+    assert len(set(map(id, metadata))) == 1
+
+
+@pytest.mark.parametrize("is_here", [False, True], ids=["under way", "here"])
+def test_a_decode_leg_that_vllms_api_refuses_frees_what_was_granted_for_it(site: Site, is_here: bool) -> None:
+    """Before its grant ends, which is in an hour."""
+    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
+    prompt, before = prompt_of(21, LENGTH), site.num_come()
+    grant = site.grant(prompt, expires_at=time.time() + 3600.0)
+    prefilling = _prefill(prefiller, prompt, grant)
+    if is_here:
+        wait_until(lambda: prefiller.step() >= 0 and site.num_come() > before, what="the transfer")
+    decoder.refuse("refused", {"do_remote_prefill": True, "prfaas_grant": grant})
+    site.run_until_finished([prefilling])
+    site.assert_nothing_is_left()
+    assert decoder.told.outcomes == {"receive rejected": 1}
+
+
+def test_a_decode_leg_that_wants_log_probabilities_of_its_prompt_frees_what_was_granted_for_it(site: Site) -> None:
+    """vLLM takes nothing from a connector for it."""
+    prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
+    prompt = prompt_of(22, LENGTH)
+    grant = site.grant(prompt, expires_at=time.time() + 3600.0)
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    decoder.submit("d22", prompt, parameters, answer_tokens=2, prompt_logprobs=1)
+    site.run_until_finished(["d22", _prefill(prefiller, prompt, grant)])
+    assert decoder.told.resumed_at == {"d22": 0}
+    assert decoder.told.outcomes == {"receive whole_prompt": 1}
     site.assert_nothing_is_left()
 
 

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
 from prfaas.connector.blocks import LayerBlocks
 from prfaas.connector.checkpoints import Pins
 from prfaas.connector.cuda_blocks import copier_for
-from prfaas.connector.outcomes import Direction
+from prfaas.connector.outcomes import Direction, Outcome
 from prfaas.connector.scheduled import Scheduled
 from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
@@ -123,7 +123,8 @@ class FakeEngine:
         self._free = list(range(1, NUM_BLOCKS))
         self._pinned: Counter[int] = Counter()
         self._dropped: set[int] = set()  # pinned blocks that no request holds any more
-        self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads
+        self._loading: set[str] = set()  # requests that have blocks for what was offered, and wait for it
+        self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads or fills
         self.caches = {(its.group, its.layer): its.pages for its in memory.layers.values()}
         self._names = {(its.group, its.layer): name for name, its in memory.layers.items()}
         layout = memory.layout
@@ -155,17 +156,23 @@ class FakeEngine:
 
     # A request's life
 
-    def submit(self, request_id: str, prompt: Sequence[int], parameters: dict[str, Any], *, salt: str = "") -> Running:
-        request = EngineRequest(
-            request_id,
-            len(prompt),
-            parameters,
-            lambda tenant: HashChain(root_hash(self._model, tenant.encode()), prompt),
-            salt,
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        parameters: dict[str, Any],
+        *,
+        salt: str = "",
+        excluded: Outcome | None = None,
+    ) -> Running:
+        self.scheduler.on_new_request(
+            EngineRequest(request_id, len(prompt), parameters, self._chain_of(prompt), salt, excluded)
         )
-        self.scheduler.on_new_request(request)
         tenant = tenant_of(parameters, salt, default=self._tenant)
         return Running(request_id, prompt, tenant)
+
+    def _chain_of(self, tokens: Sequence[int]) -> Callable[[str], HashChain]:
+        return lambda tenant: HashChain(root_hash(self._model, tenant.encode()), tokens)
 
     def await_answer(self, running: Running, *, local_tokens: int = 0) -> int:
         """Poll as vLLM's scheduler does until the request may run; how many tokens can be loaded."""
@@ -191,6 +198,8 @@ class FakeEngine:
     def allocate(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> None:
         """Give the request blocks for what was offered."""
         self._extend(running, local_tokens + external_tokens)
+        if external_tokens:
+            self._loading.add(running.request_id)
         self.scheduler.on_allocated(running.request_id, external_tokens, lambda: running.tables)
 
     def load(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> bool:
@@ -202,20 +211,23 @@ class FakeEngine:
         return not failed
 
     def finish(self, running: Running, *, leaves: bool = False) -> None:
-        """The request ends and its blocks are freed; when it `leaves` them to the pool, once they are copied."""
-        chain = HashChain(root_hash(self._model, running.tenant.encode()), running.prompt[: running.computed])
-        finished = self.scheduler.on_finished(
-            running.request_id, lambda: chain if leaves else None, lambda: running.tables
-        )
-        keep = finished.keeps_blocks
-        self._kept[running.request_id] = running
-        if not keep:
-            self._release(running.request_id)
+        """The request ends, and steps follow until its blocks are free."""
+        self.end(running, leaves=leaves)
         deadline = time.monotonic() + ANSWER_SECONDS
         self.step([])
         while self._kept or self.scheduler.pins_blocks:
             assert time.monotonic() < deadline, "the blocks of a finished request are kept for ever"
             self.step([])
+
+    def end(self, running: Running, *, leaves: bool = False) -> None:
+        """The request ends. Its blocks are free at once, or once what it `leaves` to the pool, or still loads, is copied."""
+        chain = self._chain_of(running.prompt[: running.computed])(running.tenant)
+        finished = self.scheduler.on_finished(
+            running.request_id, lambda: chain if leaves else None, lambda: running.tables
+        )
+        self._kept[running.request_id] = running
+        if not finished.keeps_blocks and running.request_id not in self._loading:
+            self._release(running.request_id)
 
     def _release(self, request_id: str) -> None:
         self._free_blocks(self._kept.pop(request_id))
@@ -245,6 +257,11 @@ class FakeEngine:
         self._free_blocks(running)
         running.computed = 0
 
+    def look_up_again(self, running: Running) -> None:
+        """What vLLM's connector does before the engine asks for a preempted request."""
+        chain = self._chain_of(running.prompt)
+        self.scheduler.on_preempted(EngineRequest(running.request_id, len(running.prompt), {}, chain))
+
     def step(self, work: Sequence[tuple[Running, int]]) -> tuple[set[str], set[str]]:
         """One engine step: `work` are requests and the tokens they compute. Returns the loads that ended, and that failed."""
         for running, num_tokens in work:
@@ -258,7 +275,8 @@ class FakeEngine:
         loaded = self.worker.take_loaded()
         self.scheduler.on_loaded(loaded.finished, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
-        for request_id in loaded.stored:
+        self._loading -= loaded.finished
+        for request_id in loaded.stored | loaded.finished & self._kept.keys():
             self._release(request_id)
         return set(loaded.finished), set(loaded.failed)
 

@@ -49,8 +49,8 @@ class Nodes:
         for engine in self.engines:
             engine.close()
 
-    def pair(self, shapes: Sequence[GroupShape]) -> tuple[FakeEngine, FakeEngine]:
-        return self.start(self.east, shapes), self.start(self.west, shapes)
+    def pair(self, shapes: Sequence[GroupShape], **settings: Any) -> tuple[FakeEngine, FakeEngine]:
+        return self.start(self.east, shapes, **settings), self.start(self.west, shapes, **settings)
 
     def grant(self, prompt: Sequence[int], **changes: Any) -> str:
         tokens = prompt[:-1]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from prfaas import grants
+from prfaas.connector.outcomes import Outcome
 from prfaas.types import AgentName
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
@@ -120,10 +122,8 @@ def _transfer(
     nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: Sequence[int], *, chunk_tokens: int = 100
 ) -> Running:
     grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=chunk_tokens)
-    prefiller.finish(prefilling)
+    parked = receiving(decoder, prompt, grant)
+    _send(prefiller, prompt, grant, chunk_tokens=chunk_tokens)
     num_tokens = decoder.await_answer(parked)
     assert decoder.load(parked, num_tokens)
     return parked
@@ -302,6 +302,85 @@ def test_two_requests_with_one_transfer_take_it_once(nodes: Nodes) -> None:
     second = decoder.submit("another", prompt, {"do_remote_prefill": True, "prfaas_grant": grant})
     assert decoder.await_answer(second) == 0
     assert decoder.outcomes() == {"receive in_use": 1}
+
+
+@pytest.mark.parametrize(
+    ("stage", "word"),
+    [
+        ("not begun", "rejected"),
+        ("arriving", "rejected"),
+        ("here", "rejected"),
+        ("here", "wrong_length"),
+        ("arriving", "wrong_role"),
+    ],
+)
+def test_a_decode_leg_that_cannot_have_its_transfer_frees_it(nodes: Nodes, stage: str, word: Outcome) -> None:
+    """Long before the grant ends."""
+    prefiller = nodes.start(nodes.east, SHAPES["recurrent"])
+    decoder = nodes.start(
+        nodes.west, SHAPES["recurrent"], directions=("send",) if word == "wrong_role" else ("receive",)
+    )
+    prompt = prompt_of(38)
+    grant = nodes.grant(prompt, expires_at=time.time() + 3600.0)
+    tokens = {"rejected": [0], "wrong_length": prompt[:-1], "wrong_role": prompt}[word]
+
+    def refuse() -> None:
+        parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+        refused = decoder.submit("refused", tokens, parameters, excluded="rejected" if word == "rejected" else None)
+        assert decoder.await_answer(refused) == 0
+        decoder.finish(refused)
+
+    if stage == "not begun":
+        refuse()
+    prefilling = sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    if stage == "arriving":
+        prefiller.step([(prefilling, 100)])
+        wait_until(lambda: nodes.status(nodes.west)["receiving"] == 1)
+        refuse()
+    if stage != "here":
+        wait_until(
+            lambda: prefiller.step([]) and prefiller.outcomes() == {"send cancelled": 1}, what="the cancellation"
+        )
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    if stage == "here":
+        wait_until(lambda: _has_come(nodes, grant), what="the transfer")
+        refuse()
+    prefiller.finish(prefilling)
+    nodes.assert_nothing_is_left()
+    assert decoder.outcomes() == {f"receive {word}": 1}
+    assert prefiller.outcomes() == {"send completed" if stage == "here" else "send cancelled": 1}
+
+
+def _has_come(nodes: Nodes, grant: str) -> bool:
+    name = grants.unverified(grants.from_text(grant)).transfer_id.hex()
+    transfers = get_json(f"{nodes.west.status_url}/transfers")
+    return any((its["transfer_id"], its["outcome"]) == (name, "completed") for its in transfers)
+
+
+def test_a_transfer_that_one_request_waits_for_is_not_given_up_for_another(nodes: Nodes) -> None:
+    prefiller, decoder = nodes.pair(SHAPES["dense"])
+    beside = nodes.start(nodes.west, SHAPES["dense"])
+    prompt = prompt_of(39)
+    grant = nodes.grant(prompt)
+    parked = receiving(decoder, prompt, grant)
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    wait_until(lambda: nodes.status(nodes.west)["receiving"] == 1)
+    for engine in (decoder, beside):
+        engine.finish(engine.submit("refused", [0], parameters, excluded="rejected"))
+    _send(prefiller, prompt, grant)
+    assert decoder.await_answer(parked) == NUM_TOKENS
+    assert decoder.load(parked, NUM_TOKENS)
+    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
+    decoder.finish(parked)
+    nodes.assert_nothing_is_left()
+
+
+def _send(prefiller: FakeEngine, prompt: Sequence[int], grant: str, *, chunk_tokens: int = 100) -> None:
+    prefilling = sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.prefill(prefilling, chunk_tokens=chunk_tokens)
+    prefiller.finish(prefilling)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,19 @@ def test_an_open_whose_layouts_are_not_the_ranks_of_one_model_is_refused(node: N
     assert isinstance(answer, Rejected) and answer.reason == "no_layout"
 
 
+@pytest.mark.parametrize("has_come", [False, True])
+def test_a_claim_of_no_blocks_gives_the_transfer_up_at_once(node: Node, has_come: bool) -> None:
+    node.attach(hybrid())
+    if has_come:
+        node.open([hybrid()])
+        node.complete()
+    node.claim(())
+    assert [its.reason for its in node.heard() if isinstance(its, TransferFailed)] == ["cancelled"]
+    assert len(node.receiving) == 0
+    again = node.open([hybrid()])
+    assert isinstance(again, Rejected) and again.reason == "cancelled"
+
+
 def test_an_open_that_meets_a_bug_of_ours_is_answered_all_the_same(node: Node) -> None:
     node.layouts.is_broken = True
     answer = node.open([hybrid()])

@@ -1,4 +1,4 @@
-"""docs/vllm.md names every key and every outcome, and none that does not exist."""
+"""docs/vllm.md names every key, every outcome and every log line, and none that does not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from prfaas.config import settings
 from prfaas.connector.outcomes import Outcome
 from prfaas.connector.settings import ConnectorSettings
 
-PAGE = (Path(__file__).parents[3] / "docs/vllm.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/vllm.md").read_text()
 
 
 def section(title: str) -> str:
@@ -34,3 +35,9 @@ def test_the_keys_are_those_of_the_code() -> None:
 def test_the_outcomes_are_those_of_the_code() -> None:
     documented = first_cells(section("Log lines").split("| outcome |")[1])
     assert documented | {"completed"} == words_of(Outcome)
+
+
+def test_the_log_lines_are_those_of_the_code() -> None:
+    files = [*(ROOT / "prfaas/connector").glob("*.py"), ROOT / "prfaas/agent/client.py"]
+    logged = {event for file in files for event in re.findall(r'_log\.\w+\(\s*"([a-z_.]+)"', file.read_text())}
+    assert first_cells(section("Log lines").split("| outcome |")[0]) == logged

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from prfaas import grants
-from prfaas.connector.transfer_request import Asked, EngineRequest, direction_of, is_anothers, read_parameters
+from prfaas.connector.transfer_request import (
+    Asked,
+    EngineRequest,
+    direction_of,
+    is_anothers,
+    read_parameters,
+    why_not,
+)
 from prfaas.grants import Grant
 from prfaas.types import AgentName, BlockHash, TransferId
 
@@ -37,11 +45,14 @@ def test_a_hand_over_without_a_grant_is_another_connectors(flag: str, brings_kv:
 
 def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() -> None:
     for direction, length in (("send", 100), ("receive", 101)):
-        asked = read_parameters(request(length, prfaas_grant=TEXT), direction)  # type: ignore[arg-type]
+        its = request(length, prfaas_grant=TEXT)
+        asked = read_parameters(its, direction)  # type: ignore[arg-type]
         assert isinstance(asked, Asked) and asked.grant == GRANT
-        assert read_parameters(request(length + 1, prfaas_grant=TEXT), direction) == "wrong_length"  # type: ignore[arg-type]
+        assert why_not(its, asked) is None
+        assert why_not(request(length + 1, prfaas_grant=TEXT), asked) == "wrong_length"
+        assert why_not(replace(its, excluded="rejected"), asked) == "rejected"
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "?", "AAAA", TEXT[:-60], "A" * 5000])
 def test_a_grant_that_cannot_be_read_is_none(text: object) -> None:
-    assert read_parameters(request(100, prfaas_grant=text), "send") == "no_grant"
+    assert read_parameters(request(100, prfaas_grant=text), "send") is None
