@@ -21,6 +21,7 @@ from tests.waiting import PATIENCE_SECONDS
 GRANT_SECONDS = 10.0  # with which a transfer ends that waited for a killed agent, and that nobody claims any more
 AT_ONCE = 3  # requests in each engine
 SHARED_PROMPTS = range(2, 7)  # of which requests share the beginnings
+MAX_CHUNK_TOKENS = 200
 LOCAL_UNIT = 64  # tokens: a multiple of every shape's blocks
 KINDS = ("transferred",) * 6 + ("local",) * 2 + ("refused", "never sent")
 STAGES = ("asked", "offered", "loading", "computing", "computed")  # at which a client may leave
@@ -68,12 +69,13 @@ class Lives:
     loads: dict[str, bool] = field(default_factory=dict)  # those that have ended, and whether they succeeded
 
     def begin(self, stages: Mapping[FakeEngine, str] | None = None) -> None:
-        """One request more: a random one, or one that is transferred and whose clients leave at these stages."""
+        """One request more: a random one, or one of several chunks that is transferred and whose clients leave at these
+        stages."""
         self.num_begun += 1
         self.num_random += stages is None
         source = random.Random(self.seed << 20 | self.num_begun)
         seed = source.choice([source.choice(SHARED_PROMPTS), 1000 + self.num_begun])
-        prompt = prompt_of(seed, source.randrange(20, 500))
+        prompt = prompt_of(seed, source.randrange(20 if stages is None else MAX_CHUNK_TOKENS + 2, 500))
         kind = source.choice(KINDS) if stages is None else "transferred"
         parameters = {"prfaas_grant": self.nodes.grant(prompt, expires_at=time.time() + GRANT_SECONDS)}
         begins: list[Callable[[], None]] = []
@@ -120,7 +122,7 @@ class Lives:
             leg.reach("asked")
             yield from self._admit(leg, local_tokens)
             while running.computed < len(running.prompt):
-                yield min(source.randrange(1, 200), len(running.prompt) - running.computed)
+                yield min(source.randrange(1, MAX_CHUNK_TOKENS + 1), len(running.prompt) - running.computed)
                 leg.reach("computing")
                 if source.random() < 0.05:
                     engine.preempt(running)
