@@ -50,7 +50,7 @@ SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
 _numbers = itertools.count(1)
 REUSES_SHORT_ONES = {"reuse": True, "reuse_min_tokens": 16}
 PACKAGE = Path(prfaas.__file__).parent
-MAX_CALLS = 40  # of our functions, in a step without transfers
+MAX_CALLS = 60  # of our functions, in a step without transfers
 ADMISSIONS = ("wait", "preallocate", "auto")
 
 
