@@ -405,3 +405,13 @@ def _engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
         request.cache_salt or "",
         _exclusion(request),
     )
+
+
+def _exclusion(request: Any) -> Outcome | None:
+    """Why vLLM takes nothing from a connector for this request, if it does not.
+
+    A decode leg that its API refuses comes here with another prompt and ends at once, so that what waits for it is freed.
+    """
+    if request.abort_immediately:
+        return "rejected"
+    return "whole_prompt" if request.skip_reading_prefix_cache else None
