@@ -6,8 +6,8 @@ neither state nor window for more than a step or two, so a checkpoint's blocks a
 asked ──SendOpened──▶ copied by the next step
 asked ──TransferFailed, no answer in time──▶ gone
 
-The copy is named in the step in which the pin ends: no engine writes to a block that it gives away before its next step,
-which waits for the copies that still read.
+The copy is named in the step in which the pin ends: no engine writes to a block that it gives away before its next step, and
+each step ends with the model's stream waiting for the copies that still read.
 """
 
 from __future__ import annotations

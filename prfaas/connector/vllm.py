@@ -14,13 +14,12 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | scheduler | each step | build_connector_meta | name the step's copies; pin what checkpoints copy next |
 | scheduler | no request is left | has_pending_push_work | whether checkpoints are still to be copied |
 | worker | engine start | register_kv_caches | describe the layout, attach to the agent |
-| worker | each step, before the forward | handle_preemptions | the model's stream waits for copies that still read |
 | worker | each step, before the forward | bind_connector_metadata | take the step's copies |
 | worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: a request runs once all is loaded |
 | worker | each attention layer, if the step saves any | save_kv_layer | copy the layer's new blocks out |
 | worker | each linear layer that can be heard of (`layer_ends.py`) | | copy the final state out |
 | worker | after the forward | start_load_kv | copy received slots in |
-| worker | after the forward | wait_for_save | copy what no hook reported; mark the end of the pass |
+| worker | after the forward | wait_for_save | copy what no hook reported; end the pass; let the next step wait for copies |
 | worker | after the forward | get_transfer_results | which requests are loaded |
 | scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
 | scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
@@ -315,10 +314,6 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         shard = Shard(get_tensor_model_parallel_rank() if size > 1 else 0, size)
         return Rank(self._model, shard, self._vllm_config.model_config.get_total_num_kv_heads())
 
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if self._worker is not None:
-            self._worker.fence()
-
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Begin the step. vLLM reports layers to a connector that has metadata: it has some where a layer is to be copied."""
         assert isinstance(connector_metadata, StepMetadata)
@@ -389,6 +384,7 @@ def _check_supported(config: Any) -> None:
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
         "nnodes": getattr(parallel, "nnodes", 1) > 1,
+        "ubatch_size": parallel.use_ubatching,
         "speculative_config": config.speculative_config is not None,
     }
     for name, is_refused in refused.items():

@@ -121,10 +121,6 @@ class WorkerSide:
             self._finished.add(request_id)
             self._failed.add(request_id)
 
-    def fence(self) -> None:
-        """Before the engine's next work: what is still being read is not overwritten."""
-        self._copier.fence()
-
     def on_layer_end(self, name: str) -> None:
         """A layer has written its KV of this step: copy it out and say so."""
         todo = self._pending.pop(name, None)
@@ -171,6 +167,7 @@ class WorkerSide:
         released = [its.release for its in step.saves if its.release is not None]
         if released:
             self._copier.then_saved(partial(self._release, released))
+        self._copier.fence()  # now: the next step may zero blocks that it gives away before it calls any hook
 
     def _release(self, request_ids: Iterable[str]) -> None:
         with self._lock:

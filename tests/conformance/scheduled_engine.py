@@ -243,7 +243,6 @@ class ScheduledEngine:
         output = self.scheduler.schedule()
         metadata = output.kv_connector_metadata
         assert metadata is not None
-        self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
         self._run_model(output)
         self.worker.start_load_kv(None)  # asynchronous loads start after the forward pass
