@@ -19,7 +19,7 @@ Outcome = (
         "wrong_role",  # this engine's kv_role does not send, or does not receive
         "wrong_length",  # the prompt is not as long as the granted one
         "unhashable",  # the request has extras that no hash covers
-        "rejected",  # the engine's API refused the request
+        "rejected",  # the engine's API refused the request, or its client left before a whole answer
         "whole_prompt",  # the engine computes all of the prompt, for its log-probabilities
         "in_use",  # another request of this engine has this transfer
         "agent_slow",  # no slots within `open_wait_seconds`

@@ -342,8 +342,8 @@ class SchedulerSide:
 
     @property
     def will_free_blocks(self) -> bool:
-        """Whether finished requests or checkpoints keep blocks that the engine gets back within a few steps."""
-        return bool(self._leftovers) or self.pins_blocks
+        """Whether finished requests keep blocks that the engine gets back within a few steps."""
+        return bool(self._leftovers)
 
     @property
     def pins_blocks(self) -> bool:

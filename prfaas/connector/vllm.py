@@ -384,7 +384,8 @@ def _check_supported(config: Any) -> None:
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
         "nnodes": getattr(parallel, "nnodes", 1) > 1,
-        "ubatch_size": parallel.use_ubatching,
+        "enable_dbo": parallel.enable_dbo,
+        "ubatch_size": parallel.ubatch_size > 1,
         "speculative_config": config.speculative_config is not None,
     }
     for name, is_refused in refused.items():

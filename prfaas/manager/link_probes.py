@@ -1,9 +1,9 @@
 """Probes of the links from PrfaaS clusters to PD clusters whose rate nobody knows: plans have it before there is traffic.
 
 The manager that writes a cluster's record orders them: one link of each path, one at a time for every cluster at either end,
-and of the same path not again for `link_probe_seconds`, however the last one ended, nor, where this manager routes requests,
-before it has routed another: who asks for nothing needs no plan, and a link may be paid for by the byte. What a probe finds
-comes with its agent's figures, as what a transfer finds does.
+and of the same path not again for `link_probe_seconds`, however the last one ended, nor, where this manager has routed
+requests, before it has routed another: a link may be paid for by the byte. What a probe finds comes with its agent's figures,
+as what a transfer finds does.
 """
 
 from __future__ import annotations

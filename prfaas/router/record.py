@@ -14,7 +14,6 @@ from prfaas.router.legs import LegFailed
 from prfaas.scheduler.route import explained
 
 MAX_RECORDS = 1024
-BAD_STATUS = 400  # and above: an answer is an error
 _COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # in an answer's usage; in its texts quotes are escaped
 _COUNT_BYTES = 64  # of an answer's end, in which a count may have begun
 _EVENT = b"data: {"  # begins each event of a stream but its last
@@ -165,7 +164,7 @@ class Record:
         """Everything: in words, and as the data from which `scheduler.route` makes the same decision again."""
         said = self.summary() | {"client": self.client, "at": self.at}
         if self.plan is None:
-            was_passed = self.path and self.status < BAD_STATUS
+            was_passed = self.path and (self.ttft_seconds is not None or not self.status)
             return said | {"explanation": "it needs no decision" if was_passed else "it was refused before a decision"}
         return said | {
             "explanation": self._words(self.plan),

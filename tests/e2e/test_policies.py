@@ -119,7 +119,8 @@ def _run(
 ) -> tuple[list[Asked], Mapping[str, int], str]:
     """The requests, the bytes of KV by transfer, and a line that sums them up."""
     engines.set_policy(**_settings(policy, directory))
-    wait_until(lambda: _probe(engines) in REASONS[policy], what="a router that knows the policy")
+    probing: set[str] = set()  # transfers, which may end at any time
+    wait_until(lambda: _probe(engines, probing) in REASONS[policy], what="a router that knows the policy")
     before, known = engines.sent_bytes(), engines.sent_by_transfer().keys()
     base = 1000 * (1 + POLICIES.index(policy)) + 10_000 * num_conversations
     lengths = [NUM_TURNS] * num_conversations + [1] * num_single
@@ -128,13 +129,15 @@ def _run(
         asked = [its for conversation in running for its in conversation.result()]
     named = {its.transfer for its in asked if its.transfer}
     wait_until(lambda: named <= engines.sent_by_transfer().keys(), what="the ends of all transfers")
-    moved = {name: count for name, count in engines.sent_by_transfer().items() if name not in known}
+    moved = {name: count for name, count in engines.sent_by_transfer().items() if name not in known | probing}
     return asked, moved, _line(policy, asked, moved, engines.sent_bytes() - before)
 
 
-def _probe(engines: FourEngines) -> str:
-    """Why a prompt below every limit went where it went."""
-    return engines.ask(prompt_of(20, seed=next(_probes))).headers["x-prfaas-reason"]
+def _probe(engines: FourEngines, transfers: set[str]) -> str:
+    """Why a prompt below every limit went where it went; its transfer, if any, joins `transfers`."""
+    its = engines.ask(prompt_of(20, seed=next(_probes))).headers
+    transfers.add(its.get("x-prfaas-transfer", ""))
+    return its["x-prfaas-reason"]
 
 
 def _line(policy: str, asked: list[Asked], moved: Mapping[str, int], sent_bytes: int) -> str:

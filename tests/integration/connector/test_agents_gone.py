@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from prfaas.agent.client import AgentClient
 from prfaas.agent.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
 from prfaas.connector.block_map import BlockSpan
-from prfaas.connector.blocks import Copier
+from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.steps import Load, Save, SlotSpan, Step
 from prfaas.connector.worker_side import WorkerSide
@@ -194,3 +195,36 @@ def test_an_arena_that_cannot_be_used_leaves_the_engine_without_copies(
         assert (loaded.failed == {"r"}) is not goes_on
     assert len(made) == 3, "each agent's arena is tried once"
     worker.close()
+
+
+class _Told(HostCopier):
+    """Remembers what it was asked."""
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        super().__init__(slots)
+        self.asked: list[str] = []
+
+    def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
+        self.asked.append("save")
+        return super().save(layer, block_ids, slots)
+
+    def fence(self) -> None:
+        self.asked.append("fence")
+
+
+def test_a_step_ends_with_the_engine_waiting_for_its_copies(mortal_nodes: Nodes) -> None:
+    """The next one may zero blocks that it gives away before it calls the connector."""
+    made: list[_Told] = []
+
+    def make(client: AgentClient) -> Copier:
+        made.append(_Told(copier_for(client, device=CPU)._slots))  # type: ignore[attr-defined]
+        return made[-1]
+
+    memory = memory_of(SHAPES["dense"])
+    client = AgentClient(str(mortal_nodes.west.socket), instance="fenced", role="worker", layout=memory.layout)
+    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
+    copy = SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),))
+    worker.begin_step(Step(epoch=client.attached.epoch, saves=(Save(1, True, (copy,)),)))
+    worker.on_forward_end()
+    worker.close()
+    assert made[0].asked[-2:] == ["save", "fence"]

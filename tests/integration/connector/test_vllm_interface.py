@@ -165,15 +165,15 @@ def test_every_method_takes_what_vllm_passes() -> None:
         "decode_context_parallel_size",
         "prefill_context_parallel_size",
         "nnodes",
+        "enable_dbo",
         "ubatch_size",
         "speculative_config",
     ],
 )
 def test_what_would_give_wrong_blocks_is_refused_by_its_name(name: str) -> None:
-    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "nnodes")
-    parallel = SimpleNamespace(
-        **{its: 2 if its == name else 1 for its in sizes}, ubatch_size=2, use_ubatching=name == "ubatch_size"
-    )
+    contexts = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    sizes = {its: 2 if its == name else 1 for its in ("pipeline_parallel_size", *contexts, "nnodes", "ubatch_size")}
+    parallel = SimpleNamespace(**sizes, enable_dbo=name == "enable_dbo")
     speculative = object() if name == "speculative_config" else None
     with pytest.raises(ConfigError, match=f"does not support {name}"):
         _check_supported(SimpleNamespace(parallel_config=parallel, speculative_config=speculative))
