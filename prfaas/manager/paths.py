@@ -66,9 +66,7 @@ class _Watched:
     is_probed: bool = False  # what was known of it last was found by a probe
     best_bytes_per_second: float = 0.0  # of one link on average, the most of it lately
     best_at: float = float("-inf")
-    least_bytes_per_second: float = (
-        0.0  # that one of its links carries, as a probe has shown that did not find its rate
-    )
+    least_bytes_per_second: float = 0.0  # that one link carries at least, by a probe that did not find its rate
     least_at: float = float("-inf")  # when that was said last
     is_abundant: bool = False
     is_down: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal
 
 from aiohttp import web
@@ -61,33 +61,27 @@ class Router:
         parent = request.headers.get(tracing.HEADER, "")
         with tracing.within(tracing.root("router.request", parent=parent, request_id=record.request_id)) as span:
             try:
-                return await self._answer_in_time(request, endpoint, record)
+                return await self._in_time(self._answer(request, endpoint, record), record)
             finally:
                 if span.traceparent:
                     span.note(**record.attributes())
 
-    async def _answer_in_time(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
+    async def _in_time(self, answer: Awaitable[web.StreamResponse], record: Record) -> web.StreamResponse:
         try:
             async with asyncio.timeout(self._config.request_timeout):
-                return await self._answer(request, endpoint, record)
+                return await answer
         except TimeoutError:
-            return self._late(record)
+            record.status = 504
+            late = error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            late.headers.update(record.headers())
+            return late
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
         finally:
-            self._ended(record)
-
-    def _late(self, record: Record) -> web.Response:
-        record.status = 504
-        response = error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
-        response.headers.update(record.headers())
-        return response
-
-    def _ended(self, record: Record) -> None:
-        record.ended()
-        # Not before the answer has left: what only we read costs the client nothing.
-        asyncio.get_running_loop().call_soon(self._tell, record)
+            record.ended()
+            # Not before the answer has left: what only we read costs the client nothing.
+            asyncio.get_running_loop().call_soon(self._tell, record)
 
     def _tell(self, record: Record) -> None:
         record.tell()
@@ -135,16 +129,7 @@ class Router:
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A path that needs no decision goes to a decode instance as it is."""
         record = Record(request_id_of(request.headers.get("x-request-id")), path=request.path)
-        try:
-            async with asyncio.timeout(self._config.request_timeout):
-                return await self._pass_on(request, record)
-        except TimeoutError:
-            return self._late(record)
-        except asyncio.CancelledError:
-            record.status = CLIENT_GONE
-            raise
-        finally:
-            self._ended(record)
+        return await self._in_time(self._pass_on(request, record), record)
 
     async def _pass_on(self, request: web.Request, record: Record) -> web.StreamResponse:
         response: web.StreamResponse
