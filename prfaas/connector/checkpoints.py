@@ -12,19 +12,18 @@ each step ends with the model's stream waiting for the copies that still read.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prfaas import logs
-from prfaas.agent.protocol import Cancel, Message, SendOpened, Store, TransferFailed
+from prfaas.agent.protocol import Message, SendOpened, TransferFailed
+from prfaas.connector.asked_stores import AskedStore, AskedStores
 from prfaas.connector.block_map import BlockMap, BlockSpan
 from prfaas.connector.outcomes import Outcome, Tally
 from prfaas.connector.outgoing import with_slots
 from prfaas.connector.scheduled import Scheduled
 from prfaas.connector.steps import Save
 from prfaas.hashing import HashChain
-from prfaas.types import TransferId
 
 _log = logs.get("connector.checkpoints")
 
@@ -45,16 +44,11 @@ class Prompt:
     last_tokens: int | None = None
 
 
-@dataclass(eq=False)
-class Checkpoint:
+@dataclass(eq=False, kw_only=True)
+class Checkpoint(AskedStore):
     """Pinned blocks of one boundary."""
 
-    request_id: str
-    num_tokens: int
     spans: tuple[BlockSpan, ...]
-    ask_until: float  # monotonic seconds
-    opened: SendOpened | None = None
-    failed: Outcome | None = None
 
     @property
     def block_ids(self) -> list[int]:
@@ -79,10 +73,9 @@ class Checkpoints:
         self._pins = pins
         self._min_tokens = min_tokens
         self._wait_seconds = wait_seconds
-        self._post = post
         self._tally = tally
         self._prompts: dict[str, Prompt] = {}
-        self._asked: dict[TransferId, Checkpoint] = {}
+        self._asked: AskedStores[Checkpoint] = AskedStores(post)
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -129,32 +122,19 @@ class Checkpoints:
         if spans is None:
             return
         prompt.last_tokens = boundary
-        checkpoint = Checkpoint(its.request_id, boundary, spans, now + self._wait_seconds)
+        ask_until = now + self._wait_seconds
+        checkpoint = Checkpoint(request_id=its.request_id, num_tokens=boundary, ask_until=ask_until, spans=spans)
         self._pins.pin(checkpoint.block_ids)
-        transfer_id = TransferId(os.urandom(16))
-        self._asked[transfer_id] = checkpoint
-        self._post(Store(transfer_id, boundary, self._map.checkpoint_groups(prompt.chain, boundary)))
+        self._asked.ask(checkpoint, self._map.checkpoint_groups(prompt.chain, boundary))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
-        its = self._asked.get(message.transfer_id)
-        if its is None:
-            return
-        if isinstance(message, SendOpened):
-            its.opened = message
-        else:
-            its.failed = message.reason
+        self._asked.on_message(message)
 
     def saves(self, *, now: float) -> list[Save]:
         """What the workers copy in this step; its blocks are the engine's again."""
         saves = []
-        for transfer_id, its in list(self._asked.items()):
-            if its.opened is None and its.failed is None and now < its.ask_until:
-                continue
-            del self._asked[transfer_id]
-            if its.opened is None or its.failed is not None:
-                its.failed = its.failed or "agent_slow"
-                self._post(Cancel(transfer_id))
-            else:
+        for its in self._asked.take_answered(now=now):
+            if its.opened is not None and its.failed is None:
                 slots = tuple(with_slots(span, its.opened) for span in its.spans)
                 saves.append(Save(its.opened.handle, True, slots, is_sent=False))
             self._end(its)
@@ -169,5 +149,4 @@ class Checkpoints:
 
     def fail_all(self, reason: Outcome) -> None:
         """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
-        for its in self._asked.values():
-            its.failed = its.failed or reason
+        self._asked.fail_all(reason)

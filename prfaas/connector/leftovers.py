@@ -6,33 +6,26 @@ asked ──TransferFailed, no answer in time──▶ gone likewise
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prfaas import logs
-from prfaas.agent.protocol import Cancel, Message, SendOpened, Store, TransferFailed
+from prfaas.agent.protocol import Message, SendOpened, TransferFailed
+from prfaas.connector.asked_stores import AskedStore, AskedStores
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.outcomes import Outcome, Tally
 from prfaas.connector.outgoing import with_slots
 from prfaas.connector.steps import Save
 from prfaas.hashing import HashChain
-from prfaas.types import TransferId
 
 _log = logs.get("connector.leftovers")
 
 
-@dataclass(eq=False)
-class Leftover:
+@dataclass(eq=False, kw_only=True)
+class Leftover(AskedStore):
     """One finished request whose engine blocks are kept until they are copied."""
 
-    request_id: str
-    transfer_id: TransferId
-    num_tokens: int
     tables: Sequence[Sequence[int]]
-    ask_until: float  # monotonic seconds
-    opened: SendOpened | None = None
-    failed: Outcome | None = None
 
 
 class Leftovers:
@@ -43,46 +36,30 @@ class Leftovers:
     ) -> None:
         self._map = block_map
         self._wait_seconds = wait_seconds
-        self._post = post
         self._tally = tally
-        self._by_transfer: dict[TransferId, Leftover] = {}
+        self._asked: AskedStores[Leftover] = AskedStores(post)
         self._copying: dict[str, Leftover] = {}
 
     def __len__(self) -> int:
-        return len(self._by_transfer) + len(self._copying)
+        return len(self._asked) + len(self._copying)
 
     def begin(self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, now: float) -> None:
         """A request has computed all of `chain`; its block ids, `tables[group]`, stay its own until they are copied."""
-        transfer_id = TransferId(os.urandom(16))
-        kept = [list(table) for table in tables]
-        its = Leftover(request_id, transfer_id, chain.num_tokens, kept, now + self._wait_seconds)
-        self._by_transfer[transfer_id] = its
-        self._post(Store(transfer_id, chain.num_tokens, self._map.transfer_groups(chain, chain.num_tokens)))
+        kept, ask_until = [list(table) for table in tables], now + self._wait_seconds
+        its = Leftover(request_id=request_id, num_tokens=chain.num_tokens, ask_until=ask_until, tables=kept)
+        self._asked.ask(its, self._map.transfer_groups(chain, chain.num_tokens))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
-        its = self._by_transfer.get(message.transfer_id)
-        if its is None:
-            return
-        if isinstance(message, SendOpened):
-            its.opened = message
-        else:
-            its.failed = message.reason
+        self._asked.on_message(message)
 
     def saves(self, *, now: float) -> list[Save]:
         """What the workers copy in this step; a request that is not to be stored is only released."""
-        saves = []
-        for its in list(self._by_transfer.values()):
-            if its.opened is None and its.failed is None and now < its.ask_until:
-                continue
-            del self._by_transfer[its.transfer_id]
-            self._copying[its.request_id] = its
-            saves.append(self._save(its))
-        return saves
+        answered = self._asked.take_answered(now=now)
+        self._copying |= {its.request_id: its for its in answered}
+        return [self._save(its) for its in answered]
 
     def _save(self, its: Leftover) -> Save:
         if its.opened is None or its.failed is not None:
-            its.failed = its.failed or "agent_slow"
-            self._post(Cancel(its.transfer_id))
             return Save(0, True, (), release=its.request_id, is_sent=False)
         spans = self._map.filled(its.tables, its.num_tokens, saved_tokens=0, computed_tokens=its.num_tokens)
         slots = tuple(with_slots(span, its.opened) for span in spans)
@@ -98,5 +75,4 @@ class Leftovers:
 
     def fail_all(self, reason: Outcome) -> None:
         """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
-        for its in self._by_transfer.values():
-            its.failed = its.failed or reason
+        self._asked.fail_all(reason)
