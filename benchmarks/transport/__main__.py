@@ -23,7 +23,6 @@ from benchmarks.transport.ours import Ends, Figures
 from prfaas.agent.config import AgentConfig
 from prfaas.config import default
 from prfaas.solve.catalog import find_model
-from prfaas.transport.connection_policy import connection_count
 from tools.missed_bars import figure_of, missed
 from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, chosen, obstacle
 
@@ -95,8 +94,9 @@ def _bulk(name: str) -> list[dict[str, Any]]:
     """Everything at once, ours and others' beside each other."""
     bars = bars_of(name)
     with Wan(PROFILES[name]) as wan:
-        peers, engines = _iperf_rows(wan), _engine_rows(wan)
-        ours = [*_bulk_rows(wan, bars, peers), *_small_rows(wan, bars, [*peers, *engines])]
+        bulk = _bulk_runs(wan)
+        peers, engines = _iperf_rows(wan, num_connections=bulk[-1].num_connections), _engine_rows(wan)
+        ours = [*_bulk_rows(wan, bars, bulk, peers), *_small_rows(wan, bars, [*peers, *engines])]
     return [*peers, *engines, *ours, *_ahead_rows(name, engines, ours)]
 
 
@@ -135,11 +135,13 @@ def _probe(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _iperf_rows(wan: Wan) -> list[dict[str, Any]]:
+def _iperf_rows(wan: Wan, *, num_connections: int) -> list[dict[str, Any]]:
+    """iperf3, first with as many connections as ours has come to."""
     if not iperf.is_installed():
         return [_row("iperf3", "skipped: not installed", "-")]
     rows = []
-    for num_streams, congestion_control in ((_our_connections(wan), "bbr"), (16, "bbr"), (16, "cubic")):
+    of_bbr = [(count, "bbr") for count in dict.fromkeys((num_connections, 16))]
+    for num_streams, congestion_control in (*of_bbr, (16, "cubic")):
         runs = [
             iperf.run(wan, GIB, num_streams=num_streams, congestion_control=congestion_control)
             for _ in range(1 if congestion_control == "cubic" else 3)
@@ -150,10 +152,6 @@ def _iperf_rows(wan: Wan) -> list[dict[str, Any]]:
     small = [iperf.run(wan, 64 * MIB, num_streams=16, congestion_control="bbr") for _ in range(COLD_REPEATS)]
     rows.append(_row(COLD_IPERF, _spread(_shares(wan.shape, small)), "-"))
     return rows
-
-
-def _our_connections(wan: Wan) -> int:
-    return connection_count(rtt_seconds=wan.shape.rtt_seconds, congestion_control="bbr").count
 
 
 def _engine_rows(wan: Wan) -> list[dict[str, Any]]:
@@ -202,10 +200,14 @@ def _ahead_rows(name: str, engines: Sequence[dict[str, Any]], ours: Sequence[dic
     return rows
 
 
-def _bulk_rows(wan: Wan, bars: Bars, peers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _bulk_runs(wan: Wan) -> list[Figures]:
+    """The first of them over a link that nothing has gone over yet."""
     with Ends(wan) as ends:
-        cold = ends.transfer(GIB, num_layers=64)
-        warm = [ends.transfer(GIB, num_layers=64) for _ in range(REPEATS)]
+        return [ends.transfer(GIB, num_layers=64) for _ in range(1 + REPEATS)]
+
+
+def _bulk_rows(wan: Wan, bars: Bars, runs: Sequence[Figures], peers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    cold, *warm = runs
     shares = _spread(_shares(wan.shape, warm))
     figure = {**shares, "cold": round(_shares(wan.shape, [cold])[0], 3)}
     rows = [_row("1 GiB as 64 layers, warm, of the link", figure, f"median >= {bars.bulk}")]
