@@ -1,4 +1,4 @@
-"""The grant: a signed permission for one transfer between two named agents.
+"""The grant: a signed permission for one transfer, copy or probe between two named agents.
 
 Whoever decides the route signs it; both agents hold the same secret and refuse a transfer without it.
 """
@@ -11,14 +11,16 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 
 from prfaas.errors import ConfigError, GrantError
+from prfaas.hashing import NO_HASH
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, TransferId
 
-GRANT_VERSION = 1
+TRANSFER_VERSION = 1  # says no kind: agents of earlier versions take it
+VERSION = 2  # of any other kind
 MAX_GRANT_BYTES = 2048  # a grant of two 255-byte names is under 900 bytes
 _MAC_BYTES = 32
 
@@ -51,6 +53,13 @@ def derive_key(secret: bytes, purpose: str) -> bytes:
     return hmac.digest(secret, b"prfaas/" + purpose.encode(), hashlib.sha256)
 
 
+GrantKind = Literal[
+    "transfer",  # of a request's KV, which the engine that claims it names by the same hashes
+    "copy",  # of a prefix that a manager has chosen
+    "probe",  # of bytes that nobody keeps
+]
+
+
 @dataclass(frozen=True)
 class Grant:
     """What one transfer may do. `num_tokens` and `prompt_hash` cover what is transferred: the prompt but its last token."""
@@ -64,6 +73,8 @@ class Grant:
     max_bytes: int
     tenant: str
     expires_at: float  # seconds since the epoch
+    kind: GrantKind = "transfer"
+    prefix_hash: BlockHash = NO_HASH  # of a copy: `hashing.prefix_hash` of what is copied
 
 
 _FIELDS: dict[str, type] = {
@@ -77,19 +88,21 @@ _FIELDS: dict[str, type] = {
     "tenant": str,
     "expires_at": float,
 }
+_FIELDS_OF = {TRANSFER_VERSION: _FIELDS, VERSION: _FIELDS | {"kind": str, "prefix_hash": bytes}}
 
 
 def sign(grant: Grant, key: bytes) -> bytes:
     """The grant as bytes: msgpack body followed by its HMAC-SHA256."""
-    body: bytes = msgpack.packb({"v": GRANT_VERSION, **vars(grant)})
+    version = TRANSFER_VERSION if grant.kind == "transfer" else VERSION
+    body: bytes = msgpack.packb({"v": version} | {name: vars(grant)[name] for name in _FIELDS_OF[version]})
     return body + hmac.digest(key, body, hashlib.sha256)
 
 
-def verify(token: bytes, key: bytes, *, now: float) -> Grant:
+def verify(token: bytes, key: bytes, *, kind: GrantKind, now: float) -> Grant:
     """The grant inside `token`.
 
     Raises:
-        GrantError: it is malformed, not signed with `key`, of another version, or expired at `now`.
+        GrantError: it is malformed, not signed with `key`, of another version or kind, or expired at `now`.
     """
     if not _MAC_BYTES < len(token) <= MAX_GRANT_BYTES:
         raise GrantError("malformed", f"a grant has {_MAC_BYTES + 1} to {MAX_GRANT_BYTES} bytes, not {len(token)}")
@@ -99,6 +112,8 @@ def verify(token: bytes, key: bytes, *, now: float) -> Grant:
     grant = _parse(msgpack.unpackb(body))
     if grant.expires_at < now:
         raise GrantError("expired", f"the grant expired {now - grant.expires_at:.1f} s ago")
+    if grant.kind != kind:
+        raise GrantError("other_use", f"the grant is for a {grant.kind}, not for a {kind}")
     return grant
 
 
@@ -117,10 +132,11 @@ def unverified(token: bytes) -> Grant:
 
 
 def _parse(fields: Any) -> Grant:
-    if not isinstance(fields, dict) or fields.pop("v", None) != GRANT_VERSION:
-        raise GrantError("version", f"the grant is not of version {GRANT_VERSION}")
-    if {name: type(value) for name, value in fields.items()} != _FIELDS:
-        raise GrantError("malformed", f"a grant has exactly the fields {', '.join(_FIELDS)}")
+    version = fields.pop("v", None) if isinstance(fields, dict) else None
+    if version not in (TRANSFER_VERSION, VERSION):
+        raise GrantError("version", f"the grant is of version {version}, not of {TRANSFER_VERSION} or {VERSION}")
+    if {name: type(value) for name, value in fields.items()} != _FIELDS_OF[version]:
+        raise GrantError("malformed", f"a grant has exactly the fields {', '.join(_FIELDS_OF[version])}")
     if len(fields["transfer_id"]) != TRANSFER_ID_BYTES:
         raise GrantError("malformed", f"transfer_id has {TRANSFER_ID_BYTES} bytes")
     return Grant(**fields)

@@ -13,7 +13,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
-from prfaas.types import BlockHash
+from prfaas.types import BlockHash, Prefix
 
 HASH_BYTES = 16
 HASH_UNIT_TOKENS = 16
@@ -25,6 +25,12 @@ def root_hash(model: str, tenant_salt: bytes = b"") -> BlockHash:
     """The parent of every first unit of this model and tenant."""
     name = model.encode()
     return _digest(b"prfaas/1", len(name).to_bytes(4, "little"), name, tenant_salt)
+
+
+def prefix_hash(prefix: Prefix) -> BlockHash:
+    """One hash of the model and of all units of a prefix; its end has a hash of its own."""
+    name = prefix.model.encode()
+    return _digest(b"prfaas/prefix/1", len(name).to_bytes(4, "little"), name, prefix.units)
 
 
 def _digest(*parts: bytes) -> BlockHash:

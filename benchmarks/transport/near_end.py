@@ -188,7 +188,7 @@ class NearEnd:
         )
         transfer_id = TransferId(os.urandom(16))
         names = (AgentName("near"), AgentName("far"), self._link.address)
-        grant = grants.Grant(transfer_id, *names, NO_HASH, 0, max_bytes, "", time.time() + 60)
+        grant = grants.Grant(transfer_id, *names, NO_HASH, 0, max_bytes, "", time.time() + 60, "probe")
         cpu, began = cpu_seconds(), time.monotonic()
         probes.take(ProbeCommand(transfer_id, grants.sign(grant, KEY)))
         due = began

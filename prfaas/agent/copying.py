@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from prfaas import grants, metrics
 from prfaas.agent.holdings import Holdings
 from prfaas.agent.placement import Placement, place_held
-from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
+from prfaas.agent.plan import Copied, OpenBody, TransferPlan, make_plan
 from prfaas.agent.promoting import promote
 from prfaas.agent.refusal import Refusal
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
@@ -27,7 +27,7 @@ from prfaas.cachepool.prefix import is_well_formed, prefix_groups
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
-from prfaas.hashing import NO_HASH
+from prfaas.hashing import NO_HASH, prefix_hash
 from prfaas.transport.sender import Link, Outgoing, SendCompleted, SendEvent, SendFailed, SendMemoryFree
 from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId
 
@@ -101,11 +101,12 @@ class Copying:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: CopyCommand) -> Grant:
-        grant = grants.verify(command.grant, self._grant_key, now=time.time())
+        grant = grants.verify(command.grant, self._grant_key, kind="copy", now=time.time())
         if grant.source != self._name or grant.transfer_id != command.transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
         prefix = command.prefix
-        if (grant.prompt_hash, grant.num_tokens) != (prefix.end_hash, prefix.num_tokens):
+        granted = (grant.prefix_hash, grant.prompt_hash, grant.num_tokens)
+        if granted != (prefix_hash(prefix), prefix.end_hash, prefix.num_tokens):
             raise GrantError("other_prefix", "the grant is for another prefix")
         if not is_well_formed(prefix):
             raise RemoteProtocolError("prefix", f"{len(prefix.units)} bytes of hashes for {prefix.num_tokens} tokens")
@@ -178,10 +179,11 @@ class Copying:
         )
         self._copies[command.transfer_id] = _Copy(command, placement, link, self._log.begin(record))
         fingerprints = tuple(layout.fingerprint for layout in plan.layouts)
+        copied = Copied(command.prefix.units, plan.root)
         link.open(
             Outgoing(
                 transfer_id=command.transfer_id,
-                open_body=OpenBody(command.grant, fingerprints, plan.layouts, plan.groups, is_copy=True).encode(),
+                open_body=OpenBody(command.grant, fingerprints, plan.layouts, copied=copied).encode(),
                 object_bytes=plan.object_bytes,
                 source=placement.memory,
                 priority=command.priority,

@@ -30,7 +30,6 @@ class Inbound:
     is_partial: bool = False  # its sender was told to leave out what the reader holds in its own layout
     complete: bool = False
     reading: bool = False  # the engine was told the slots and has not released them
-    is_copy: bool = False  # it ends with its last byte
     memory_free: bool = True  # the transport cannot write to the slots
     delivery: tracing.Span = tracing.NO_SPAN  # from the claim until the engine has read the slots
 
@@ -39,6 +38,17 @@ class Inbound:
         placed = None if self.placement is None else Side(self.placement.plan.layouts, self.placement.plan.groups)
         known = (side for side in (self.claimed, placed) if side is not None)
         return all(agree(its, side, num_tokens=self.grant.num_tokens) for side in known)
+
+    @property
+    def is_copy(self) -> bool:
+        """Nobody claims it: it ends with its last byte."""
+        return self.grant.kind == "copy"
+
+    @property
+    def is_vouched_for(self) -> bool:
+        """Whether the hashes of what arrives are another's word than its sender's: the reader's, or, of a copy, its grant's."""
+        its, claimed = self.placement, self.claimed
+        return self.is_copy or (its is not None and claimed is not None and claimed.groups == its.plan.groups)
 
     @property
     def delivered(self) -> Placement | None:

@@ -99,10 +99,9 @@ class SentProbes:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: ProbeCommand) -> Grant:
-        grant = grants.verify(command.grant, self._grant_key, now=time.time())
+        grant = grants.verify(command.grant, self._grant_key, kind="probe", now=time.time())
         if grant.source != self._name or grant.transfer_id != command.transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
-        _check_is_for_a_probe(grant)
         return grant
 
     def _idle_link(self, grant: Grant) -> Link:
@@ -224,12 +223,12 @@ class TakenProbes:
             RemoteProtocolError: it is none of this version.
             GrantError: it has no grant, more bytes or time than it may, comes too soon, or while another's arrives.
         """
-        grant = grants.verify(decode_link_probe(request.open_body), self._grant_key, now=time.time())
+        token = decode_link_probe(request.open_body)
+        grant = grants.verify(token, self._grant_key, kind="probe", now=time.time())
         if grant.destination != self._name or grant.transfer_id != request.transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
-        _check_is_for_a_probe(grant)
         limit, num_bytes = min(grant.max_bytes, self._max_bytes), ObjectSizes.of(request.object_bytes).total_bytes
         if num_bytes > limit:
             raise GrantError("too_large", f"a probe of {num_bytes} bytes; at most {limit} are taken")
@@ -245,8 +244,3 @@ class TakenProbes:
         self._taken[request.peer_name] = _Taken(request.transfer_id, now)
         metrics.LINK_PROBES.labels(direction="in", outcome="taken").inc()
         return Accepted(held=(), destination=None)
-
-
-def _check_is_for_a_probe(grant: Grant) -> None:
-    if grant.num_tokens:
-        raise GrantError("other_use", "the grant is for a transfer, not for a probe")

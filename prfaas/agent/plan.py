@@ -16,7 +16,7 @@ from prfaas.agent.protocol import pack_groups, unpack_groups
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.run import BlockIdentity
 from prfaas.errors import LayoutError, RemoteProtocolError
-from prfaas.hashing import NO_HASH
+from prfaas.hashing import HASH_BYTES, NO_HASH
 from prfaas.transport.lossy_cast import DTYPE
 from prfaas.transport.ranges import Ranges
 from prfaas.types import BlockHash, GroupBlocks
@@ -149,6 +149,17 @@ def check_castable(layout: Layout) -> None:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """What an OPEN says of a prefix that is copied, of which the grant has the rest: its blocks follow from both.
+
+    `units` are as in `Prefix`; `root` is what the first one hangs on, NO_HASH where no block says it.
+    """
+
+    units: bytes
+    root: BlockHash
+
+
+@dataclass(frozen=True)
 class OpenBody:
     """What a sender says of its transfer, opaque to the transport; `layouts` may be left out once the peer accepted them.
 
@@ -159,14 +170,19 @@ class OpenBody:
     grant: bytes
     fingerprints: tuple[bytes, ...]
     layouts: tuple[Layout, ...]
-    groups: tuple[GroupBlocks, ...]
-    is_copy: bool = False
+    groups: tuple[GroupBlocks, ...] = ()
+    copied: Copied | None = None  # in place of `groups`
     trace: str = ""
+
+    @property
+    def is_copy(self) -> bool:
+        return self.copied is not None
 
     def encode(self) -> bytes:
         layouts = [layout.to_dict() for layout in self.layouts]
         kind = "copy" if self.is_copy else "open"
-        parts = [kind, self.grant, list(self.fingerprints), layouts, pack_groups(self.groups)]
+        blocks = pack_groups(self.groups) if self.copied is None else [self.copied.units, self.copied.root]
+        parts = [kind, self.grant, list(self.fingerprints), layouts, blocks]
         body: bytes = msgpack.packb([*parts, self.trace] if self.trace else parts)
         return body
 
@@ -179,10 +195,12 @@ class OpenBody:
             LayoutError: a layout is malformed.
         """
         try:
-            kind, grant, fingerprints, layouts, groups, *trace = msgpack.unpackb(body)
+            kind, grant, fingerprints, layouts, blocks, *trace = msgpack.unpackb(body)
             described = tuple(Layout.from_dict(layout) for layout in layouts)
             hashes = tuple(map(_bytes, fingerprints))
-            opened = OpenBody(_bytes(grant), hashes, described, unpack_groups(groups), kind == "copy", *trace)
+            groups = unpack_groups(blocks) if kind == "open" else ()
+            copied = _copied(*blocks) if kind == "copy" else None
+            opened = OpenBody(_bytes(grant), hashes, described, groups, copied, *trace)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
         if not isinstance(opened.trace, str):
@@ -190,6 +208,12 @@ class OpenBody:
         if kind not in ("open", "copy") or not fingerprints:
             raise RemoteProtocolError("open_body", "an open has at least one fingerprint")
         return opened
+
+
+def _copied(units: object, root: object) -> Copied:
+    if len(_bytes(root)) != HASH_BYTES:
+        raise ValueError(f"a hash has {HASH_BYTES} bytes")
+    return Copied(_bytes(units), BlockHash(_bytes(root)))
 
 
 def encode_probe(layout: Layout) -> bytes:

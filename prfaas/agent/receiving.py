@@ -1,7 +1,8 @@
 """Transfers that arrive: from another agent's open to slots that an engine may load.
 
 The two sides of a transfer may come in any order: the other agent's `open` (the data) and the local engine's `Receive`
-(the claim). Either creates the entry; it becomes ready when both are there and every byte is in host memory.
+(the claim). Either creates the entry; it becomes ready when both are there and every byte is in host memory. Only then are
+its prefix blocks there for other requests: the claim's hashes are the engine's own. A copy's are those of its grant.
 
     claimed ──open──▶ arriving ──all bytes──▶ ready ──Release──▶ gone
     arriving ──claim──▶ (still arriving, now with a reader)
@@ -27,10 +28,13 @@ from prfaas.agent.refusal import Refusal
 from prfaas.agent.repacking import Background, repacking_into
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.prefix import is_well_formed, prefix_groups
 from prfaas.cachepool.repack import Side
 from prfaas.errors import GrantError, LayoutError, RemoteProtocolError
-from prfaas.grants import Grant
+from prfaas.grants import Grant, GrantKind
+from prfaas.hashing import prefix_hash
 from prfaas.transport.receiver import (
     Accepted,
     OpenRequest,
@@ -41,7 +45,7 @@ from prfaas.transport.receiver import (
     Receiver,
     Rejected,
 )
-from prfaas.types import AgentName, FailureReason, TransferId
+from prfaas.types import AgentName, FailureReason, GroupBlocks, Prefix, TransferId
 
 MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 400 bytes each
 REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
@@ -112,19 +116,18 @@ class Receiving:
 
     def _accept(self, request: OpenRequest) -> Accepted:
         opened = OpenBody.decode(request.open_body)
-        grant = self._check(opened.grant, TransferId(request.transfer_id))
+        grant = self._check(opened.grant, TransferId(request.transfer_id), "copy" if opened.is_copy else "transfer")
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
         ended = self._ended.get(grant.transfer_id)
         if ended is not None:
             raise Refusal(ended.reason, ended.message)
         arenas = self._layouts.arenas(opened)
-        plan = _plan(request, opened, arenas, grant)
+        plan = _plan(request, _groups(opened, arenas[0].layout, grant), arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
         if not inbound.expects(Side(plan.layouts, plan.groups)):
             raise Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
         if inbound.placement is None:
-            inbound.is_copy = opened.is_copy
             self._begin(inbound, plan, arenas, request.peer_name, opened.trace)
         assert inbound.placement is not None
         if inbound.complete:
@@ -133,12 +136,10 @@ class Receiving:
         inbound.is_partial |= held != inbound.placement.held
         return Accepted(held=held, destination=inbound.placement.memory)
 
-    def _check(self, token: bytes, transfer_id: TransferId) -> Grant:
-        grant = grants.verify(token, self._grant_key, now=time.time())
+    def _check(self, token: bytes, transfer_id: TransferId, kind: GrantKind) -> Grant:
+        grant = grants.verify(token, self._grant_key, kind=kind, now=time.time())
         if grant.destination != self._name or grant.transfer_id != transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
-        if not grant.num_tokens:
-            raise GrantError("other_use", "the grant is for a probe, not for a transfer")
         return grant
 
     def _create(self, grant: Grant) -> Inbound:
@@ -208,10 +209,17 @@ class Receiving:
         inbound.complete = True
         inbound.record.wire_bytes = event.stats.wire_bytes
         inbound.record.checksum_failures = event.stats.checksum_failures
-        if not inbound.is_partial and not self._layouts.are_foreign(inbound.placement.plan.layouts):
-            inbound.placement.publish(range(len(inbound.placement.slots)))
+        self._publish(inbound)
         self._log.end(inbound.record, "completed")
         self._tell_reader(inbound)
+
+    def _publish(self, inbound: Inbound) -> None:
+        """What has come whole may be reused by later requests, as soon as its hashes are not its sender's word alone."""
+        placement = inbound.placement
+        if placement is None or not inbound.complete or inbound.is_partial or not inbound.is_vouched_for:
+            return
+        if not self._layouts.are_foreign(placement.plan.layouts):
+            placement.publish(range(len(placement.slots)))
 
     def _cut_anew(self, inbound: Inbound) -> None:
         """Where the reader's layout is another than what arrives, give it blocks of its own.
@@ -255,8 +263,8 @@ class Receiving:
             self._end_copy(self._inbound[transfer_id])
 
     def _end_copy(self, inbound: Inbound) -> None:
-        """A whole copy ends once its sender cannot ask for it again, unless an engine reads it."""
-        if inbound.is_copy and inbound.complete and inbound.reader is None:
+        """A whole copy ends once its sender cannot ask for it again."""
+        if inbound.is_copy and inbound.complete:
             self._end(inbound)
 
     # What the engine says
@@ -264,7 +272,7 @@ class Receiving:
     def claim(self, engine: EngineConnection, arenas: tuple[Arena, ...], request: Receive) -> None:
         """The engine, whose ranks have these arenas, wants this transfer; it hears ReceiveReady or TransferFailed."""
         try:
-            grant = self._check(request.grant, request.transfer_id)
+            grant = self._check(request.grant, request.transfer_id, "transfer")
             self._check_unclaimed(request.transfer_id)
         except GrantError as error:
             metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
@@ -282,6 +290,7 @@ class Receiving:
         except Refusal as refusal:
             self._refuse_claim(inbound, refusal.reason, str(refusal))
             return
+        self._publish(inbound)
         self._tell_reader(inbound)
 
     def _check_unclaimed(self, transfer_id: TransferId) -> None:
@@ -401,9 +410,25 @@ def _held(inbound: Inbound, placement: Placement) -> frozenset[int]:
     return placement.held if inbound.repacking is None else placement.held | inbound.repacking.needless()
 
 
-def _plan(request: OpenRequest, opened: OpenBody, arenas: tuple[Arena, ...], grant: Grant) -> TransferPlan:
+def _groups(opened: OpenBody, layout: Layout, grant: Grant) -> tuple[GroupBlocks, ...]:
+    """The blocks that an OPEN offers: those that it lists, or, of a copy, those of the prefix that its grant was signed for.
+
+    Raises:
+        GrantError: the copy is of another prefix.
+    """
+    if opened.copied is None:
+        return opened.groups
+    prefix = Prefix(layout.model, opened.copied.units, grant.num_tokens, grant.prompt_hash)
+    if not is_well_formed(prefix) or prefix_hash(prefix) != grant.prefix_hash:
+        raise GrantError("other_prefix", "the grant is for another prefix")
+    return prefix_groups(layout, prefix, root=opened.copied.root)
+
+
+def _plan(
+    request: OpenRequest, groups: tuple[GroupBlocks, ...], arenas: tuple[Arena, ...], grant: Grant
+) -> TransferPlan:
     try:
-        plan = make_plan(tuple(arena.layout for arena in arenas), opened.groups, grant.num_tokens)
+        plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
     except RemoteProtocolError as error:
         raise Refusal("protocol", str(error)) from error
     if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:

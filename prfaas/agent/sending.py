@@ -122,11 +122,9 @@ class Sending:
             self._refuse(engine, request, "protocol", str(error))
 
     def _check(self, request: Send) -> Grant:
-        grant = grants.verify(request.grant, self._grant_key, now=time.time())
+        grant = grants.verify(request.grant, self._grant_key, kind="transfer", now=time.time())
         if grant.source != self._name or grant.transfer_id != request.transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
-        if not grant.num_tokens:
-            raise GrantError("other_use", "the grant is for a probe, not for a transfer")
         if request.transfer_id in self._by_id:
             raise GrantError("used", "this transfer is open already")
         return grant

@@ -16,6 +16,7 @@ from typing import Literal
 
 from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal
+from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, CopyCommand, CopyEnd, CopyOutcome, Prefix, TransferId
 
@@ -121,6 +122,8 @@ class Copies:
             max_bytes=order.max_bytes,
             tenant="",
             expires_at=self._wall_clock() + order.seconds,
+            kind="copy",
+            prefix_hash=prefix_hash(order.prefix),
         )
         return grants.sign(grant, self._grant_key)
 

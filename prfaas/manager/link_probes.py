@@ -108,6 +108,7 @@ class LinkProbes:
             max_bytes=self._max_bytes,
             tenant="",
             expires_at=self._wall_clock() + self._grant_seconds,
+            kind="probe",
         )
         command = ProbeCommand(transfer_id, grants.sign(grant, self._grant_key))
         deadline = now + PROBE_SECONDS + GRACE_SECONDS

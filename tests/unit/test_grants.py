@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import GrantError
-from prfaas.grants import MAX_GRANT_BYTES, Grant, derive_key, from_text, sign, to_text, verify
+from prfaas.grants import MAX_GRANT_BYTES, Grant, GrantKind, derive_key, from_text, sign, to_text, verify
 from prfaas.types import AgentName, BlockHash, TransferId
 
 KEY = derive_key(b"s" * 32, "grant")
@@ -29,18 +29,36 @@ GRANT = Grant(
 )
 
 
+_OF_A_TRANSFER = {name: its for name, its in vars(GRANT).items() if name not in ("kind", "prefix_hash")}
+
+
 def _reason(token: bytes, *, now: float = 0.0) -> str:
     with pytest.raises(GrantError) as caught:
-        verify(token, KEY, now=now)
+        verify(token, KEY, kind="transfer", now=now)
     return caught.value.reason
 
 
 def test_a_signed_grant_comes_back_whole() -> None:
-    assert verify(from_text(to_text(sign(GRANT, KEY))), KEY, now=999.0) == GRANT
+    assert verify(from_text(to_text(sign(GRANT, KEY))), KEY, kind="transfer", now=999.0) == GRANT
+
+
+@pytest.mark.parametrize("kind", ["copy", "probe"])
+def test_what_a_copy_or_a_probe_was_signed_for_comes_back(kind: GrantKind) -> None:
+    its = replace(GRANT, kind=kind, prefix_hash=BlockHash(b"p" * 16))
+    assert verify(sign(its, KEY), KEY, kind=kind, now=999.0) == its
+
+
+def test_a_transfer_is_granted_as_agents_of_earlier_versions_take_it() -> None:
+    assert msgpack.unpackb(sign(GRANT, KEY)[:-32]) == {"v": 1, **_OF_A_TRANSFER}
 
 
 def test_an_expired_grant_is_refused() -> None:
     assert _reason(sign(GRANT, KEY), now=1000.5) == "expired"
+
+
+@pytest.mark.parametrize("kind", ["copy", "probe"])
+def test_a_grant_of_another_kind_is_refused(kind: GrantKind) -> None:
+    assert _reason(sign(replace(GRANT, kind=kind), KEY)) == "other_use"
 
 
 def test_a_grant_of_another_secret_or_purpose_is_refused() -> None:
@@ -63,7 +81,9 @@ def test_noise_is_refused(noise: bytes) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"v": 2}, "version"),
+        ({"v": 3, **vars(GRANT)}, "version"),
+        ({"v": 1, **vars(GRANT)}, "malformed"),
+        ({"v": 2, **_OF_A_TRANSFER}, "malformed"),
         ({"v": 1, "transfer_id": b"short"}, "malformed"),
         ([1, 2], "version"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,75 +14,20 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas import grants
-from prfaas.agent.link_probes import DEADLINE_SECONDS, SentProbes
+from prfaas.agent.link_probes import SentProbes
 from prfaas.agent.plan import OpenBody, encode_link_probe, make_plan
 from prfaas.agent.protocol import Receive, Send, TransferFailed
-from prfaas.hashing import NO_HASH
 from prfaas.index.membership import Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.link_probes import LinkProbes
 from prfaas.manager.paths import Paths
 from prfaas.manager.world import World
-from prfaas.transport.sender import Link, LinkConfig, Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
+from tests.integration.agent.peers import MIB, Peer
 from tests.integration.agent.running import Agents, RunningAgent, blocks, chain_of, layout
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
-
-MIB = 1 << 20
-
-
-class Peer:
-    """Another agent's end of the wire."""
-
-    def __init__(self, agents: Agents, west: RunningAgent, *, name: str = "east", **link: Any) -> None:
-        self._agents, self._west, self._name = agents, west, name
-        self.events: list[SendEvent] = []
-        self.link = Link(
-            west.wire,
-            config=LinkConfig(**{"num_connections": 2, "reconnect_seconds": PATIENCE_SECONDS} | link),
-            local_name=name,
-            peer_name="west",
-            key=grants.derive_key(agents.secret, "wire"),
-            on_event=self.events.append,
-        )
-
-    def grant(self, transfer_id: TransferId, **changes: Any) -> bytes:
-        fields: dict[str, Any] = {
-            "transfer_id": transfer_id,
-            "source": AgentName(self._name),
-            "destination": AgentName("west"),
-            "destination_address": self._west.wire,
-            "prompt_hash": NO_HASH,
-            "num_tokens": 0,
-            "max_bytes": 4 * MIB,
-            "tenant": "",
-            "expires_at": time.time() + 600.0,
-        }
-        return grants.sign(grants.Grant(**fields | changes), grants.derive_key(self._agents.secret, "grant"))
-
-    def offer(self, transfer_id: TransferId, body: bytes, sizes: Sequence[int] = (MIB,) * 4) -> None:
-        """Open a transfer, of which nothing leaves yet."""
-        memory = memoryview(bytes(max(sizes)))
-        self.link.open(
-            Outgoing(transfer_id, body, list(sizes), lambda index: memory[: sizes[index]], 0, DEADLINE_SECONDS)
-        )
-
-    def end(self, transfer_id: TransferId, sizes: Sequence[int] = (MIB,) * 4) -> SendEvent:
-        """How a transfer ends that was offered, once all of it leaves."""
-        for index, size in enumerate(sizes):
-            self.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
-        wait_until(lambda: self._ends(transfer_id), what="its end")
-        return self._ends(transfer_id)[0]
-
-    def probe(self, transfer_id: TransferId, token: bytes) -> SendEvent:
-        """How a probe ends."""
-        self.offer(transfer_id, encode_link_probe(token))
-        return self.end(transfer_id)
-
-    def _ends(self, transfer_id: TransferId) -> list[SendEvent]:
-        ended = (its for its in self.events if isinstance(its, SendCompleted | SendFailed))
-        return [its for its in ended if its.transfer_id == transfer_id]
 
 
 class Sender:
@@ -188,7 +133,7 @@ def test_two_probes_do_not_arrive_at_once(agents: Agents) -> None:
     ("reason", "changes", "settings"),
     [
         ("not_theirs", {"source": AgentName("south")}, {}),
-        ("other_use", {"num_tokens": 100}, {}),
+        ("other_use", {"kind": "transfer"}, {}),
         ("too_large", {"max_bytes": MIB}, {}),
         ("too_large", {}, {"link-probe-bytes": "1MiB"}),
         ("too_large", {}, {"link-probe-bytes": "0"}),
@@ -219,7 +164,7 @@ def test_a_probe_s_grant_moves_no_block(agents: Agents) -> None:
     """Nor does an engine get slots for it."""
     west = agents.start("west")
     engine, chain = agents.engine(west, "e"), chain_of()
-    transfer_id, token = agents.grant("west", west, chain, num_tokens=0)
+    transfer_id, token = agents.grant("west", west, chain, kind="probe")
     for message in (Send(transfer_id, token, ()), Receive(transfer_id, token, chain.at(chain.num_tokens), ())):
         engine.scheduler.post(message)
         failed = engine.wait(TransferFailed)
@@ -238,7 +183,7 @@ def test_a_command_is_carried_out_once_and_answered_each_time(agents: Agents) ->
         assert too_soon.outcome == "cancelled" and "was probed within" in too_soon.message
 
 
-@pytest.mark.parametrize("changes", [{"source": AgentName("south")}, {"num_tokens": 100}, {"expires_at": 1.0}])
+@pytest.mark.parametrize("changes", [{"source": AgentName("south")}, {"kind": "transfer"}, {"expires_at": 1.0}])
 def test_a_command_whose_grant_does_not_fit_sends_nothing(agents: Agents, changes: dict[str, Any]) -> None:
     with _sender(agents) as sender:
         assert sender.outcome(sender.command(**changes)).outcome == "grant_refused"

@@ -55,7 +55,7 @@ async def test_a_long_prompt_goes_to_the_prfaas_cluster_with_a_grant_that_both_a
     assert (response.route, response.reason) == ("remote", "long")
     assert (response.prefill.node, response.decode.node) == ("prefill", "decode")
     assert (response.uncached_tokens, response.missing_tokens) == (1000, 999)
-    grant = grants.verify(response.grant, grants.derive_key(SECRET, "grant"), now=time.time())
+    grant = grants.verify(response.grant, grants.derive_key(SECRET, "grant"), kind="transfer", now=time.time())
     assert grant.transfer_id == response.transfer_id
     assert (grant.source, grant.destination, grant.destination_address) == ("prefill", "decode", "decode:7400")
     assert (grant.prompt_hash, grant.num_tokens, grant.tenant) == (chain.at(999), 999, "acme")

@@ -55,7 +55,7 @@ async def test_a_long_prompt_goes_to_both_engines_under_one_grant(door: Door, st
     assert door.west.num_tokenised == (0 if as_token_ids else 1)
     texts = {prefill["kv_transfer_params"]["prfaas_grant"], decode["kv_transfer_params"]["prfaas_grant"]}
     assert len(texts) == 1
-    grant = grants.verify(grants.from_text(texts.pop()), grants.derive_key(SECRET, "grant"), now=0.0)
+    grant = grants.verify(grants.from_text(texts.pop()), grants.derive_key(SECRET, "grant"), kind="transfer", now=0.0)
     assert (grant.source, grant.destination, grant.num_tokens) == ("agent-east-0", "agent-west-0", T)
     assert grant.prompt_hash == HashChain(root_hash(MODEL), tokens[:-1]).at(T)
     assert headers["x-prfaas-transfer"] == grant.transfer_id.hex()

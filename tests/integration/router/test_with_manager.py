@@ -44,7 +44,7 @@ async def test_a_long_prompt_is_decided_by_the_manager_under_its_grant_and_its_t
     assert (record["decided_by"], record["route"], record["reason"]) == ("manager", "remote", "long")
     assert NO_LAYOUT not in str(record["explanation"])
     text = managed.door.west.bodies[0]["kv_transfer_params"]["prfaas_grant"]
-    grant = grants.verify(grants.from_text(text), grants.derive_key(SECRET, "grant"), now=0.0)
+    grant = grants.verify(grants.from_text(text), grants.derive_key(SECRET, "grant"), kind="transfer", now=0.0)
     assert grant.transfer_id.hex() == record["transfer_id"]
     assert grant.prompt_hash == HashChain(root_hash(MODEL), PROMPT[:-1]).at(len(PROMPT) - 1)
     assert (grant.source, grant.destination, grant.destination_address) == ("east", "west-0", "west-0:7400")

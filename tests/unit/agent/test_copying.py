@@ -17,7 +17,7 @@ from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.grants import Grant
-from prfaas.hashing import HashChain, root_hash
+from prfaas.hashing import HashChain, prefix_hash, root_hash
 from prfaas.transport.connection import Connection
 from prfaas.transport.messages import Hello, decode_open
 from prfaas.transport.sender import Link, LinkConfig
@@ -35,6 +35,8 @@ def _no_link(address: str, name: AgentName) -> Link:
 
 
 def _command(max_bytes: int) -> CopyCommand:
+    units: list[BlockHash] = [CHAIN.at(end) for end in range(16, 97, 16)]
+    prefix = Prefix("m", b"".join(units), 96, CHAIN.at(96))
     grant = Grant(
         TransferId(os.urandom(16)),
         source=AgentName("west"),
@@ -45,9 +47,9 @@ def _command(max_bytes: int) -> CopyCommand:
         max_bytes=max_bytes,
         tenant="",
         expires_at=time.time() + 60.0,
+        kind="copy",
+        prefix_hash=prefix_hash(prefix),
     )
-    units: list[BlockHash] = [CHAIN.at(end) for end in range(16, 97, 16)]
-    prefix = Prefix("m", b"".join(units), 96, CHAIN.at(96))
     return CopyCommand(grant.transfer_id, grants.sign(grant, KEY), prefix, 0)
 
 

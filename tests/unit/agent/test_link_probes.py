@@ -31,6 +31,7 @@ GRANT = Grant(
     max_bytes=8 * MIB,
     tenant="",
     expires_at=time.time() + 3600.0,
+    kind="probe",
 )
 
 
@@ -73,7 +74,7 @@ def test_a_probe_with_a_grant_is_taken_and_goes_nowhere() -> None:
     [
         ("not_ours", replace(GRANT, destination=AgentName("south"))),
         ("not_theirs", replace(GRANT, source=AgentName("south"))),
-        ("other_use", replace(GRANT, num_tokens=100)),
+        ("other_use", replace(GRANT, kind="copy")),
         ("expired", replace(GRANT, expires_at=1.0)),
         ("too_large", replace(GRANT, max_bytes=4 * MIB - 1)),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from prfaas.agent.plan import OpenBody, check_castable, decode_probe, encode_probe, make_plan
+from prfaas.agent.plan import Copied, OpenBody, check_castable, decode_probe, encode_probe, make_plan
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
@@ -82,6 +82,11 @@ def test_an_open_comes_back_whole() -> None:
     assert OpenBody.decode(opened.encode()) == opened
 
 
+def test_a_copy_comes_back_whole() -> None:
+    opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), copied=Copied(bytes(48), ROOT))
+    assert OpenBody.decode(opened.encode()) == opened and opened.is_copy
+
+
 def test_an_open_names_a_trace_only_where_there_is_one() -> None:
     untraced, traced = (OpenBody(b"grant", (b"f",), (), GROUPS, trace=trace) for trace in ("", "00-trace"))
     assert len(msgpack.unpackb(untraced.encode())) == 5, "what an older agent takes"
@@ -95,7 +100,10 @@ def test_a_probe_comes_back_whole_and_is_no_open() -> None:
     assert refused.value.reason == "open_body"
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x95\xa4open\xc4\x00\x90\x90\x90"])
+_COPY_OF_A_SHORT_ROOT = msgpack.packb(["copy", b"g", [b"f"], [], [bytes(48), bytes(15)]])
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x95\xa4open\xc4\x00\x90\x90\x90", _COPY_OF_A_SHORT_ROOT])
 def test_an_open_of_another_form_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         OpenBody.decode(body)
@@ -125,6 +133,8 @@ def test_what_may_be_cast_are_attention_blocks_of_bfloat16_alone() -> None:
         ["open", 1 << 20, [b"f"], [], []],  # that many zero bytes, were it made bytes
         ["open", b"g", [1 << 63], [], []],
         ["open", b"g", ["text"], [], []],
+        ["copy", b"g", [b"f"], [], [1 << 20, bytes(16)]],
+        ["copy", b"g", [b"f"], [], [b"", 1 << 20]],
     ],
 )
 def test_an_open_with_numbers_for_bytes_is_refused_before_memory_is_taken(fields: list[object]) -> None:

@@ -39,7 +39,7 @@ from prfaas.transport.inbound import (
     Rejected,
     TransferStats,
 )
-from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
+from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.unit.cachepool.layouts import hybrid
 
@@ -226,6 +226,20 @@ def test_a_claim_of_other_blocks_than_have_arrived_is_refused(node: Node) -> Non
     node.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
     node.claim(_groups(2))
     assert _is_mismatch(node.heard())
+
+
+def test_hashes_that_the_reader_does_not_name_are_not_published(node: Node) -> None:
+    """Its blocks are twice as long as those that come: of every second hash it says nothing."""
+    (ours,), (theirs,) = (layouts([Attention(4)], Cut(1, block_tokens)) for block_tokens in (32, 16))
+    arena = node.pool.arena(theirs)
+    node.attach(ours)
+    planted = BlockHash(b"victim's prefix!")
+    hashes = CHAIN.blocks(16, first_block=0, num_tokens=NUM_TOKENS)
+    node.claim()
+    assert isinstance(node.open([theirs], (GroupBlocks(0, 0, (planted, *hashes[1:]), CHAIN.root),)), Accepted)
+    node.complete()
+    assert [type(its) for its in node.heard()] == [ReceiveReady]
+    assert node.pool.find_all(arena, 0, (planted, *hashes)) == [None] * 7
 
 
 def test_a_claim_or_an_open_that_comes_after_the_end_hears_why_it_ended(node: Node) -> None:

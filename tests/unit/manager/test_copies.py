@@ -9,6 +9,7 @@ import pytest
 
 from prfaas import grants
 from prfaas.errors import IndexRefusal
+from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
 from prfaas.manager.copies import GRACE_SECONDS, Copies, CopyOrder
 from prfaas.types import AgentName, BlockHash, ClusterName, CopyEnd, Prefix, TransferId
@@ -41,10 +42,10 @@ async def test_the_sender_gets_a_grant_for_exactly_this_copy_until_it_has_report
     copies = _copies(_Clock())
     ended = copies.order(_order())
     (command,) = copies.commands_of(AgentName("east"))
-    grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), now=100.0)
+    grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), kind="copy", now=100.0)
     assert (grant.source, grant.destination, grant.destination_address) == ("east", "west", "west:7400")
     assert (grant.prompt_hash, grant.num_tokens, grant.max_bytes) == (PREFIX.end_hash, 32, 100)
-    assert grant.expires_at == 110.0
+    assert (grant.prefix_hash, grant.expires_at) == (prefix_hash(PREFIX), 110.0)
     assert copies.commands_of(AgentName("west")) == []
     end = CopyEnd(command.transfer_id, "completed", moved_bytes=7)
     copies.report(AgentName("west"), end)

@@ -85,7 +85,7 @@ def test_after_a_request_a_path_waits_for_another_one(site: Site) -> None:
 
 def test_its_grant_is_of_no_tokens_and_bounded_in_bytes_and_time(site: Site) -> None:
     (command,) = site.step()["p1"]
-    grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), now=WALL_CLOCK)
+    grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), kind="probe", now=WALL_CLOCK)
     assert (grant.transfer_id, grant.source, grant.destination) == (command.transfer_id, "p1", "d1")
     assert (grant.destination_address, grant.num_tokens, grant.max_bytes) == ("d1:1", 0, 5 << 20)
     assert grant.expires_at == WALL_CLOCK + CONFIG.grant_seconds > WALL_CLOCK + PROBE_SECONDS

@@ -1,0 +1,72 @@
+"""Another agent's end of the wire, which says what a test wants it to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prfaas import grants
+from prfaas.agent.link_probes import DEADLINE_SECONDS
+from prfaas.agent.plan import encode_link_probe
+from prfaas.hashing import NO_HASH
+from prfaas.transport.sender import Link, LinkConfig, Outgoing, SendCompleted, SendEvent, SendFailed
+from prfaas.types import AgentName, TransferId
+from tests.integration.agent.running import Agents, RunningAgent
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+MIB = 1 << 20
+
+
+class Peer:
+    """Another agent's end of the wire."""
+
+    def __init__(self, agents: Agents, west: RunningAgent, *, name: str = "east", **link: Any) -> None:
+        self._agents, self._west, self._name = agents, west, name
+        self.events: list[SendEvent] = []
+        self.link = Link(
+            west.wire,
+            config=LinkConfig(**{"num_connections": 2, "reconnect_seconds": PATIENCE_SECONDS} | link),
+            local_name=name,
+            peer_name="west",
+            key=grants.derive_key(agents.secret, "wire"),
+            on_event=self.events.append,
+        )
+
+    def grant(self, transfer_id: TransferId, **changes: Any) -> bytes:
+        fields: dict[str, Any] = {
+            "transfer_id": transfer_id,
+            "source": AgentName(self._name),
+            "destination": AgentName("west"),
+            "destination_address": self._west.wire,
+            "prompt_hash": NO_HASH,
+            "num_tokens": 0,
+            "max_bytes": 4 * MIB,
+            "tenant": "",
+            "expires_at": time.time() + 600.0,
+            "kind": "probe",
+        }
+        return grants.sign(grants.Grant(**fields | changes), grants.derive_key(self._agents.secret, "grant"))
+
+    def offer(self, transfer_id: TransferId, body: bytes, sizes: Sequence[int] = (MIB,) * 4) -> None:
+        """Open a transfer, of which nothing leaves yet."""
+        memory = memoryview(bytes(max(sizes)))
+        self.link.open(
+            Outgoing(transfer_id, body, list(sizes), lambda index: memory[: sizes[index]], 0, DEADLINE_SECONDS)
+        )
+
+    def end(self, transfer_id: TransferId, sizes: Sequence[int] = (MIB,) * 4) -> SendEvent:
+        """How a transfer ends that was offered, once all of it leaves."""
+        for index, size in enumerate(sizes):
+            self.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
+        wait_until(lambda: self.ends(transfer_id), what="its end")
+        return self.ends(transfer_id)[0]
+
+    def probe(self, transfer_id: TransferId, token: bytes) -> SendEvent:
+        """How a probe ends."""
+        self.offer(transfer_id, encode_link_probe(token))
+        return self.end(transfer_id)
+
+    def ends(self, transfer_id: TransferId) -> list[SendEvent]:
+        ended = (its for its in self.events if isinstance(its, SendCompleted | SendFailed))
+        return [its for its in ended if its.transfer_id == transfer_id]
