@@ -128,7 +128,7 @@ PAGES_REFUSALS = _counter(
 GRANTS_REFUSED = _counter("prfaas_agent_grants_refused", "Transfers without a valid grant.", ("reason",))
 WIRE_REFUSALS = _counter(
     "prfaas_agent_wire_refusals",
-    "Incoming connections that were refused, or ended for what they sent; reason says what was wrong.",
+    "Connections with other agents that were refused, or ended for what came on them, by either side; reason says why.",
     ("reason",),
 )
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))

@@ -115,7 +115,8 @@ def _payload(connection: Connection) -> bytearray:
     header = connection.read_header()
     payload = connection.read_payload(header)
     if header.type is FrameType.ERROR:
-        raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
+        message = messages.decode_ending(payload).message
+        raise RemoteProtocolError("secret" if message.startswith("secret:") else "refused", message)
     return payload
 
 

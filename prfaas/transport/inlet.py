@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake
 from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.dialler import Dialler
@@ -44,13 +45,15 @@ class Inlet:
         config: InletConfig,
         identity: Identity,
         serve: Callable[[Connection, str], None],
+        refuse: Callable[[Connection, RemoteProtocolError], None],
     ) -> None:
-        """`serve(connection, peer)` reads one until it is lost."""
+        """`serve(connection, peer)` reads one until it is lost; `refuse` counts and tells a peer that breaks the protocol."""
         self._peer_name = peer_name
         self._address = address
         self._config = config
         self._identity = identity
         self._serve = serve
+        self._refuse = refuse
         self._connections: set[Connection] = set()
         self._changed = threading.Condition(threading.Lock())
         self._dialler = Dialler(
@@ -93,6 +96,9 @@ class Inlet:
                 handshake.dial(connection, self._identity, peer_name=self._peer_name, receives=True)
                 if self._is_one_more(connection, number):
                     self._serve(connection, self._peer_name)
+            except RemoteProtocolError as error:
+                self._refuse(connection, error)
+                raise
             finally:
                 with self._changed:
                     self._connections.discard(connection)

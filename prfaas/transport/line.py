@@ -11,6 +11,7 @@ from typing import Protocol
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import lossy_cast, messages
+from prfaas.transport.answers import say
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.messages import Done, Ending, Have
@@ -193,6 +194,7 @@ class Line:
             pass
         except RemoteProtocolError as error:
             self.refusal = error
+            say(self._connection, messages.encode_refusal(error))
         finally:  # whatever ended it: nobody would hear acknowledgements any more
             self.abort()
             self._work.wake()

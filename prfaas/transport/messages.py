@@ -184,6 +184,11 @@ def encode_ending(kind: FrameType, transfer_id: bytes, ending: Ending) -> bytes:
     return control(kind, [ending.reason, ending.message[:MAX_MESSAGE_CHARACTERS]], transfer_id=transfer_id)
 
 
+def encode_refusal(error: RemoteProtocolError) -> bytes:
+    """The last word on a connection, to a peer that broke the protocol."""
+    return encode_ending(FrameType.ERROR, NO_TRANSFER, Ending("protocol", f"{error.reason}: {error}"))
+
+
 def decode_ending(payload: bytes | bytearray) -> Ending:
     """A reason that is none of ours reads `protocol`: reasons are labels of metrics."""
 

@@ -120,6 +120,8 @@ class Reader:
             self._open(header, payload)
         elif header.type is FrameType.END:
             self._arrivals.all_sent(self._connection, self._peer, header)
+        elif header.type is FrameType.ERROR:
+            raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:  # CANCEL
             self._arrivals.cancelled(self._peer, header.transfer_id, messages.decode_ending(payload))
 

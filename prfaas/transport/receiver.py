@@ -31,11 +31,11 @@ from prfaas.transport.inbound import (
     TransferStats,
 )
 from prfaas.transport.inlet import Inlet, InletConfig, InletState
-from prfaas.transport.messages import Ending, Hello
+from prfaas.transport.messages import Hello
 from prfaas.transport.reader import FrameBounds, Reader
 from prfaas.transport.shares import Shares
 from prfaas.transport.tls import Certificates, refusal_of
-from prfaas.transport.wire import NO_TRANSFER, FrameType
+from prfaas.transport.wire import NO_TRANSFER
 from prfaas.types import FailureReason
 from prfaas.units import is_public
 
@@ -120,7 +120,7 @@ class Receiver:
             config.num_connections, config.congestion_control, config.certificates, config.insecure_plaintext
         )
         self._inlets = [
-            Inlet(peer, address, config=inlet, identity=self._identity, serve=self._read_dialled)
+            Inlet(peer, address, config=inlet, identity=self._identity, serve=self._read, refuse=self._refuse)
             for peer, address in config.fetch_from.items()
         ]
 
@@ -307,14 +307,6 @@ class Receiver:
         finally:
             self._arrivals.forget(connection)
 
-    def _read_dialled(self, connection: Connection, peer: str) -> None:
-        """Read a connection that this end has dialled; a peer that breaks the protocol hears why, as on any other."""
-        try:
-            self._read(connection, peer)
-        except RemoteProtocolError as error:
-            self._refuse(connection, error)
-            raise
-
     def _count_slowness(self, error: OSError) -> None:
         """A peer that was silent, or dragged a frame out, is ended by this side; other connections are just lost."""
         if isinstance(error, BlockingIOError) or (isinstance(error, TimeoutError) and error.errno is None):
@@ -324,8 +316,7 @@ class Receiver:
     def _refuse(self, connection: Connection, error: RemoteProtocolError) -> None:
         with self._lock:
             self._count_refusal(error.reason)
-        ending = Ending("protocol", f"{error.reason}: {error}")
-        if say(connection, messages.encode_ending(FrameType.ERROR, NO_TRANSFER, ending)):
+        if say(connection, messages.encode_refusal(error)):
             connection.leave()
 
 

@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from prfaas.transport import handshake
+from prfaas import metrics
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport import handshake, messages
+from prfaas.transport.answers import say
 from prfaas.transport.area import Slab
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import Connection, dialled
@@ -270,11 +273,20 @@ class Link:
             certificates=config.certificates,
             allow_public=config.insecure_plaintext,
         ) as connection:
-            challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
-            self._serve(connection, challenge, number)
+            try:
+                challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
+                self._serve(connection, challenge, number)
+            except RemoteProtocolError as error:
+                metrics.WIRE_REFUSALS.labels(reason=error.reason).inc()
+                say(connection, messages.encode_refusal(error))
+                raise
 
     def serve(self, connection: Connection, hello: Hello) -> None:
-        """Send over a connection that the peer has dialled, until it is lost."""
+        """Send over a connection that the peer has dialled, until it is lost.
+
+        Raises:
+            RemoteProtocolError: the peer breaks the protocol.
+        """
         with self._changed:
             if self._dialler.is_closed.is_set():
                 return
@@ -290,6 +302,8 @@ class Link:
             line.run()
         except OSError as error:
             self._dialler.lost_by(line.refusal or error)
+            if line.refusal is not None:
+                raise line.refusal from error
         finally:
             self._lost(line)
 

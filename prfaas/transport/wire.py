@@ -17,6 +17,7 @@ in which both sides prove that they know the secret, over fresh nonces; then fra
     CANCEL                     ──▶ ◀──                either side gives up
                                ◀──  REOPEN            a chunk of a transfer that is not open here
     PING                       ──▶ ◀──  PONG          a silent connection is alive
+    ERROR of no transfer       ──▶ ◀──                why whoever says it ends the connection
 
 A chunk carries a *slab*: the bytes [offset, offset + length / count) of each of `count` consecutive objects, one after the
 other. A layer's slices of many small blocks so travel in one frame, without a list of ranges.
@@ -102,6 +103,7 @@ _FROM_SENDER = (
     FrameType.LOSSY,
     FrameType.END,
     FrameType.CANCEL,
+    FrameType.ERROR,
     FrameType.PING,
 )
 _FROM_RECEIVER = (
@@ -115,10 +117,10 @@ _FROM_RECEIVER = (
     FrameType.PONG,
 )
 # What may come in each state of a connection, and the state that follows. The dialer waits for CHALLENGE and WELCOME,
-# the listener for HELLO and PROOF. Anything else breaks the protocol. ERROR ends a handshake.
+# the listener for HELLO and PROOF. Anything else breaks the protocol. ERROR of no transfer ends a connection.
 NEXT_STATE: dict[State, dict[FrameType, State]] = {
     "hello": {FrameType.HELLO: "proof"},
-    "proof": {FrameType.PROOF: "receiving"},
+    "proof": {FrameType.PROOF: "receiving", FrameType.ERROR: "proof"},
     "challenge": {FrameType.CHALLENGE: "welcome", FrameType.ERROR: "challenge"},
     "welcome": {FrameType.WELCOME: "sending", FrameType.ERROR: "welcome"},
     "receiving": dict.fromkeys(_FROM_SENDER, "receiving"),

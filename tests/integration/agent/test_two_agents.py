@@ -305,10 +305,13 @@ def test_an_agent_of_another_secret_is_not_served(agents: Agents, tmp_path: Path
     sender = agents.engine(east, "e")
     chain = chain_of()
     transfer_id, grant = strangers.grant("east", west, chain)
+    before = _num_refused(west, "secret")
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     sender.wait(SendOpened)
     _fails(sender, reason="unreachable")
     assert west.transfers() == []
+    assert _num_refused(east, "secret") > 0
+    wait_until(lambda: _num_refused(west, "secret") > before, what="the other end's count")
     strangers.stop()
 
 
@@ -332,10 +335,11 @@ def test_agents_with_certificates_encrypt_what_they_send_and_refuse_who_has_none
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
     sender.wait(SendOpened)
     _fails(sender, reason="unreachable")
-    wait_until(lambda: _num_without_certificates(west) > 0, what="the count of those without certificates")
+    wait_until(lambda: _num_refused(west, "tls_none") > 0, what="the count of those without certificates")
 
 
-def _num_without_certificates(agent: RunningAgent) -> float:
+def _num_refused(agent: RunningAgent, reason: str) -> float:
+    wanted = f'prfaas_agent_wire_refusals_total{{reason="{reason}"}}'
     with urllib.request.urlopen(f"http://{agent.status}/metrics", timeout=PATIENCE_SECONDS) as page:
-        refusals = [line for line in page.read().decode().splitlines() if 'reason="tls_none"' in line]
+        refusals = [line for line in page.read().decode().splitlines() if line.startswith(wanted)]
     return sum(float(line.split()[-1]) for line in refusals)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake
 from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import FAIR_PIECES, HAVE_SECONDS, MAX_OPENING_BYTES, RUN_BYTES, Arrivals
@@ -29,6 +30,7 @@ from prfaas.transport.messages import (
     encode_ending,
     encode_hello,
     encode_open,
+    encode_refusal,
 )
 from prfaas.transport.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
 from prfaas.transport.packing import Packer, ways
@@ -99,6 +101,7 @@ def _assert_good_peers_are_served(far: Far, near_to: Callable[..., Near]) -> Non
         (encode_hello(Hello("near", bytes(32), (2, 3), ())), "version"),
         (A_HELLO + control(FrameType.PROOF, [bytes(32)]), "secret"),
         (A_HELLO + A_HELLO, "order"),
+        (A_HELLO + encode_refusal(RemoteProtocolError("name", "you are somebody else")), "refused"),
         (A_HELLO[:8] + b"\xff\xff\xff\xff" + A_HELLO[12:], "length"),
         (b"PRFS\x02" + A_HELLO[5:], "version"),
     ],
@@ -123,6 +126,38 @@ def test_refused_connections_stand_in_the_metrics_by_reason(far: Far) -> None:
 
 def _counted(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_agent_wire_refusals_total", {"reason": reason}) or 0.0
+
+
+def test_an_agent_of_another_secret_counts_as_that_at_both_ends(far: Far, near_to: Callable[..., Near]) -> None:
+    before = _counted("secret")
+    near = near_to(far.address, key=b"x" * 32, num_connections=1)
+    send(near, objects_of(10))
+    wait_until(lambda: far.receiver.refused.keys() == {"secret"})
+    wait_until(lambda: _counted("secret") - before > far.receiver.refused["secret"], what="the sender's own count")
+
+
+def test_a_sender_that_says_why_it_goes_counts_as_one_that_refuses(far: Far) -> None:
+    with RawSender(far.address) as near:
+        near.connection.write(encode_refusal(RemoteProtocolError("body", "HAVE of another form")))
+        assert near.refusal().message == "refused: body: HAVE of another form"
+    assert far.receiver.refused == {"refused": 1}
+
+
+def test_a_receiver_that_breaks_the_protocol_hears_why_and_is_counted(near_to: Callable[..., Near]) -> None:
+    heard: list[str] = []
+
+    def break_the_protocol(connection: Connection) -> None:
+        connection.write(bytes(HEADER_BYTES))
+        while (header := connection.read_header()).type is not FrameType.ERROR:
+            connection.read_payload(header)
+        heard.append(decode_ending(connection.read_payload(header)).message)
+
+    before = _counted("magic")
+    with RawReceiver(break_the_protocol) as receiver:
+        send(near_to(receiver.address, num_connections=1), objects_of(10))
+        wait_until(lambda: bool(heard))
+    assert heard[0].startswith("magic:")
+    assert _counted("magic") > before
 
 
 def test_a_recorded_handshake_proves_nothing(far: Far, near_to: Callable[..., Near]) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import Authority
-from prfaas.transport.connection import Connection
+from prfaas.transport import handshake
+from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Hello, decode_ending
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
@@ -168,6 +170,18 @@ def test_a_sender_that_was_dialled_and_breaks_the_protocol_hears_why_and_is_coun
     assert heard[0].split(":")[0] in far.receiver.refused
     far.receiver.close()
     sender.close()
+
+
+def test_a_receiver_that_dialled_and_breaks_the_protocol_hears_why_and_is_counted(opened: Open) -> None:
+    made = make_socket(opened.address, congestion_control="bbr", allow_public=False)
+    with contextlib.closing(Connection(made, state="challenge")) as far:
+        handshake.dial(far, Identity("far", KEY, b"b" * 16), peer_name="near", receives=True)
+        far.set_read_timeout(PATIENCE_SECONDS)
+        far.write(bytes(HEADER_BYTES))
+        header = far.read_header()
+        assert header.type is FrameType.ERROR
+        assert decode_ending(far.read_payload(header)).message.startswith("magic:")
+    wait_until(lambda: opened.receiver.refused == {"magic": 1})
 
 
 def test_a_link_that_awaits_its_peer_is_down_and_says_why_when_nobody_dials(opened: Open) -> None:

@@ -53,7 +53,7 @@ def read_connection(data: bytes) -> None:
             read_chunk(assembler, header.unpacked(read_lossy(payload)))
         elif header.type is FrameType.OPEN:
             messages.decode_open(header, payload)
-        elif header.type is FrameType.CANCEL:
+        elif header.type in (FrameType.CANCEL, FrameType.ERROR):
             messages.decode_ending(payload)
 
 

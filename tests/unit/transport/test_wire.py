@@ -103,6 +103,6 @@ def test_every_state_takes_the_frames_of_the_table_and_no_others(state: State) -
 
 
 def test_nobody_reaches_the_frames_of_transfers_without_a_handshake() -> None:
-    for state, kinds in (("hello", {FrameType.HELLO}), ("proof", {FrameType.PROOF})):
+    for state, kinds in (("hello", {FrameType.HELLO}), ("proof", {FrameType.PROOF, FrameType.ERROR})):
         assert set(NEXT_STATE[state]) == kinds  # type: ignore[index]
         assert all(MAX_PAYLOAD_BYTES[kind] <= 4096 for kind in kinds)
