@@ -16,10 +16,8 @@ class AcceptedLayouts:
         its_process, accepted = self._by_peer.get(peer, (None, set()))
         return process is not None and process == its_process and accepted.issuperset(fingerprints)
 
-    def accept(self, peer: str, process: bytes | None, fingerprints: Iterable[bytes]) -> None:
+    def accept(self, peer: str, process: bytes, fingerprints: Iterable[bytes]) -> None:
         """This process has accepted them; what another one accepted before it is forgotten."""
-        if process is None:
-            return
         if self._by_peer.get(peer, (b"", set()))[0] != process:
             self._by_peer[peer] = process, set()
         self._by_peer[peer][1].update(fingerprints)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.accepted_layouts import AcceptedLayouts
@@ -173,17 +173,17 @@ class Sending:
 
     def _outgoing(self, outbound: Outbound, grant: Grant, request: Send) -> Outgoing:
         is_known = self._accepted.knows(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
-        layouts = () if is_known else outbound.plan.layouts
         trace = outbound.record.span.traceparent
-        body = OpenBody(request.grant, outbound.fingerprints, layouts, request.groups, trace=trace)
+        body = OpenBody(request.grant, outbound.fingerprints, outbound.plan.layouts, request.groups, trace=trace)
         return Outgoing(
             transfer_id=outbound.transfer_id,
-            open_body=body.encode(),
+            open_body=replace(body, layouts=()).encode() if is_known else body.encode(),
             object_bytes=outbound.plan.object_bytes,
             source=outbound.placement.memory,
             priority=0,
             deadline_seconds=max(0.1, grant.expires_at - time.time()),
             castable=outbound.plan.castable,
+            whole_body=body.encode if is_known else None,
         )
 
     def _ready_held(self, outbound: Outbound) -> None:
@@ -247,7 +247,7 @@ class Sending:
             return
         self._log.follow(outbound.record, event)
         if isinstance(event, SendAccepted):
-            self._accepted.accept(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
+            self._accepted.accept(outbound.peer, event.process, outbound.fingerprints)
         elif isinstance(event, SendCompleted):
             outbound.engine.post(TransferDone(outbound.transfer_id))
             self._maybe_end(outbound)

@@ -15,7 +15,8 @@ class Outgoing:
     """Objects to send. `source` gives an object's memory, which must stay unchanged until SendMemoryFree.
 
     A lower `priority` is more urgent: each step is a sixteenth of the share of the link. The objects `castable` hold
-    nothing but bfloat16: where both ends ask for it they are cast to 8 bits, which loses some of each.
+    nothing but bfloat16: where both ends ask for it they are cast to 8 bits, which loses some of each. Where `open_body`
+    leaves out what the peer knows, `whole_body` makes the body for a process of the peer that may not.
     """
 
     transfer_id: bytes
@@ -25,15 +26,17 @@ class Outgoing:
     priority: int
     deadline_seconds: float
     castable: Ranges = field(default_factory=Ranges)
+    whole_body: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True)
 class SendAccepted:
-    """The peer answered: it has the objects `held`, and `missing_bytes` must travel."""
+    """The peer answered: it has the objects `held`, and `missing_bytes` must travel. `process` names the one that answered."""
 
     transfer_id: bytes
     missing_bytes: int
     held: Ranges
+    process: bytes
 
 
 @dataclass(frozen=True)

@@ -257,8 +257,8 @@ class Outbox:
         sending = self._live(transfer_id)
         return None if sending is None or sending.is_accepted else sending.sizes
 
-    def have(self, transfer_id: bytes, standing: Standing) -> None:
-        """The peer has accepted a transfer and says what it holds; all else that is ready may leave."""
+    def have(self, transfer_id: bytes, standing: Standing, *, process: bytes) -> None:
+        """This process of the peer has accepted a transfer and says what it holds; all else that is ready may leave."""
         sending = self._live(transfer_id)
         if sending is None or sending.is_accepted:
             return
@@ -270,7 +270,7 @@ class Outbox:
         self._queue(sending, list(sending.ready.slabs()))
         if not sending.was_accepted:
             sending.was_accepted = True
-            self._on_event(SendAccepted(transfer_id, sending.missing_bytes, standing.held.copy()))
+            self._on_event(SendAccepted(transfer_id, sending.missing_bytes, standing.held.copy(), process))
 
     def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:
         """Chunks have arrived whole."""
@@ -340,6 +340,7 @@ class Outbox:
     def _open_again(self, sending: _Sending) -> None:
         sending.is_accepted = False
         if not sending.has_ended:
+            sending.transfer = _told_whole(sending.transfer)
             self._to_open[sending.id] = sending
         self._chunker.clear(sending.id)  # HAVE tells what is still to be sent
 
@@ -357,6 +358,12 @@ class Outbox:
     def _free(self, sending: _Sending) -> None:
         if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
             self._on_event(SendMemoryFree(sending.id))
+
+
+def _told_whole(transfer: Outgoing) -> Outgoing:
+    """With the body that leaves nothing out, where the wire can carry it."""
+    body = transfer.whole_body() if transfer.whole_body is not None else b""
+    return replace(transfer, open_body=body, whole_body=None) if 0 < len(body) <= MAX_BODY_BYTES else transfer
 
 
 def _sizes_of(transfer: Outgoing) -> tuple[ObjectSizes, str]:

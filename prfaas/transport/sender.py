@@ -445,8 +445,8 @@ class Link:
             return
         standing = Standing.of(have, sizes)
         with self._changed:
-            if line.generation == self._generation:
-                self._outbox.have(transfer_id, standing)
+            if line.generation == self._generation and self._boot_id is not None:
+                self._outbox.have(transfer_id, standing, process=self._boot_id)
                 self._changed.notify_all()
         self._events.tell()
 

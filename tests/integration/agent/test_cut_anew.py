@@ -30,6 +30,7 @@ from tests.integration.agent.running import Agents, RunningAgent
 from tests.property.cachepool.cut_models import Attention, Cut, Group, State, blocks, layouts
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
+from tools.link import Relay
 
 NUM_TOKENS = 200
 ROOT = root_hash("m")
@@ -81,7 +82,11 @@ class RankedEngine:
 
     def send(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> None:
         """Compute all of a transfer."""
-        lists, opened = self.lists(chain), self.open(transfer_id, grant, chain)
+        self.fill(self.open(transfer_id, grant, chain), chain)
+
+    def fill(self, opened: SendOpened, chain: HashChain) -> None:
+        """Compute all of a transfer that is open."""
+        lists = self.lists(chain)
         held = blocks(self._groups, self._cut, lists)
         for (rank, position, block), its in held.items():
             slot = opened.slots[rank][position][block]
@@ -168,11 +173,11 @@ class Site:
         wait_until(lambda: not self.has_connection(), what="the sender's notice, before there is somebody to dial")
         self.west = replace(self._agents.start("west", listen=wire), wire=wire)
 
-    def granted(self, chain: HashChain) -> tuple[TransferId, bytes]:
-        return self._agents.grant("east", self.west, chain)
+    def granted(self, chain: HashChain, **changes: object) -> tuple[TransferId, bytes]:
+        return self._agents.grant("east", self.west, chain, **changes)
 
-    def transfer(self, chain: HashChain, *, to: RankedEngine | None = None) -> ReceiveReady:
-        its, reader = self.granted(chain), to or self.receiver
+    def transfer(self, chain: HashChain, *, to: RankedEngine | None = None, **changes: object) -> ReceiveReady:
+        its, reader = self.granted(chain, **changes), to or self.receiver
         reader.claim(*its, chain)
         wait_until(lambda: self.status("receiving") > 0, what="the claim")
         self.sender.send(*its, chain)
@@ -324,6 +329,25 @@ def test_after_a_restart_of_the_receiving_agent_the_next_transfer_comes(site_of:
     site.receiver = site.attach("w", Cut(1))
     ready = site.transfer(_chain())
     assert site.receiver.wrong_blocks(ready, _chain()) == []
+
+
+def test_a_transfer_goes_on_at_a_receiving_agent_that_was_restarted_beneath_it(site_of: SiteOf) -> None:
+    """Its open to the earlier agent left out the layouts; repeated, it has them."""
+    site = site_of("windows", Cut(2), Cut(1))
+    with Relay(site.west.wire) as link:
+        site.transfer(_chain(NUM_TOKENS - 32), destination_address=link.address)
+        its = site.granted(_chain(), destination_address=link.address)
+        num_before = len(site.west.transfers())
+        opened = site.sender.open(*its, _chain())
+        wait_until(lambda: len(site.west.transfers()) > num_before, what="the open")
+        link.cut_after(0)  # until there is an engine again: who comes before it is refused
+        site.receiver.close()
+        site.restart_west()
+        site.receiver = site.attach("w", Cut(1))
+        site.receiver.claim(*its, _chain())
+        link.mend()
+        site.sender.fill(opened, _chain())
+        assert site.receiver.wrong_blocks(site.receiver.wait(ReceiveReady), _chain()) == []
 
 
 def test_what_kernels_pack_otherwise_is_refused_by_name(site_of: SiteOf) -> None:

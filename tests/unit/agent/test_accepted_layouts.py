@@ -19,9 +19,7 @@ def test_what_a_process_has_accepted_is_known_of_it_and_of_no_other() -> None:
 def test_a_peer_without_a_connection_is_told_everything() -> None:
     accepted = AcceptedLayouts()
     accepted.accept(PEER, b"first", RANKS)
-    accepted.accept(PEER, None, [b"rank 2"])
     assert not accepted.knows(PEER, None, RANKS)
-    assert not accepted.knows(PEER, b"first", [b"rank 2"])
 
 
 def test_another_process_ends_what_the_one_before_it_has_accepted() -> None:

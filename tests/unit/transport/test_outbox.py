@@ -41,7 +41,7 @@ class _Sender:
         return said
 
     def hear_have(self, *arrived: Slab) -> None:
-        self.outbox.have(ID, Standing.of(Have(Ranges(), arrived), SIZES))
+        self.outbox.have(ID, Standing.of(Have(Ranges(), arrived), SIZES), process=bytes(16))
 
     def send_all(self) -> None:
         """Every byte leaves and is acknowledged."""
