@@ -28,16 +28,15 @@ from prfaas.agent.protocol import (
     TransferFailed,
 )
 from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.servable import servable_lengths, tokens_by_kind
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import RemoteProtocolError
-from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.usable import GroupShape, Held, Rules, usable_prefix
-from prfaas.types import BlockHash, GroupKind, TransferId
+from prfaas.hashing import HASH_BYTES
+from prfaas.types import BlockHash, TransferId
 
-MAX_CANDIDATES = 8
 _log = logs.get("agent.keeping")
 
 
@@ -152,10 +151,9 @@ class Keeping:
         if workers and len(request.units) % HASH_BYTES == 0:
             path = [request.root, *_split(request.units)]
             nodes = [Holdings(self._pool, self._ssd, arena) for arena in _arenas(workers)]
-            per_rank = [dict(_lengths(held, path, request.limit_tokens)) for held in nodes]
-            common = set.intersection(*(set(found.items()) for found in per_rank))
-            lengths = [[length, block_hash] for length, block_hash in sorted(common, reverse=True)][:MAX_CANDIDATES]
-            if max([length for length, _ in common], default=0) < request.promised_tokens:
+            found = servable_lengths(nodes, path, request.limit_tokens)
+            lengths = [[length, block_hash] for length, block_hash in found]
+            if max([length for length, _ in found], default=0) < request.promised_tokens:
                 by_rank = [tokens_by_kind(held, path, request.promised_tokens) for held in nodes]
                 held_tokens = [[kind, min(its[kind] for its in by_rank)] for kind in by_rank[0]]
         engine.post(LookedUp(request.transfer_id, lengths, held_tokens))
@@ -270,59 +268,3 @@ def _arenas(workers: list[EngineConnection]) -> tuple[Arena, ...]:
 
 def _split(units: bytes) -> list[BlockHash]:
     return [BlockHash(units[start : start + HASH_BYTES]) for start in range(0, len(units), HASH_BYTES)]
-
-
-def _lengths(node: Holdings, path: list[BlockHash], limit_tokens: int) -> Iterator[tuple[int, BlockHash]]:
-    """Lengths that one rank's arena can serve; `path[i]` is the hash of the first 16·i tokens."""
-    layout = node.arena.layout
-    rules = Rules([GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in layout.groups])
-    blocks = tuple(_bitmap(node, index, path) for index in range(len(rules.shapes)))
-    if not rules.states:
-        held = Held(blocks, (0,) * len(rules.shapes))
-        length = usable_prefix(rules, held, limit_tokens).usable_tokens
-        if length:
-            yield length, path[length // HASH_UNIT_TOKENS]
-        return
-    for length, block_hash in _states(node, rules.states, path, limit_tokens):
-        exact = tuple(int(i in rules.states or node.has(i, block_hash)) for i in range(len(rules.shapes)))
-        if usable_prefix(rules, Held(blocks, exact, [length]), length).usable_tokens == length:
-            yield length, block_hash
-
-
-def tokens_by_kind(node: Holdings, path: list[BlockHash], limit_tokens: int) -> dict[GroupKind, int]:
-    """By kind of KV group, how much of a prompt one rank's groups of that kind could serve if they were the only ones."""
-    groups = node.arena.layout.groups
-    found: dict[GroupKind, int] = {}
-    for kind in dict.fromkeys(group.kind for group in groups):
-        places = tuple(index for index, group in enumerate(groups) if group.kind == kind)
-        if kind == "linear_state":
-            found[kind] = next((length for length, _ in _states(node, places, path, limit_tokens)), 0)
-            continue
-        rules = Rules(
-            [GroupShape(kind, groups[index].block_tokens, groups[index].window_tokens or 0) for index in places]
-        )
-        blocks = tuple(_bitmap(node, index, path) for index in places)
-        usable = usable_prefix(rules, Held(blocks, (0,) * len(places)), limit_tokens)
-        found[kind] = limit_tokens if usable.reason == "complete" else usable.usable_tokens
-    return found
-
-
-def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:
-    """Bit j is set when block j of the prompt is held."""
-    if node.arena.layout.groups[group].kind == "linear_state":
-        return 0
-    step = node.arena.layout.groups[group].block_tokens // HASH_UNIT_TOKENS
-    held = node.have(group, path[step::step])
-    return int("0" + "".join("1" if its else "0" for its in reversed(held)), 2)
-
-
-def _states(
-    node: Holdings, linear: tuple[int, ...], path: list[BlockHash], limit_tokens: int
-) -> Iterator[tuple[int, BlockHash]]:
-    """States on the prompt's path that every linear group holds, longest first."""
-    for unit in reversed(path):
-        found = node.states_after(linear[0], unit)
-        for block_hash, length in sorted(found.items(), key=lambda item: -item[1]):
-            everywhere = all(node.has(group, block_hash) for group in linear)
-            if everywhere and length <= limit_tokens:
-                yield length, block_hash

@@ -20,16 +20,15 @@ from prfaas.agent.protocol import Message, SendOpened, TransferFailed
 from prfaas.connector.asked_stores import AskedStore, AskedStores
 from prfaas.connector.block_map import BlockMap, BlockSpan
 from prfaas.connector.outcomes import Outcome, Tally
-from prfaas.connector.outgoing import with_slots
 from prfaas.connector.scheduled import Scheduled
-from prfaas.connector.steps import Save
+from prfaas.connector.steps import Save, SlotSpan
 from prfaas.hashing import HashChain
 
 _log = logs.get("connector.checkpoints")
 
 
 @dataclass(frozen=True)
-class Pins:
+class BlockPins:
     """How blocks of the engine, by their ids, are kept from being given to other requests."""
 
     pin: Callable[[Sequence[int]], None]
@@ -61,7 +60,7 @@ class Checkpoints:
     def __init__(
         self,
         block_map: BlockMap,
-        pins: Pins | None,
+        pins: BlockPins | None,
         *,
         min_tokens: int,
         wait_seconds: float,
@@ -135,7 +134,7 @@ class Checkpoints:
         saves = []
         for its in self._asked.take_answered(now=now):
             if its.opened is not None and its.failed is None:
-                slots = tuple(with_slots(span, its.opened) for span in its.spans)
+                slots = tuple(SlotSpan.of(span, its.opened.slots) for span in its.spans)
                 saves.append(Save(its.opened.handle, True, slots, is_sent=False))
             self._end(its)
         return saves

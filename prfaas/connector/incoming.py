@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from prfaas import logs
 from prfaas.agent.protocol import Cancel, Hold, Message, Receive, ReceiveReady, Release, TransferFailed
-from prfaas.connector.block_map import BlockMap, BlockSpan
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.outcomes import Outcome, Source, Tally
 from prfaas.connector.steps import Load, SlotSpan
-from prfaas.connector.transfer_request import Asked, EngineRequest
+from prfaas.connector.transfer_request import AskedTransfer, EngineRequest
 from prfaas.hashing import NO_HASH, HashChain
 from prfaas.types import TransferId
 
@@ -80,7 +80,7 @@ class IncomingRequests:
         """Whether the next step has to look after any of them."""
         return bool(self._by_request or self._loads or self._failed_loads)
 
-    def begin(self, request: EngineRequest, asked: Asked, chain: HashChain, *, now: float) -> None:
+    def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, now: float) -> None:
         """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
         grant = asked.grant
         if grant.transfer_id in self._by_transfer:
@@ -91,7 +91,7 @@ class IncomingRequests:
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups, asked.trace))
 
-    def decline(self, asked: Asked) -> None:
+    def decline(self, asked: AskedTransfer) -> None:
         """Have the agent give up a transfer that a request names and cannot have: nobody else of this engine takes it."""
         grant = asked.grant
         if grant.transfer_id not in self._by_transfer:
@@ -136,7 +136,7 @@ class IncomingRequests:
         if incoming.ready is None and now > incoming.late_at:
             self._give_back(incoming, "timeout")
             return 0
-        if incoming.ready is None and not self._may_preallocate():
+        if incoming.ready is None and not self._may_have_blocks(incoming):
             return None
         incoming.local_tokens = local_tokens
         return incoming.num_tokens - local_tokens
@@ -146,7 +146,12 @@ class IncomingRequests:
         its = self._by_request.get(request_id)
         if its is None or its.loading or its.ready is not None or now > its.late_at:
             return False
-        return not self._may_preallocate()
+        return not self._may_have_blocks(its)
+
+    def _may_have_blocks(self, its: Incoming) -> bool:
+        """Whether blocks may be there before the data. What this node's pool was found to hold comes in a moment or not at
+        all, and an engine may fail a request whose early blocks stay empty."""
+        return its.source == "receive" and self._may_preallocate()
 
     def expire(self, now: float) -> None:
         """Give up what has blocks and is late; what has none is asked for, and given up in `num_tokens`."""
@@ -183,7 +188,8 @@ class IncomingRequests:
         assert incoming.tables is not None
         incoming.loading = True
         spans = self._map.missing(incoming.tables, incoming.num_tokens, local_tokens=incoming.local_tokens)
-        self._loads.append(Load(incoming.request_id, tuple(_with_slots(span, ready) for span in spans)))
+        slots = tuple(SlotSpan.of(span, ready.slots, ready.generations) for span in spans)
+        self._loads.append(Load(incoming.request_id, slots))
 
     def take_loads(self) -> tuple[Load, ...]:
         """The loads that this step begins."""
@@ -234,9 +240,3 @@ class IncomingRequests:
     def _count(self, request_id: str, source: Source, outcome: Outcome, **fields: object) -> None:
         self._tally.transfers[source, outcome] += 1
         _log.info("request.received", request_id=request_id, source=source, outcome=outcome, **fields)
-
-
-def _with_slots(span: BlockSpan, ready: ReceiveReady) -> SlotSpan:
-    part = slice(span.first, span.first + len(span.block_ids))
-    slots = tuple(tuple(rank[span.group][part]) for rank in ready.slots)
-    return SlotSpan(span, slots, tuple(tuple(rank[span.group][part]) for rank in ready.generations))

@@ -14,8 +14,7 @@ from prfaas.agent.protocol import Message, SendOpened, TransferFailed
 from prfaas.connector.asked_stores import AskedStore, AskedStores
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.outcomes import Outcome, Tally
-from prfaas.connector.outgoing import with_slots
-from prfaas.connector.steps import Save
+from prfaas.connector.steps import Save, SlotSpan
 from prfaas.hashing import HashChain
 
 _log = logs.get("connector.leftovers")
@@ -62,7 +61,7 @@ class Leftovers:
         if its.opened is None or its.failed is not None:
             return Save(0, True, (), release=its.request_id, is_sent=False)
         spans = self._map.filled(its.tables, its.num_tokens, saved_tokens=0, computed_tokens=its.num_tokens)
-        slots = tuple(with_slots(span, its.opened) for span in spans)
+        slots = tuple(SlotSpan.of(span, its.opened.slots) for span in spans)
         return Save(its.opened.handle, True, slots, release=its.request_id, is_sent=False)
 
     def released(self, request_id: str) -> None:

@@ -20,8 +20,8 @@ from prfaas.types import BlockHash, TransferId
 
 
 @dataclass(eq=False)
-class Asked:
-    """One request whose prefix is being looked up."""
+class Question:
+    """What the agent was asked of one request's prompt."""
 
     request_id: str
     transfer_id: TransferId
@@ -42,15 +42,15 @@ class Lookups:
         self._wait_seconds = wait_seconds
         self._post = post
         self._tally = tally
-        self._by_request: dict[str, Asked] = {}
-        self._by_transfer: dict[TransferId, Asked] = {}
+        self._by_request: dict[str, Question] = {}
+        self._by_transfer: dict[TransferId, Question] = {}
 
     def __len__(self) -> int:
         return len(self._by_request)
 
     def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, now: float) -> None:
         """Ask how much of the prompt, its last token left out, the pool holds; a decision counted on `promised_tokens`."""
-        asked = Asked(request_id, TransferId(os.urandom(16)), chain, now + self._wait_seconds, promised_tokens)
+        asked = Question(request_id, TransferId(os.urandom(16)), chain, now + self._wait_seconds, promised_tokens)
         self._by_request[request_id] = asked
         self._by_transfer[asked.transfer_id] = asked
         units = b"".join(chain.units)
@@ -98,11 +98,11 @@ class Lookups:
         for asked in list(self._by_request.values()):
             self._end(asked, reason)
 
-    def _end(self, asked: Asked, outcome: Outcome) -> None:
+    def _end(self, asked: Question, outcome: Outcome) -> None:
         self._forget(asked)
         self._tally.transfers["reuse", outcome] += 1
 
-    def _forget(self, asked: Asked) -> None:
+    def _forget(self, asked: Question) -> None:
         del self._by_request[asked.request_id]
         del self._by_transfer[asked.transfer_id]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from prfaas import logs
 from prfaas.agent.protocol import Cancel, Message, Send, SendOpened, TransferFailed
-from prfaas.connector.block_map import BlockMap, BlockSpan
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.outcomes import Outcome, Tally
 from prfaas.connector.steps import Save, SlotSpan
-from prfaas.connector.transfer_request import Asked, EngineRequest
+from prfaas.connector.transfer_request import AskedTransfer, EngineRequest
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 
@@ -27,7 +27,7 @@ class Outgoing:
     """One sending request. `opened` is the agent's answer, `saved_tokens` what earlier steps have copied."""
 
     request_id: str
-    asked: Asked
+    asked: AskedTransfer
     groups: tuple[GroupBlocks, ...]
     ask_until: float  # monotonic seconds
     opened: SendOpened | None = None
@@ -70,7 +70,7 @@ class OutgoingRequests:
         """Whether the next step has to look after any of them."""
         return bool(self._by_request or self._ends)
 
-    def begin(self, request: EngineRequest, asked: Asked, chain: HashChain, *, now: float) -> None:
+    def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, now: float) -> None:
         """Ask the agent for slots."""
         if asked.grant.transfer_id in self._by_transfer:
             self._count(request.request_id, "in_use")
@@ -115,7 +115,7 @@ class OutgoingRequests:
         spans = self._map.filled(tables(), outgoing.num_tokens, saved_tokens=done, computed_tokens=computed_tokens)
         outgoing.saved_tokens = min(computed_tokens, outgoing.num_tokens)
         last = outgoing.saved_tokens == outgoing.num_tokens
-        return Save(opened.handle, last, tuple(with_slots(span, opened) for span in spans))
+        return Save(opened.handle, last, tuple(SlotSpan.of(span, opened.slots) for span in spans))
 
     def end(self, request_id: str) -> Outcome | None:
         """The request has ended; what was copied still travels. How its transfer stands, None when it had none."""
@@ -148,9 +148,3 @@ class OutgoingRequests:
         self._given_up[request_id] = outcome
         self._tally.transfers["send", outcome] += 1
         _log.info("request.sent", request_id=request_id, outcome=outcome, **fields)
-
-
-def with_slots(span: BlockSpan, opened: SendOpened) -> SlotSpan:
-    """A span's blocks beside the slots that the agent gave them."""
-    part = slice(span.first, span.first + len(span.block_ids))
-    return SlotSpan(span, tuple(tuple(rank[span.group][part]) for rank in opened.slots))

@@ -21,7 +21,7 @@ from prfaas.agent.protocol import (
 )
 from prfaas.connector.admission import may_preallocate
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.checkpoints import Checkpoints, Pins
+from prfaas.connector.checkpoints import BlockPins, Checkpoints
 from prfaas.connector.incoming import IncomingRequests
 from prfaas.connector.leftovers import Leftovers
 from prfaas.connector.lookups import Lookups
@@ -73,7 +73,7 @@ class SchedulerSide:
         *,
         directions: Collection[Direction],
         free_block_ratio: Callable[[], float],
-        pins: Pins | None = None,
+        pins: BlockPins | None = None,
     ) -> None:
         """`directions`: which ways this engine's role lets KV go. `free_block_ratio`: how many of its blocks are free.
 
@@ -111,6 +111,7 @@ class SchedulerSide:
         self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
         self._forgotten: TransferId | None = None  # the latest order to forget that the agent has carried out
+        self._has_backlog = False  # of a worker, at the end of the last step that is known of
         self._may_sleep = False  # the last step computed nothing, and this one has not found work yet
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._look_at = 0.0  # monotonic seconds
@@ -280,8 +281,13 @@ class SchedulerSide:
 
     def plan_step(self, scheduled: Iterable[Scheduled]) -> Step:
         """What the workers copy in this step; the same object while that is nothing."""
-        if self._has_work:
-            return self._plan(scheduled)
+        step = self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
+        if self._has_backlog and self._may_sleep:
+            self._pause()
+        self._has_backlog = False
+        return step
+
+    def _plan_nothing(self, scheduled: Iterable[Scheduled]) -> Step:
         self._may_sleep = next(iter(scheduled), None) is None
         if not self._may_sleep:
             self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -345,10 +351,15 @@ class SchedulerSide:
         """Whether finished requests keep blocks that the engine gets back within a few steps."""
         return bool(self._leftovers)
 
+    def on_backlog(self) -> None:
+        """A worker tells its agent the rest with the next step."""
+        self._has_backlog = True
+
     @property
-    def pins_blocks(self) -> bool:
-        """Whether checkpoints keep blocks of running or finished requests until a later step copies them."""
-        return bool(self._checkpoints)
+    def needs_steps(self) -> bool:
+        """Whether steps go on though no request is left: checkpoints keep blocks until a later one copies them, or a worker
+        has not told its agent all."""
+        return bool(self._checkpoints) or self._has_backlog
 
     def on_blocks_lost(self) -> None:
         """The engine's block tables are gone: nothing that was planned is copied into blocks or out of them any more."""

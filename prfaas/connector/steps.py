@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prfaas.agent.protocol import HELD
 from prfaas.connector.block_map import BlockSpan
+
+PerRank = Sequence[Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,13 @@ class SlotSpan:
     span: BlockSpan
     slots: tuple[tuple[int, ...], ...]
     generations: tuple[tuple[int, ...], ...] = ()  # of loads only: what each slot's generation must still be afterwards
+
+    @classmethod
+    def of(cls, span: BlockSpan, slots: PerRank, generations: PerRank = ()) -> SlotSpan:
+        """A span's blocks beside what the agent says of them, `slots[rank][group][i]` for block i of the transfer's list."""
+        part = slice(span.first, span.first + len(span.block_ids))
+        own, then = (tuple(tuple(rank[span.group][part]) for rank in its) for its in (slots, generations))
+        return cls(span, own, then)
 
     def copies(self, rank: int) -> Iterator[Copy]:
         """What `rank` has to copy: the span without the blocks that its agent holds already."""

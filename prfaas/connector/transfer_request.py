@@ -38,7 +38,7 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTransfer:
     """A transfer that a request's parameters ask for. The agent verifies `token`; here it is only read."""
 
     direction: Direction
@@ -59,7 +59,7 @@ def is_anothers(parameters: Mapping[str, Any]) -> bool:
     return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
 
-def read_parameters(request: EngineRequest, direction: Direction) -> Asked | None:
+def read_parameters(request: EngineRequest, direction: Direction) -> AskedTransfer | None:
     """The transfer that the request asks for; None when its grant cannot be read."""
     text = request.parameters.get(GRANT_KEY)
     if not isinstance(text, str):
@@ -70,10 +70,10 @@ def read_parameters(request: EngineRequest, direction: Direction) -> Asked | Non
     except GrantError:
         return None
     trace = request.parameters.get(TRACE_KEY)
-    return Asked(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
+    return AskedTransfer(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
 
 
-def why_not(request: EngineRequest, asked: Asked) -> Outcome | None:
+def why_not(request: EngineRequest, asked: AskedTransfer) -> Outcome | None:
     """Why the request cannot have the transfer that it asks for; None when it can.
 
     The prefill leg's prompt is the granted one; the decode leg's has one token more, which it computes itself.

@@ -12,7 +12,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0 nothing is loaded |
 | scheduler | blocks run out | has_pending_block_frees | whether finished requests are about to give some back |
 | scheduler | each step | build_connector_meta | name the step's copies; pin what checkpoints copy next |
-| scheduler | no request is left | has_pending_push_work | whether checkpoints are still to be copied |
+| scheduler | no request is left | has_pending_push_work | whether checkpoints, or words to the agent, wait for a step |
 | worker | engine start | register_kv_caches | describe the layout, attach to the agent |
 | worker | each step, before the forward | bind_connector_metadata | take the step's copies |
 | worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: a request runs once all is loaded |
@@ -21,6 +21,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 | worker | after the forward | start_load_kv | copy received slots in |
 | worker | after the forward | wait_for_save | copy what no hook reported; end the pass; let the next step wait for copies |
 | worker | after the forward | get_transfer_results | which requests are loaded |
+| worker | after the forward | build_connector_worker_meta | whether the agent has not been told all |
 | scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
 | scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
 | scheduler | a client resets caches | reset_cache | have the agent forget the model; give up what is under way |
@@ -41,29 +42,28 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.v1.request import RequestStatus
 
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.connector import engine_stats, settings
-from prfaas.connector.checkpoints import Pins
+from prfaas.connector.checkpoints import BlockPins
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.divergent_hits import DivergentHits
 from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention, packing
 from prfaas.connector.layer_ends import on_layer_end
-from prfaas.connector.outcomes import Direction, Outcome
+from prfaas.connector.outcomes import Direction
 from prfaas.connector.parked import ParkedRequests
-from prfaas.connector.request_hashes import token_chain
 from prfaas.connector.scheduled import Scheduled
 from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import SENT_KEY, EngineRequest, tenant_of
+from prfaas.connector.transfer_request import SENT_KEY
+from prfaas.connector.unsupported import check_supported
+from prfaas.connector.vllm_request import computed_chain, engine_request
 from prfaas.connector.worker_side import WorkerSide
-from prfaas.errors import ConfigError
-from prfaas.hashing import HashChain
 from prfaas.types import Shard
 
 _log = logs.get("connector")
@@ -74,6 +74,13 @@ class StepMetadata(KVConnectorMetadata):
     """A step's copies on their way from the scheduler to the workers."""
 
     step: Step = field(default_factory=Step)
+
+
+class Backlog(KVConnectorWorkerMetadata):
+    """A worker has more to tell its agent than the ring between them had room for."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        return self
 
 
 class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
@@ -89,7 +96,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         """
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         logs.setup("connector", logger="prfaas")
-        _check_supported(vllm_config)
+        check_supported(vllm_config)
         self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
         self._scheduler: SchedulerSide | None = None
@@ -112,7 +119,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
                 self._settings,
                 directions=self._directions(),
                 free_block_ratio=self._free_block_ratio,
-                pins=Pins(self._pin, self._unpin),
+                pins=BlockPins(self._pin, self._unpin),
             )
 
     @property
@@ -156,7 +163,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
-        self._scheduler.on_new_request(_engine_request(request, self._model, request.num_prompt_tokens))
+        self._scheduler.on_new_request(engine_request(request, self._model, request.num_prompt_tokens))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -187,7 +194,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         self._num_preemptions[request.request_id] = request.num_preemptions
         if not request.skip_reading_prefix_cache:
-            self._scheduler.on_preempted(_engine_request(request, self._model, request.num_tokens))
+            self._scheduler.on_preempted(engine_request(request, self._model, request.num_tokens))
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         group_ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
@@ -204,8 +211,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler is not None and self._scheduler.will_free_blocks
 
     def has_pending_push_work(self) -> bool:
-        """vLLM goes on stepping: blocks are pinned until they are copied."""
-        return self._scheduler is not None and self._scheduler.pins_blocks
+        """vLLM goes on stepping: blocks are pinned until they are copied, or a worker has not told its agent all."""
+        return self._scheduler is not None and self._scheduler.needs_steps
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
@@ -242,6 +249,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())
+        if connector_output.kv_connector_worker_meta is not None:
+            self._scheduler.on_backlog()
         if self._parked:
             self._scheduler.poll()
             if self._num_heard != self._scheduler.num_heard:
@@ -255,25 +264,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._parked.forget(request.request_id)
         self._num_preemptions.pop(request.request_id, None)
         self._divergent.forget(request.request_id)
-        finished = self._scheduler.on_finished(
-            request.request_id, lambda: self._leaves(request), lambda: self._tables(block_ids)
-        )
+        leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
+        finished = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
         return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
 
     def reset_cache(self) -> bool | None:
         """Whether this machine's agent has forgotten all KV under this identity of the weights, which may be others now."""
         return self._scheduler.reset(self._model) if self._scheduler is not None else None
-
-    def _leaves(self, request: Any) -> HashChain | None:
-        """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the
-        last, or all where vLLM schedules asynchronously and the step after an answer's end was under way."""
-        if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
-            return None
-        if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
-            return None
-        parameters = request.kv_transfer_params or {}
-        tenant = tenant_of(parameters, request.cache_salt, default=self._settings.tenant)
-        return token_chain(request, request.num_computed_tokens, model=self._model, tenant=tenant)
 
     # In a worker
 
@@ -347,6 +344,9 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             failed_recving=set(loaded.failed),
         )
 
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return Backlog() if self._worker is not None and self._worker.has_backlog else None
+
     # On both sides
 
     def get_kv_connector_stats(self) -> Any:
@@ -374,41 +374,3 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_prom_metrics(cls, *arguments: Any, **named: Any) -> Any:
         return engine_stats.PrfaasPromMetrics(*arguments, **named)
-
-
-def _check_supported(config: Any) -> None:
-    """Refuse, by name, what would give wrong blocks."""
-    parallel = config.parallel_config
-    refused = {
-        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
-        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
-        "nnodes": getattr(parallel, "nnodes", 1) > 1,
-        "enable_dbo": parallel.enable_dbo,
-        "ubatch_size": parallel.ubatch_size > 1,
-        "speculative_config": config.speculative_config is not None,
-    }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise ConfigError(f"PrfaasConnector does not support {name}={getattr(parallel, name, 'set')}")
-
-
-def _engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
-    return EngineRequest(
-        request.request_id,
-        num_tokens,
-        request.kv_transfer_params or {},
-        lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant),
-        request.cache_salt or "",
-        _exclusion(request),
-    )
-
-
-def _exclusion(request: Any) -> Outcome | None:
-    """Why vLLM takes nothing from a connector for this request, if it does not.
-
-    A decode leg that its API refuses comes here with another prompt and ends at once, so that what waits for it is freed.
-    """
-    if request.abort_immediately:
-        return "rejected"
-    return "whole_prompt" if request.skip_reading_prefix_cache else None

@@ -81,6 +81,11 @@ class WorkerSide:
         """Whether any layer has something to copy when it ends."""
         return bool(self._pending)
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the agent's ring had no room for all that it is to be told: the next step says it."""
+        return bool(self._unpushed)
+
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
         if step.epoch != self._epoch:

@@ -22,7 +22,7 @@ from prfaas.agent.client import AgentClient
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
 from prfaas.connector.blocks import LayerBlocks
-from prfaas.connector.checkpoints import Pins
+from prfaas.connector.checkpoints import BlockPins
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.outcomes import Direction, Outcome
 from prfaas.connector.scheduled import Scheduled
@@ -139,7 +139,7 @@ class FakeEngine:
             ConnectorSettings(agent_socket=agent_socket, **QUIET | settings),
             directions=directions,
             free_block_ratio=lambda: len(self._free) / NUM_BLOCKS,
-            pins=Pins(self._pinned.update, self._unpin),
+            pins=BlockPins(self._pinned.update, self._unpin),
         )
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class FakeEngine:
         self.end(running, leaves=leaves)
         deadline = time.monotonic() + ANSWER_SECONDS
         self.step([])
-        while self._kept or self.scheduler.pins_blocks:
+        while self._kept or self.scheduler.needs_steps:
             assert time.monotonic() < deadline, "the blocks of a finished request are kept for ever"
             self.step([])
 
@@ -275,6 +275,8 @@ class FakeEngine:
         loaded = self.worker.take_loaded()
         self.scheduler.on_loaded(loaded.finished, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
+        if self.worker.has_backlog:
+            self.scheduler.on_backlog()
         self._loading -= loaded.finished
         for request_id in loaded.stored | loaded.finished & self._kept.keys():
             self._release(request_id)

@@ -83,6 +83,27 @@ def test_a_transfer_that_fails_fails_the_load_of_blocks_allocated_early(nodes: N
     nodes.assert_nothing_is_left()
 
 
+def test_a_prefix_of_this_node_gets_no_blocks_before_its_data(nodes: Nodes) -> None:
+    """It is here in a moment, or another has its memory: an engine may fail a request whose early blocks stay empty."""
+    engine = nodes.start(
+        nodes.west, SHAPES["dense"], admission="preallocate", reuse=True, reuse_min_tokens=16, hold_wait_seconds=60.0
+    )
+    first = engine.submit("first", PROMPT, {})
+    assert engine.await_answer(first) == 0
+    engine.prefill(first, chunk_tokens=100)
+    engine.finish(first, leaves=True)
+    again = engine.submit("again", PROMPT, {})
+    wait_until(lambda: engine.scheduler.poll(0.01) and engine.scheduler._num_offered_tokens("again"), what="an answer")
+    os.kill(nodes.west.child.process.pid, signal.SIGSTOP)
+    try:
+        assert engine.scheduler.num_external_tokens("again", 0) is None
+    finally:
+        os.kill(nodes.west.child.process.pid, signal.SIGCONT)
+    assert engine.await_answer(again) == 288
+    engine.finish(again)
+    nodes.assert_nothing_is_left()
+
+
 def test_an_agent_that_dies_fails_the_load_of_blocks_allocated_early(mortal_nodes: Nodes) -> None:
     decoder = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], admission="preallocate")
     running = _preallocated(decoder, mortal_nodes.grant(PROMPT))

@@ -210,7 +210,7 @@ class Lives:
     def assert_nothing_is_left(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         engines = (self.prefiller, self.decoder)
-        while any(engine._kept or engine.scheduler.pins_blocks for engine in engines):
+        while any(engine._kept or engine.scheduler.needs_steps for engine in engines):
             assert time.monotonic() < deadline, "the blocks of a finished request are kept for ever"
             self.step()
         for engine in engines:

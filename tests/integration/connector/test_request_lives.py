@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from prfaas import grants
+from prfaas.agent.servable import MAX_UNCERTAIN
 from prfaas.connector.outcomes import Outcome
 from prfaas.types import AgentName
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
@@ -470,6 +471,22 @@ def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_ch
         assert engine.load(branch, taken_up)
         assert engine.wrong_blocks(branch, taken_up) == []
     engine.finish(branch)
+    nodes.assert_nothing_is_left()
+
+
+def test_states_of_other_prompts_that_begin_alike_do_not_hide_the_checkpoint_before_them(nodes: Nodes) -> None:
+    """Each ends within the 16 tokens in which the shared prefix ends: only the engine can tell that none is its prompt's."""
+    engine = nodes.start(nodes.west, SHAPES["checkpointed"], reuse=True, reuse_min_tokens=16)
+    shared = prompt_of(44, 260)
+    for number in range(MAX_UNCERTAIN + 8):
+        first = engine.submit(f"r{number}", [*shared, 5000 + number], {})
+        if taken_up := engine.await_answer(first):
+            assert engine.load(first, taken_up)
+        engine.prefill(first, chunk_tokens=64)
+        engine.finish(first, leaves=True)
+    asked = engine.submit("asked", [*shared, 9999], {})
+    assert engine.await_answer(asked) == 256
+    engine.finish(asked)
     nodes.assert_nothing_is_left()
 
 

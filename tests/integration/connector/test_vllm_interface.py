@@ -36,7 +36,8 @@ from prfaas.connector.layer_ends import on_layer_end
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.request_hashes import token_chain
 from prfaas.connector.steps import Load, Step
-from prfaas.connector.vllm import PrfaasConnector, StepMetadata, _check_supported
+from prfaas.connector.unsupported import check_supported
+from prfaas.connector.vllm import PrfaasConnector, StepMetadata
 from prfaas.errors import ConfigError, LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.tenants import check_salt
@@ -176,7 +177,7 @@ def test_what_would_give_wrong_blocks_is_refused_by_its_name(name: str) -> None:
     parallel = SimpleNamespace(**sizes, enable_dbo=name == "enable_dbo")
     speculative = object() if name == "speculative_config" else None
     with pytest.raises(ConfigError, match=f"does not support {name}"):
-        _check_supported(SimpleNamespace(parallel_config=parallel, speculative_config=speculative))
+        check_supported(SimpleNamespace(parallel_config=parallel, speculative_config=speculative))
 
 
 def test_the_class_is_whole_and_keeps_hybrid_memory_on() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.agent.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.checkpoints import Checkpoints, Pins
+from prfaas.connector.checkpoints import BlockPins, Checkpoints
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.scheduled import Scheduled
 from prfaas.connector.steps import Save
@@ -36,7 +36,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(
             BlockMap((FULL, STATE, STATE)),
-            Pins(self.pinned.update, self.pinned.subtract),
+            BlockPins(self.pinned.update, self.pinned.subtract),
             min_tokens=48,
             wait_seconds=WAIT_SECONDS,
             post=self.posted.append,

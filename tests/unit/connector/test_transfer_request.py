@@ -9,7 +9,7 @@ import pytest
 
 from prfaas import grants
 from prfaas.connector.transfer_request import (
-    Asked,
+    AskedTransfer,
     EngineRequest,
     direction_of,
     is_anothers,
@@ -47,7 +47,7 @@ def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() ->
     for direction, length in (("send", 100), ("receive", 101)):
         its = request(length, prfaas_grant=TEXT)
         asked = read_parameters(its, direction)  # type: ignore[arg-type]
-        assert isinstance(asked, Asked) and asked.grant == GRANT
+        assert isinstance(asked, AskedTransfer) and asked.grant == GRANT
         assert why_not(its, asked) is None
         assert why_not(request(length + 1, prfaas_grant=TEXT), asked) == "wrong_length"
         assert why_not(replace(its, excluded="rejected"), asked) == "rejected"

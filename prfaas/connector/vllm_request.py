@@ -1,0 +1,46 @@
+"""A request of vLLM as the connector sees it: what it asks for, and what of it later requests can begin with."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from prfaas.connector.outcomes import Outcome
+from prfaas.connector.request_hashes import token_chain
+from prfaas.connector.transfer_request import EngineRequest, tenant_of
+from prfaas.hashing import HashChain
+
+
+def engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
+    """The request, of which the first `num_tokens` tokens are its prompt. They are hashed once for each tenant."""
+    return EngineRequest(
+        request.request_id,
+        num_tokens,
+        request.kv_transfer_params or {},
+        cache(lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant)),
+        request.cache_salt or "",
+        _exclusion(request),
+    )
+
+
+def _exclusion(request: Any) -> Outcome | None:
+    """Why vLLM takes nothing from a connector for this request, if it does not.
+
+    A decode leg that its API refuses comes here with another prompt and ends at once, so that what waits for it is freed.
+    """
+    if request.abort_immediately:
+        return "rejected"
+    return "whole_prompt" if request.skip_reading_prefix_cache else None
+
+
+def computed_chain(request: Any, model: str, *, default_tenant: str) -> HashChain | None:
+    """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the
+    last, or all where vLLM schedules asynchronously and the step after an answer's end was under way."""
+    if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+        return None
+    if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
+        return None
+    tenant = tenant_of(request.kv_transfer_params or {}, request.cache_salt, default=default_tenant)
+    return token_chain(request, request.num_computed_tokens, model=model, tenant=tenant)
