@@ -484,7 +484,7 @@ def test_states_of_other_prompts_that_begin_alike_do_not_hide_the_checkpoint_bef
             assert engine.load(first, taken_up)
         engine.prefill(first, chunk_tokens=64)
         engine.finish(first, leaves=True)
-    asked = engine.submit("asked", [*shared, 9999], {})
+    asked = engine.submit("asked", [*shared, *[9999] * 20], {})
     assert engine.await_answer(asked) == 256
     engine.finish(asked)
     nodes.assert_nothing_is_left()
