@@ -13,15 +13,24 @@ from functools import cached_property
 import msgpack
 
 from prfaas.agent.protocol import pack_groups, unpack_groups
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.cachepool.layout import FINGERPRINT_BYTES, MAX_LAYERS, KVGroup, LayerSlice, Layout
 from prfaas.cachepool.run import BlockIdentity
 from prfaas.errors import LayoutError, RemoteProtocolError
+from prfaas.grants import MAX_GRANT_BYTES, GrantKind
 from prfaas.hashing import HASH_BYTES, NO_HASH
+from prfaas.transport.fields import Fields, fields_of
 from prfaas.transport.lossy_cast import DTYPE
+from prfaas.transport.messages import MAX_BODY_BYTES
 from prfaas.transport.ranges import Ranges
 from prfaas.types import BlockHash, GroupBlocks
 
 LINK_PROBE = "link_probe"
+_USES: dict[str, GrantKind] = {"open": "transfer", "copy": "copy"}
+MAX_KIND_BYTES = 16
+MAX_BEGINNING_BYTES = 32 + MAX_GRANT_BYTES  # of an open up to the end of its grant
+MAX_RANKS = 4096
+MAX_LAYOUTS_BYTES = 1 << 20  # of all ranks: 5000 layers; while they are unpacked they may take 80 MiB
+MAX_TRACE_BYTES = 255
 
 
 @dataclass(frozen=True)
@@ -194,26 +203,51 @@ class OpenBody:
             RemoteProtocolError: it has another form.
             LayoutError: a layout is malformed.
         """
-        try:
-            kind, grant, fingerprints, layouts, blocks, *trace = msgpack.unpackb(body)
-            described = tuple(Layout.from_dict(layout) for layout in layouts)
-            hashes = tuple(map(_bytes, fingerprints))
-            groups = unpack_groups(blocks) if kind == "open" else ()
-            copied = _copied(*blocks) if kind == "copy" else None
-            opened = OpenBody(_bytes(grant), hashes, described, groups, copied, *trace)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise RemoteProtocolError("open_body", f"not an open of this version: {error!r}") from error
-        if not isinstance(opened.trace, str):
-            raise RemoteProtocolError("open_body", "a trace is text")
-        if kind not in ("open", "copy") or not fingerprints:
-            raise RemoteProtocolError("open_body", "an open has at least one fingerprint")
-        return opened
+        with fields_of(body, reason="open_body", what="not an open of this version") as fields:
+            is_traced = fields.array(5, 6) == 6
+            use, grant = _use(fields), fields.octets(MAX_GRANT_BYTES)
+            fingerprints = tuple(fields.octets(FINGERPRINT_BYTES) for _ in fields.items(MAX_RANKS))
+            layouts = tuple(map(Layout.from_dict, fields.any(list, max_bytes=MAX_LAYOUTS_BYTES)))
+            groups = _groups(fields) if use == "transfer" else ()
+            copied = _copied(fields) if use == "copy" else None
+            trace = fields.text(MAX_TRACE_BYTES) if is_traced else ""
+            if not fingerprints:
+                raise ValueError("an open has at least one fingerprint")
+            return OpenBody(grant, fingerprints, layouts, groups, copied, trace)
 
 
-def _copied(units: object, root: object) -> Copied:
-    if len(_bytes(root)) != HASH_BYTES:
-        raise ValueError(f"a hash has {HASH_BYTES} bytes")
-    return Copied(_bytes(units), BlockHash(_bytes(root)))
+def grant_of(body: bytes) -> tuple[bytes, GrantKind]:
+    """The grant of an open or a copy, and for what it must be. Nothing after it is read: the grant says whether to.
+
+    Raises:
+        RemoteProtocolError: it has another form.
+    """
+    beginning = memoryview(body)[:MAX_BEGINNING_BYTES]
+    with fields_of(beginning, reason="open_body", what="not an open of this version", is_beginning=True) as fields:
+        fields.array(5, 6)
+        use = _use(fields)
+        return fields.octets(MAX_GRANT_BYTES), use
+
+
+def _use(fields: Fields) -> GrantKind:
+    kind = fields.text(MAX_KIND_BYTES)
+    if kind not in _USES:
+        raise ValueError(f"{kind!r} is no open")
+    return _USES[kind]
+
+
+def _groups(fields: Fields) -> tuple[GroupBlocks, ...]:
+    return unpack_groups([_group(fields) for _ in fields.items(MAX_LAYERS)])
+
+
+def _group(fields: Fields) -> list[object]:
+    fields.array(4)
+    return [fields.whole(), fields.whole(), fields.octets(MAX_BODY_BYTES), fields.octets(HASH_BYTES)]
+
+
+def _copied(fields: Fields) -> Copied:
+    fields.array(2)
+    return Copied(fields.octets(MAX_BODY_BYTES), BlockHash(fields.exactly(HASH_BYTES)))
 
 
 def encode_probe(layout: Layout) -> bytes:
@@ -229,13 +263,11 @@ def decode_probe(body: bytes) -> Layout:
         RemoteProtocolError: it is no probe.
         LayoutError: the layout is malformed.
     """
-    try:
-        kind, layout = msgpack.unpackb(body)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("open_body", f"not a probe of this version: {error!r}") from error
-    if kind != "probe":
-        raise RemoteProtocolError("open_body", "an open without objects is a probe")
-    return Layout.from_dict(layout)
+    with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
+        fields.array(2)
+        if fields.text(MAX_KIND_BYTES) != "probe":
+            raise ValueError("an open without objects is a probe")
+        return Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUTS_BYTES))
 
 
 def encode_link_probe(grant: bytes) -> bytes:
@@ -255,17 +287,10 @@ def decode_link_probe(body: bytes) -> bytes:
     Raises:
         RemoteProtocolError: it has another form.
     """
-    try:
-        _, grant = msgpack.unpackb(body)
-        return _bytes(grant)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("open_body", f"not a probe of this version: {error!r}") from error
-
-
-def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):  # of a number, `bytes` would make that many zeros
-        raise TypeError("not bytes")
-    return value
+    with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
+        fields.array(2)
+        fields.text(MAX_KIND_BYTES)
+        return fields.octets(MAX_GRANT_BYTES)
 
 
 def is_prefix_block(block_hash: BlockHash) -> bool:

@@ -22,7 +22,7 @@ from prfaas.agent.inbound import Inbound
 from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
 from prfaas.agent.placement import Placement, place
-from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, is_link_probe, make_plan
+from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, grant_of, is_link_probe, make_plan
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.refusal import Refusal
 from prfaas.agent.repacking import Background, repacking_into
@@ -35,6 +35,7 @@ from prfaas.cachepool.repack import Side
 from prfaas.errors import GrantError, LayoutError, RemoteProtocolError
 from prfaas.grants import Grant, GrantKind
 from prfaas.hashing import prefix_hash
+from prfaas.transport.messages import Ending
 from prfaas.transport.receiver import (
     Accepted,
     OpenRequest,
@@ -45,10 +46,11 @@ from prfaas.transport.receiver import (
     Receiver,
     Rejected,
 )
+from prfaas.transport.remembered import Remembered
 from prfaas.types import AgentName, FailureReason, GroupBlocks, Prefix, TransferId
 
 MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 400 bytes each
-REMEMBERED_SECONDS = 120.0  # a cancelled transfer whose grant never came here
+MAX_CANCELLED = 1 << 12  # transfers that were cancelled before their grants came here, about 400 bytes each
 _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]
 
@@ -79,6 +81,7 @@ class Receiving:
         self._inbound: dict[TransferId, Inbound] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
         self._ended: dict[TransferId, _Ended] = {}
+        self._cancelled: Remembered[Ending] = Remembered(MAX_CANCELLED)
         self.receiver: Receiver | None = None  # set before the first open can come
 
     def __len__(self) -> int:
@@ -115,13 +118,14 @@ class Receiving:
         return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
 
     def _accept(self, request: OpenRequest) -> Accepted:
-        opened = OpenBody.decode(request.open_body)
-        grant = self._check(opened.grant, TransferId(request.transfer_id), "copy" if opened.is_copy else "transfer")
+        token, use = grant_of(request.open_body)
+        grant = self._check(token, TransferId(request.transfer_id), use)
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
-        ended = self._ended.get(grant.transfer_id)
+        ended = self._end_of(grant)
         if ended is not None:
             raise Refusal(ended.reason, ended.message)
+        opened = OpenBody.decode(request.open_body)
         arenas = self._layouts.arenas(opened)
         plan = _plan(request, _groups(opened, arenas[0].layout, grant), arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
@@ -141,6 +145,10 @@ class Receiving:
         if grant.destination != self._name or grant.transfer_id != transfer_id:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
         return grant
+
+    def _end_of(self, grant: Grant) -> _Ended | Ending | None:
+        """How a transfer has ended already, or why its sender gave it up before it came."""
+        return self._ended.get(grant.transfer_id) or self._cancelled.get(grant.source, grant.transfer_id)
 
     def _create(self, grant: Grant) -> Inbound:
         now = time.monotonic()
@@ -196,8 +204,7 @@ class Receiving:
 
     def _failed(self, transfer_id: TransferId, inbound: Inbound | None, event: ReceiveFailed) -> None:
         if inbound is None:  # a cancel that overtook its open
-            forgotten_at = time.monotonic() + REMEMBERED_SECONDS
-            self._ended.setdefault(transfer_id, _Ended(forgotten_at, event.reason, event.message))
+            self._cancelled.put(event.peer_name, transfer_id, Ending(event.reason, event.message))
         elif inbound.grant.source == event.peer_name:
             if inbound.record is not None:
                 inbound.record.wire_bytes = event.stats.wire_bytes
@@ -278,7 +285,7 @@ class Receiving:
             metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
             engine.post(TransferFailed(request.transfer_id, "grant_refused", str(error)))
             return
-        ended = self._ended.get(request.transfer_id)
+        ended = self._end_of(grant)
         if ended is not None:
             engine.post(TransferFailed(request.transfer_id, ended.reason, ended.message))
             return

@@ -14,6 +14,7 @@ from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.types import GroupKind, Shard
 
 LAYOUT_VERSION = 1
+FINGERPRINT_BYTES = 16
 MAX_LAYERS = 4096  # the largest public models have about 130
 
 
@@ -62,7 +63,7 @@ class Layout:
     @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that differ when anything in the layout differs."""
-        return hashlib.sha256(msgpack.packb(self.to_dict())).digest()[:16]
+        return hashlib.sha256(msgpack.packb(self.to_dict())).digest()[:FINGERPRINT_BYTES]
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": LAYOUT_VERSION, **asdict(self)}

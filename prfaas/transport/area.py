@@ -58,6 +58,13 @@ class Area:
         for slab in slabs:
             self.add(slab)
 
+    def growth(self, slab: Slab) -> int:
+        """How many pieces more it is kept as at most once a slab is added, or removed: the columns that it begins and ends
+        within are cut in two, objects and all."""
+        cuts = [at for position in (slab.offset, slab.end) if (at := self._within(position)) is not None]
+        num_columns = bisect_left(self._starts, slab.end) - bisect_right(self._ends, slab.offset)
+        return sum(len(self._objects[at]) for at in cuts) + 2 * num_columns + 1
+
     def add(self, slab: Slab) -> int:
         """Cover a slab; returns how many bytes were not covered before."""
         new = 0

@@ -24,6 +24,7 @@ from prfaas.transport import messages
 from prfaas.transport.answers import Answer, Answers, have_later, say
 from prfaas.transport.area import Slab
 from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
+from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import (
     Accepted,
@@ -52,6 +53,8 @@ MAX_REMEMBERED = 4096  # ended transfers, about 400 bytes each
 MAX_REMEMBERED_MESSAGE_BYTES = 100
 MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes each
 FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
+MAX_STRAYS = 4 * MAX_CANCELS  # of transfers that were never opened, in STRAYS_SECONDS: the caller hears of each
+STRAYS_SECONDS = 1.0
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
 HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
@@ -94,15 +97,17 @@ class Arrivals:
         on_event: Callable[[ReceiveEvent], None],
         reconnect_seconds: float,
         max_pieces: int = MAX_PIECES,
+        rival_seconds: float = RIVAL_SECONDS,
     ) -> None:
         self._accept = accept
         self._events: OrderedEvents[ReceiveEvent] = OrderedEvents(on_event)
-        self._reconnect_seconds = reconnect_seconds
+        self._reconnect_seconds, self._rival_seconds = reconnect_seconds, rival_seconds
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, _Arrival] = {}
         self._transfers, self._opening_bytes = Shares(MAX_TRANSFERS), Shares(MAX_OPENING_BYTES)
         self._max_pieces, self._pieces = max_pieces, Shares(max_pieces)
-        self._remembered = Remembered(MAX_REMEMBERED)
+        self._strays, self._strays_until = Shares(MAX_STRAYS), 0.0  # monotonic seconds
+        self._remembered: Remembered[bytes] = Remembered(MAX_REMEMBERED)
         self._answers = Answers(self._have_of)
 
     # Opening
@@ -192,7 +197,8 @@ class Arrivals:
     def begin_write(
         self, connection: Connection, peer: str, header: Header, *, wire_bytes: int
     ) -> list[memoryview] | None:
-        """Where a chunk goes, or None when it goes nowhere; `end_write` must follow in the first case.
+        """Where a chunk goes, nothing where it is checked and not kept, or None when it is not wanted; but for that
+        `end_write` must follow.
 
         `wire_bytes` is what it took on the wire, its header left out.
 
@@ -209,7 +215,7 @@ class Arrivals:
             arrival.connections[connection] = None
             arrival.alone_since = None
             arrival.wire_bytes += HEADER_BYTES + wire_bytes
-            if arrival.num_pieces > FAIR_PIECES and not self._pieces.has_room(peer):
+            if not self._has_room(arrival, slab):
                 raise RemoteProtocolError("fragments", f"too many of {self._max_pieces} pieces over all transfers")
             if arrival.assembler.use_of(slab) == "discard":
                 return None
@@ -221,7 +227,7 @@ class Arrivals:
         assert accepted is not None
         try:
             if accepted.destination is None:
-                return [memoryview(bytearray(slab.num_bytes))]
+                return []
             views = [accepted.destination(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")
@@ -233,12 +239,13 @@ class Arrivals:
     def _displace(self, arrival: _Arrival, slab: Slab) -> None:
         """Have nobody else write to these bytes. The lock is given up meanwhile."""
 
-        def rivals() -> list[Connection]:
-            return [its for its, written in arrival.writers.items() if written.overlaps(slab)]
+        def is_alone() -> bool:
+            rivals = [its for its, written in arrival.writers.items() if written.overlaps(slab)]
+            for rival in rivals:  # each time: of two that wait for one the other may have come before
+                rival.abort()
+            return not rivals
 
-        for rival in rivals():
-            rival.abort()
-        if not self._changed.wait_for(lambda: not rivals(), RIVAL_SECONDS):
+        if not self._changed.wait_for(is_alone, self._rival_seconds):
             raise RemoteProtocolError("overlap", f"{slab} is still being written by another connection")
 
     def end_write(self, connection: Connection, header: Header, outcome: ChunkOutcome) -> bool:
@@ -252,6 +259,8 @@ class Arrivals:
             assert arrival.assembler is not None
             slab = arrival.writers.pop(connection)
             self._changed.notify_all()
+            if not self._has_room(arrival, slab):
+                arrival.assembler.forget()
             if arrival.has_ended:
                 self._free(arrival)
             elif outcome == "whole":
@@ -267,6 +276,13 @@ class Arrivals:
             self._count_pieces(arrival)
         self._tell(arrival)
         return comes_again
+
+    def _has_room(self, arrival: _Arrival, slab: Slab) -> bool:
+        """Whether what has arrived may be kept in as many pieces more as this slab makes it."""
+        assert arrival.assembler is not None
+        more = arrival.assembler.arrived.growth(slab)
+        is_fair = arrival.num_pieces + more <= FAIR_PIECES
+        return is_fair or self._pieces.has_room(arrival.request.peer_name, more)
 
     def _count_pieces(self, arrival: _Arrival) -> None:
         is_here = self._arrivals.get(arrival.request.transfer_id) is arrival
@@ -335,13 +351,20 @@ class Arrivals:
         self._tell(arrival)
 
     def cancelled(self, peer: str, transfer_id: bytes, ending: Ending) -> None:
-        """The sender gave up, perhaps before its OPEN came (they may cross on two connections)."""
+        """The sender gave up, perhaps before its OPEN came (they may cross on two connections).
+
+        Raises:
+            RemoteProtocolError: it gives up more that was never opened than any sender keeps.
+        """
         reason, message = ending.reason, _short(ending.message)
         with self._changed:
             arrival = self._arrivals.get(transfer_id)
             if arrival is not None and arrival.request.peer_name == peer and not arrival.has_ended:
                 self._fail(arrival, reason, message)
             elif arrival is None and self._remembered.get(peer, transfer_id) is None:
+                if not self._strays.has_room(peer):
+                    raise RemoteProtocolError("cancels", "too many transfers are cancelled that were never opened")
+                self._strays.change(peer, 1)
                 self._remembered.put(peer, transfer_id, _error(transfer_id, reason, message))
                 self._events.put(ReceiveFailed(transfer_id, peer, reason, message))
         self._tell(arrival)
@@ -359,6 +382,8 @@ class Arrivals:
     def expire(self, now: float) -> None:
         """Fail what is late, take memory from who is stuck in it, say what nobody took; `now` is monotonic seconds."""
         with self._changed:
+            if now >= self._strays_until:
+                self._strays, self._strays_until = Shares(MAX_STRAYS), now + STRAYS_SECONDS
             failed = []
             for arrival in list(self._arrivals.values()):
                 if arrival.ended_at is not None and now - arrival.ended_at > STUCK_MEMORY_SECONDS:

@@ -14,7 +14,7 @@ from prfaas.transport import lossy_cast, messages
 from prfaas.transport.answers import say
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
-from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.messages import Done, Ending
 from prfaas.transport.outbound import Outgoing
 from prfaas.transport.packing import CODECS, Packer, Way, ways
 from prfaas.transport.packing_choice import TRIAL_BYTES, PackSample
@@ -43,7 +43,7 @@ class Work(Protocol):
     def take(self, line: Line) -> bytes | Taken | None: ...
     def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None: ...
     def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
-    def have(self, line: Line, transfer_id: bytes, have: Have) -> None: ...
+    def have(self, line: Line, header: Header, payload: bytearray) -> None: ...
     def done(self, transfer_id: bytes, done: Done) -> None: ...
     def refused(self, transfer_id: bytes, ending: Ending) -> None: ...
     def reopen(self, transfer_id: bytes) -> None: ...
@@ -207,7 +207,7 @@ class Line:
         elif kind is FrameType.AGAIN:
             self._came_changed(header.offset)
         elif kind is FrameType.HAVE:
-            self._work.have(self, transfer_id, messages.decode_have(header, payload))
+            self._work.have(self, header, payload)
         elif kind is FrameType.DONE:
             self._work.done(transfer_id, messages.decode_done(payload))
         elif kind is FrameType.REOPEN:

@@ -1,23 +1,24 @@
 """The bodies of control frames as plain data, checked field by field as they come in (pure).
 
 OPEN and HAVE carry one long opaque part (the caller's body, a bitmap of objects) behind their msgpack part, whose length
-stands in the header's `offset`; so no msgpack structure from a peer is longer than MAX_STRUCTURE_BYTES.
+stands in the header's `offset`; no first part is longer than MAX_STRUCTURE_BYTES.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgpack
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
+from prfaas.transport.fields import Fields, fields_of
+from prfaas.transport.object_sizes import MAX_RUNS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import MAX_PAYLOAD_BYTES, NO_TRANSFER, FrameType, Header, control
 from prfaas.types import FailureReason
@@ -26,12 +27,12 @@ MAX_STRUCTURE_BYTES = 1 << 20
 MAX_SLABS = 1 << 12  # of HAVE: what else has arrived comes again
 MAX_BODY_BYTES = MAX_PAYLOAD_BYTES[FrameType.OPEN] - MAX_STRUCTURE_BYTES
 MAX_NAME_BYTES = 255
+MAX_WORDS = 256  # versions, or capabilities, that a HELLO lists
 MAX_MESSAGE_CHARACTERS = 500
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 _REASONS = frozenset(typing.get_args(FailureReason))
 _ONES = re.compile("1+")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,13 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(payload: bytes | bytearray) -> Hello:
-    def read(name: Any, nonce: Any, versions: Any, capabilities: Any, boot_id: Any = NO_TRANSFER) -> Hello:
-        return Hello(
-            _name(name),
-            _exactly(nonce, NONCE_BYTES),
-            _numbers(versions),
-            _words(capabilities),
-            _exactly(boot_id, len(NO_TRANSFER)),
-        )
-
-    return _decode(FrameType.HELLO, payload, read)
+    with _fields(FrameType.HELLO, payload) as fields:
+        receives = fields.array(4, 5) == 5
+        name, nonce = _name(fields), fields.exactly(NONCE_BYTES)
+        versions = tuple(fields.whole() for _ in fields.items(MAX_WORDS))
+        capabilities = _words(fields)
+        boot_id = fields.exactly(len(NO_TRANSFER)) if receives else NO_TRANSFER
+        return Hello(name, nonce, versions, capabilities, boot_id)
 
 
 def encode_challenge(challenge: Challenge) -> bytes:
@@ -114,17 +112,16 @@ def encode_challenge(challenge: Challenge) -> bytes:
 
 
 def decode_challenge(payload: bytes | bytearray) -> Challenge:
-    def read(name: Any, nonce: Any, version: Any, capabilities: Any, boot_id: Any, proof: Any) -> Challenge:
+    with _fields(FrameType.CHALLENGE, payload) as fields:
+        fields.array(6)
         return Challenge(
-            _name(name),
-            _exactly(nonce, NONCE_BYTES),
-            _whole(version),
-            _words(capabilities),
-            _exactly(boot_id, len(NO_TRANSFER)),
-            _exactly(proof, PROOF_BYTES),
+            _name(fields),
+            fields.exactly(NONCE_BYTES),
+            fields.whole(),
+            _words(fields),
+            fields.exactly(len(NO_TRANSFER)),
+            fields.exactly(PROOF_BYTES),
         )
-
-    return _decode(FrameType.CHALLENGE, payload, read)
 
 
 def encode_proof(proof: bytes) -> bytes:
@@ -133,7 +130,9 @@ def encode_proof(proof: bytes) -> bytes:
 
 
 def decode_proof(payload: bytes | bytearray) -> bytes:
-    return _decode(FrameType.PROOF, payload, lambda proof: _exactly(proof, PROOF_BYTES))
+    with _fields(FrameType.PROOF, payload) as fields:
+        fields.array(1)
+        return fields.exactly(PROOF_BYTES)
 
 
 def encode_open(transfer_id: bytes, opened: Open) -> bytes:
@@ -145,14 +144,14 @@ def encode_open(transfer_id: bytes, opened: Open) -> bytes:
 
 def decode_open(header: Header, payload: bytes | bytearray) -> Open:
     structure, body = _split(header, payload)
-
-    def read(runs: Any, priority: Any, deadline_seconds: Any) -> Open:
-        sizes = ObjectSizes((_whole(size), _whole(count)) for size, count in runs)
-        if not isinstance(deadline_seconds, float) or not 0 < deadline_seconds < float("inf"):
+    with _fields(FrameType.OPEN, structure) as fields:
+        fields.array(3)
+        runs = (fields.wholes(2) for _ in fields.items(MAX_RUNS))
+        sizes = ObjectSizes((size, count) for size, count in runs)
+        priority, deadline_seconds = fields.whole(), fields.real()
+        if not 0 < deadline_seconds < float("inf"):
             raise ValueError("the deadline is no time")
-        return Open(sizes, _whole(priority), deadline_seconds, body)
-
-    return _decode(FrameType.OPEN, structure, read, max_items=MAX_RUNS)
+        return Open(sizes, priority, deadline_seconds, body)
 
 
 def encode_have(transfer_id: bytes, have: Have) -> bytes:
@@ -163,20 +162,19 @@ def encode_have(transfer_id: bytes, have: Have) -> bytes:
     return b"".join((head.encode(), structure, bits))
 
 
-def decode_have(header: Header, payload: bytes | bytearray) -> Have:
+def decode_have(header: Header, payload: bytes | bytearray, *, num_objects: int) -> Have:
+    """`num_objects`: of the transfer. Scattered bits become ranges of 300 times their size: of no others are any made."""
     structure, bits = _split(header, payload)
-    if len(bits) > MAX_OBJECTS // 8:  # scattered bits become ranges of 300 times their size
-        raise RemoteProtocolError("body", f"HAVE: more than {MAX_OBJECTS} objects")
-
-    def read(slabs: Any) -> Have:
-        arrived = tuple(Slab(*map(_whole, slab)) for slab in itertools.islice(slabs, MAX_SLABS))
+    if len(bits) > (num_objects + 7) // 8:
+        raise RemoteProtocolError("range", "HAVE of objects that the transfer does not have")
+    with _fields(FrameType.HAVE, structure) as fields:
+        fields.array(1)
+        arrived = tuple(Slab(*fields.wholes(4)) for _ in fields.items(MAX_SLABS))
         if not all(slab.num_objects and slab.length for slab in arrived):
             raise ValueError("an empty slab")
         if not all(one.precedes(next_one) for one, next_one in itertools.pairwise(arrived)):
             raise ValueError("slabs that overlap, or are not in the order of their columns")
         return Have(from_bitmap(bits), arrived)
-
-    return _decode(FrameType.HAVE, structure, read)
 
 
 def encode_ending(kind: FrameType, transfer_id: bytes, ending: Ending) -> bytes:
@@ -191,14 +189,11 @@ def encode_refusal(error: RemoteProtocolError) -> bytes:
 
 def decode_ending(payload: bytes | bytearray) -> Ending:
     """A reason that is none of ours reads `protocol`: reasons are labels of metrics."""
-
-    def read(reason: Any, message: Any) -> Ending:
+    with _fields(FrameType.ERROR, payload) as fields:
+        fields.array(2)
+        reason, message = fields.text(len(payload)), fields.text(len(payload))
         known = typing.cast(FailureReason, reason if reason in _REASONS else "protocol")
-        if not isinstance(message, str):
-            raise ValueError("not a message")
         return Ending(known, message[:MAX_MESSAGE_CHARACTERS])
-
-    return _decode(FrameType.ERROR, payload, read)
 
 
 def encode_done(transfer_id: bytes, done: Done) -> bytes:
@@ -207,7 +202,8 @@ def encode_done(transfer_id: bytes, done: Done) -> bytes:
 
 
 def decode_done(payload: bytes | bytearray) -> Done:
-    return _decode(FrameType.DONE, payload, lambda wire, failures: Done(_whole(wire), _whole(failures)))
+    with _fields(FrameType.DONE, payload) as fields:
+        return Done(*fields.wholes(2))
 
 
 def to_bitmap(objects: Ranges) -> bytes:
@@ -232,46 +228,25 @@ def from_bitmap(bits: bytes) -> Ranges:
     return Ranges(match.span() for match in _ONES.finditer(text))
 
 
-def _split(header: Header, payload: bytes | bytearray) -> tuple[bytes, bytes]:
+def _split(header: Header, payload: bytes | bytearray) -> tuple[memoryview, bytes]:
     if header.offset > min(len(payload), MAX_STRUCTURE_BYTES):
         raise RemoteProtocolError("body", f"{header.type.name}: its first part is longer than allowed")
     whole = memoryview(payload)
-    return bytes(whole[: header.offset]), bytes(whole[header.offset :])
+    return whole[: header.offset], bytes(whole[header.offset :])
 
 
-def _decode(
-    kind: FrameType, payload: bytes | bytearray, read: Callable[..., T], *, max_items: int = MAX_STRUCTURE_BYTES
-) -> T:
-    """What `read` makes of an array's items; none of its arrays may be longer than `max_items`."""
-    try:
-        return read(*msgpack.unpackb(payload, max_array_len=max_items))
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("body", f"{kind.name}: {error!r}"[:MAX_MESSAGE_CHARACTERS]) from error
+def _fields(
+    kind: FrameType, payload: bytes | bytearray | memoryview
+) -> contextlib.AbstractContextManager[Fields, bool | None]:
+    return fields_of(payload, reason="body", what=kind.name)
 
 
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value.encode()) <= MAX_NAME_BYTES:
-        raise ValueError("not a name")
-    return value
+def _name(fields: Fields) -> str:
+    name = fields.text(MAX_NAME_BYTES)
+    if not name:
+        raise ValueError("nobody has no name")
+    return name
 
 
-def _exactly(value: Any, num_bytes: int) -> bytes:
-    if not isinstance(value, bytes) or len(value) != num_bytes:
-        raise ValueError(f"not {num_bytes} bytes")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError("not a whole number")
-    return value
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(map(_whole, value))
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    if not all(isinstance(word, str) for word in value):
-        raise ValueError("not words")
-    return tuple(value)
+def _words(fields: Fields) -> tuple[str, ...]:
+    return tuple(fields.text(MAX_NAME_BYTES) for _ in fields.items(MAX_WORDS))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.area import Area, Slab
+from prfaas.transport.assembler import MAX_FRAGMENTS
 from prfaas.transport.cancels import Cancels
 from prfaas.transport.chunker import Chunk, Chunker
 from prfaas.transport.inbound import TransferStats
@@ -34,6 +35,7 @@ MAX_ENDS = 4096  # waiting for a connection; the oldest are dropped, whose trans
 MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
 SLOW_BYTES_PER_SECOND = 1e6  # an OPEN has so long for its bytes before it is repeated
 MAX_GAPS = 1 << 18  # between the slabs that have come, times the ranges of objects that the peer does not hold
+MAX_CUTS = 4 * MAX_FRAGMENTS  # of what is ready, around objects that the peer holds, which keeps a quarter of that
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class _Sending:
     ready: Area = field(default_factory=Area)
     acked: Area = field(default_factory=Area)
     held: Ranges = field(default_factory=Ranges)
+    num_cuts: int = 0  # of what is ready, around what is held
     missing_bytes: int = 0  # that must travel
     unready_bytes: int = 0  # of those
     said_end: bool = False
@@ -150,7 +153,7 @@ class Outbox:
         if objection:
             self._end(sending, SendFailed(sending.id, "protocol", objection), now)
 
-    def ready(self, transfer_id: bytes, slab: Slab) -> bool:
+    def ready(self, transfer_id: bytes, slab: Slab, *, now: float) -> bool:
         """These bytes may leave now; returns whether that gave a connection something to do.
 
         Raises:
@@ -164,7 +167,7 @@ class Outbox:
         fresh = list(sending.ready.missing(slab))
         sending.ready.add(slab)
         if sending.is_accepted:
-            self._queue(sending, fresh)
+            self._queue(sending, fresh, now=now)
         return sending.is_accepted
 
     def prioritise(self, transfer_id: bytes, priority: int) -> None:
@@ -178,7 +181,13 @@ class Outbox:
         sending = self._sendings.get(transfer_id)
         return None if sending is None or sending.has_ended else sending
 
-    def _queue(self, sending: _Sending, slabs: list[Slab]) -> None:
+    def _queue(self, sending: _Sending, slabs: list[Slab], *, now: float) -> None:
+        """Have the parts of these that the peer lacks leave; a transfer that this would cut too finely ends."""
+        sending.num_cuts += sum(sending.held.num_between(slab.first, slab.last) for slab in slabs)
+        if sending.num_cuts > MAX_CUTS:
+            text = f"what the peer holds would cut what it lacks into more than {MAX_CUTS} pieces"
+            self.cancel(sending.id, Ending("protocol", text), now=now)
+            return
         for slab in slabs:
             for wanted in sending.wanted(slab):
                 sending.unready_bytes -= wanted.num_bytes
@@ -257,7 +266,7 @@ class Outbox:
         sending = self._live(transfer_id)
         return None if sending is None or sending.is_accepted else sending.sizes
 
-    def have(self, transfer_id: bytes, standing: Standing, *, process: bytes) -> None:
+    def have(self, transfer_id: bytes, standing: Standing, *, process: bytes, now: float) -> None:
         """This process of the peer has accepted a transfer and says what it holds; all else that is ready may leave."""
         sending = self._live(transfer_id)
         if sending is None or sending.is_accepted:
@@ -267,10 +276,11 @@ class Outbox:
         sending.waits_since = None
         sending.held, sending.acked = standing.held, standing.arrived
         sending.missing_bytes = sending.unready_bytes = standing.missing_bytes
-        self._queue(sending, list(sending.ready.slabs()))
         if not sending.was_accepted:
             sending.was_accepted = True
             self._on_event(SendAccepted(transfer_id, sending.missing_bytes, standing.held.copy(), process))
+        sending.num_cuts = 0
+        self._queue(sending, list(sending.ready.slabs()), now=now)
 
     def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:
         """Chunks have arrived whole."""

@@ -89,5 +89,9 @@ class Ranges:
         at = bisect_right(self._ends, start)
         return start < end and at < len(self._starts) and self._starts[at] < end
 
+    def num_between(self, start: int, end: int) -> int:
+        """How many of the ranges have numbers in [start, end)."""
+        return bisect_left(self._starts, end) - bisect_right(self._ends, start)
+
     def to_list(self) -> list[tuple[int, int]]:
         return list(zip(self._starts, self._ends, strict=True))

@@ -21,7 +21,7 @@ from prfaas.transport.wire import FrameType, Header, chunk_checksum
 MAX_CHUNKS_PER_ACK = 16
 MAX_BYTES_PER_ACK = 2 << 20  # however busy the connection: the sender reckons with what is acknowledged
 MAX_ACK_SECONDS = 0.05  # and however slow: a chunk that has come does not wait for the end of the next
-SCRATCH_BYTES = 64 << 10  # where chunks go that nobody wants
+SCRATCH_BYTES = 64 << 10  # where chunks go that nobody keeps
 MAX_ANSWERED = 64
 LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
 MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over all connections
@@ -33,7 +33,6 @@ class FrameBounds:
 
     def __init__(self) -> None:
         self.large, self.packed = Shares(MAX_LARGE_FRAMES), Shares(MAX_PACKED_FRAMES)
-        self.decoding = threading.Lock()  # one OPEN at a time, whose small items take sixty times their bytes
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
@@ -126,8 +125,7 @@ class Reader:
             self._arrivals.cancelled(self._peer, header.transfer_id, messages.decode_ending(payload))
 
     def _open(self, header: Header, payload: bytearray) -> None:
-        with self._bounds.decoding:
-            opened = messages.decode_open(header, payload)
+        opened = messages.decode_open(header, payload)
         request = OpenRequest(
             transfer_id=header.transfer_id,
             peer_name=self._peer,
@@ -189,11 +187,12 @@ class Reader:
         return comes_again
 
     def _read(self, header: Header, views: list[memoryview]) -> bool:
-        """Read a chunk into its memory; whether it must come again."""
+        """Read a chunk into its memory, or a probe's into none; whether it must come again."""
         outcome: ChunkOutcome = "lost"
         try:
-            self._connection.read_into(views)
-            found = chunk_checksum(header.transfer_id, header.slab, views)
+            if views:
+                self._connection.read_into(views)
+            found = chunk_checksum(header.transfer_id, header.slab, views or self._scrap(header))
             outcome = "whole" if found == header.checksum else "changed"
         finally:
             for view in views:
@@ -202,11 +201,18 @@ class Reader:
         return comes_again
 
     def _discard(self, header: Header) -> None:
+        for _ in self._scrap(header):
+            pass
+        self._answer_unwanted(header.transfer_id)
+
+    def _scrap(self, header: Header) -> Iterator[memoryview]:
+        """A chunk that is kept nowhere, piece by piece; each is there until the next is read."""
         scratch, left = memoryview(bytearray(min(SCRATCH_BYTES, header.length))), header.length
         while left:
-            self._connection.read_into([scratch[:left]])
-            left -= min(left, len(scratch))
-        self._answer_unwanted(header.transfer_id)
+            piece = scratch[:left]
+            self._connection.read_into([piece])
+            left -= len(piece)
+            yield piece
 
     def _answer_unwanted(self, transfer_id: bytes) -> None:
         if transfer_id not in self._answered:

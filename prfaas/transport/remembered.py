@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class Remembered:
+class Remembered(Generic[T]):
     """The latest answers, by peer and transfer: beyond the limit whoever has most loses its oldest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._count = 0
-        self._of: dict[str, OrderedDict[bytes, bytes]] = {}
+        self._of: dict[str, OrderedDict[bytes, T]] = {}
 
-    def get(self, peer: str, transfer_id: bytes) -> bytes | None:
+    def get(self, peer: str, transfer_id: bytes) -> T | None:
         its = self._of.get(peer)
         return None if its is None else its.get(transfer_id)
 
-    def put(self, peer: str, transfer_id: bytes, answer: bytes) -> None:
+    def put(self, peer: str, transfer_id: bytes, answer: T) -> None:
         its = self._of.setdefault(peer, OrderedDict())
         self._count += transfer_id not in its
         its[transfer_id] = answer

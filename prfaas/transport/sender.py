@@ -23,7 +23,7 @@ from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_meter import LinkHealth
 from prfaas.transport.link_state import LinkState
-from prfaas.transport.messages import Challenge, Done, Ending, Have, Hello
+from prfaas.transport.messages import Challenge, Done, Ending, Hello
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.outbound import (
     Outgoing,
@@ -36,6 +36,7 @@ from prfaas.transport.outbound import (
 )
 from prfaas.transport.outbox import Outbox, Standing
 from prfaas.transport.packing_choice import PackSample
+from prfaas.transport.wire import Header
 from prfaas.types import FailureReason
 
 __all__ = [
@@ -81,6 +82,7 @@ class Link:
         self._peer_name = peer_name
         self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
         self._changed = threading.Condition(threading.Lock())
+        self._hearing = threading.Lock()  # held by whoever takes a HAVE apart
         self._dialler = Dialler(
             self._changed,
             connect=self._connect_once,
@@ -130,8 +132,10 @@ class Link:
     ) -> None:
         """This byte range of each of these objects may leave now."""
         with self._changed:
-            if self._outbox.ready(transfer_id, Slab(first_object, num_objects, offset_bytes, length_bytes)):
+            slab = Slab(first_object, num_objects, offset_bytes, length_bytes)
+            if self._outbox.ready(transfer_id, slab, now=time.monotonic()):
                 self._changed.notify_all()
+        self._events.tell()
 
     def prioritise(self, transfer_id: bytes, priority: int) -> None:
         """A transfer has become more urgent (a lower `priority`), or less; one that has ended stays as it is."""
@@ -437,17 +441,23 @@ class Link:
                 self._changed.notify_all()
         self._events.tell()
 
-    def have(self, line: Line, transfer_id: bytes, have: Have) -> None:
-        """The peer has accepted a transfer and says what it holds; all else that is ready leaves."""
-        with self._changed:
-            sizes = self._outbox.sizes_of(transfer_id)
-        if sizes is None:
-            return
-        standing = Standing.of(have, sizes)
-        with self._changed:
-            if line.generation == self._generation and self._boot_id is not None:
-                self._outbox.have(transfer_id, standing, process=self._boot_id)
-                self._changed.notify_all()
+    def have(self, line: Line, header: Header, payload: bytearray) -> None:
+        """The peer has accepted a transfer and says what it holds; all else that is ready leaves.
+
+        Nothing is made of one that nobody has asked for, and of others one at a time: it may become many times as long.
+        """
+        with self._hearing:
+            with self._changed:
+                sizes = self._outbox.sizes_of(header.transfer_id)
+            if sizes is None:
+                return
+            have = messages.decode_have(header, payload, num_objects=len(sizes))
+            standing = Standing.of(have, sizes)
+            with self._changed:
+                if line.generation == self._generation and self._boot_id is not None:
+                    now = time.monotonic()
+                    self._outbox.have(header.transfer_id, standing, process=self._boot_id, now=now)
+                    self._changed.notify_all()
         self._events.tell()
 
     def done(self, transfer_id: bytes, done: Done) -> None:

@@ -30,7 +30,7 @@ type, and every type against the state of its connection, before memory is taken
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Literal
@@ -79,7 +79,7 @@ MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
     FrameType.PROOF: _SMALL,
     FrameType.WELCOME: _SMALL,
     FrameType.OPEN: 16 << 20,  # 1M tokens in blocks of 16 are 1 MiB of hashes a group
-    FrameType.HAVE: 2 << 20,
+    FrameType.HAVE: 512 << 10,  # a bit for each of 2M objects, and 4096 slabs of up to 37 bytes
     FrameType.CHUNK: MAX_CHUNK_BYTES,
     FrameType.ACK: 0,
     FrameType.AGAIN: 0,
@@ -235,13 +235,13 @@ def packed_header(
     return head.encode()
 
 
-def chunk_checksum(transfer_id: bytes, slab: Slab, views: Sequence[memoryview]) -> int:
+def chunk_checksum(transfer_id: bytes, slab: Slab, views: Iterable[memoryview]) -> int:
     """XXH3-64 of a chunk's payload, seeded with that of its header before the checksum, so that it covers both.
 
-    Releases the interpreter lock for long views.
+    Each view is done with before the next is taken. Releases the interpreter lock for long ones.
     """
     seed = xxhash.xxh3_64_intdigest(chunk_header(transfer_id, slab, 0)[:CHECKSUM_AT])
-    if len(views) == 1:
+    if isinstance(views, list) and len(views) == 1:
         return xxhash.xxh3_64_intdigest(views[0], seed)
     state = xxhash.xxh3_64(seed=seed)
     for view in views:

@@ -24,13 +24,21 @@ from tests.waiting import PATIENCE_SECONDS
 class RawSender:
     """One connection to a receiver, past its handshake."""
 
-    def __init__(self, address: str, *, name: str = "raw", certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str = "raw",
+        peer: str = "far",
+        key: bytes = KEY,
+        certificates: Certificates | None = None,
+    ) -> None:
         self.connection = Connection(
             make_socket(address, congestion_control="bbr", allow_public=False), state="challenge"
         )
         if certificates is not None:
             self.connection.secure(certificates, is_listener=False)
-        handshake.dial(self.connection, Identity(name, KEY), peer_name="far")
+        handshake.dial(self.connection, Identity(name, key), peer_name=peer)
         self.connection.set_read_timeout(PATIENCE_SECONDS)
 
     def __enter__(self) -> RawSender:

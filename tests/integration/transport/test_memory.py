@@ -12,18 +12,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgpack
+
 from prfaas.transport import messages
 from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import Arrivals
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import SEND_BUFFER_BYTES, Connection
-from prfaas.transport.inbound import Accepted, OpenRequest
-from prfaas.transport.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Have
-from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted
+from prfaas.transport.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Done, Have, Open
+from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.sender import Outgoing, SendAccepted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_header
-from tests.integration.transport.ends import Far, Near, fill_up
+from prfaas.transport.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
+from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_checksum, chunk_header
+from tests.integration.transport.ends import Far, Near, fill_up, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
@@ -100,6 +103,85 @@ def test_a_sender_that_stops_within_a_chunk_costs_its_receiver_a_header(far: Far
             peer.connection.close()
 
 
+def test_chunks_that_are_checked_and_not_kept_cost_their_receiver_a_piece_of_each(far: Far) -> None:
+    count, far.discards = 40, True
+    slab, payload = Slab(0, 1, 0, MAX_CHUNK_BYTES), memoryview(bytes(MAX_CHUNK_BYTES))
+    with traced() as grown:
+        peers = [RawSender(far.address, name=f"probes{number}") for number in range(count)]
+        ids = [peer.open(MAX_CHUNK_BYTES) for peer in peers]
+        for peer, transfer_id in zip(peers, ids, strict=True):
+            checksum = chunk_checksum(transfer_id, slab, [payload])
+            peer.connection.write(chunk_header(transfer_id, slab, checksum), payload[:1000])
+        wait_until(lambda: all(far.receiver._arrivals._arrivals[its].writers for its in ids), what="all at once")
+        for peer in peers:
+            peer.connection.write(payload[1000:])
+        wait_until(lambda: len(far.of(ReceiveCompleted)) == count)
+        assert grown() < count * (SCRATCH_BYTES + 2 * CONNECTION_BYTES)
+        for peer in peers:
+            peer.connection.close()
+
+
+def test_control_frames_that_come_slowly_cost_their_receiver_their_length(far: Far) -> None:
+    count, body = 40, bytes(LARGE_FRAME_BYTES // 2)
+    with traced() as grown:
+        peers = [RawSender(far.address, name=f"stops{number}") for number in range(count)]
+        ids = [os.urandom(16) for _ in peers]
+        for peer, transfer_id in zip(peers, ids, strict=True):
+            opened = messages.encode_open(transfer_id, Open(ObjectSizes.of([10]), 0, PATIENCE_SECONDS, body))
+            peer.connection.write(opened[:-1])
+        for peer in peers:
+            peer.connection.write(body[:1])
+        wait_until(lambda: ids[0] in far.memory and len(far.memory) == count)
+        assert grown() < count * (3 * LARGE_FRAME_BYTES + 2 * CONNECTION_BYTES)
+        for peer in peers:
+            peer.connection.close()
+
+
+def _every_second_of_two_million(transfer_id: bytes) -> bytes:
+    """A HAVE that would be a million ranges once it is taken apart."""
+    structure: bytes = msgpack.packb([[]])
+    bits = b"\x55" * (MAX_OBJECTS // 8)
+    head = Header(FrameType.HAVE, len(structure) + len(bits), transfer_id, offset=len(structure))
+    return head.encode() + structure + bits
+
+
+def test_a_have_that_nobody_awaits_costs_its_sender_its_frame(near_to: Callable[..., Near]) -> None:
+    frame = _every_second_of_two_million(os.urandom(16))
+
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        for _ in range(4):
+            connection.write(frame)
+        connection.write(messages.encode_have(header.transfer_id, Have(Ranges([(0, 1)]), ())))
+        connection.write(messages.encode_done(header.transfer_id, Done(0, 0)))
+        connection.read_header()
+
+    with RawReceiver(serve) as receiver, traced() as grown:
+        near = near_to(receiver.address, num_connections=1)
+        assert isinstance(near.end(send(near, [b"x"])), SendCompleted)
+        assert grown() < 3 * len(frame) + 2 * CONNECTION_BYTES
+
+
+def test_a_have_of_more_objects_than_its_transfer_has_costs_its_sender_its_frame(near_to: Callable[..., Near]) -> None:
+    left = threading.Event()
+
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        connection.write(_every_second_of_two_million(header.transfer_id))
+        try:
+            connection.read_header()
+        finally:
+            left.set()
+
+    with RawReceiver(serve) as receiver, traced() as grown:
+        near = near_to(receiver.address, num_connections=1)
+        send(near, [b"x"])
+        wait_until(left.is_set, what="its sender's going")
+        assert grown() < 5 * MAX_OBJECTS // 8 + 2 * CONNECTION_BYTES
+
+
 def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
     arrivals = Arrivals(
         accept=lambda request, reply: reply(Accepted(held=(), destination=None)),
@@ -116,7 +198,7 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
         peer.read_payload(peer.read_header())
         for at in range(MAX_SLABS):
             header = Header(FrameType.CHUNK, 1, transfer_id, offset=2 * at, count=1)
-            assert arrivals.begin_write(connection, "peer", header, wire_bytes=1)
+            assert arrivals.begin_write(connection, "peer", header, wire_bytes=1) is not None
             arrivals.end_write(connection, header, "whole")
         with traced() as grown:
             num_bytes = fill_up(ours)
@@ -127,7 +209,7 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
         peer.read_into([memoryview(bytearray(num_bytes))])
         arrivals.expire(time.monotonic())
         header = peer.read_header()
-        assert len(messages.decode_have(header, peer.read_payload(header)).arrived) == MAX_SLABS
+        assert len(messages.decode_have(header, peer.read_payload(header), num_objects=1).arrived) == MAX_SLABS
 
 
 def test_control_frames_that_no_connection_takes_are_bounded(

@@ -18,6 +18,7 @@ def cells(slab: Slab) -> set[tuple[int, int]]:
 def test_an_area_equals_a_set_of_bytes(done: list[tuple[bool, Slab]], asked: Slab) -> None:
     area, model = Area(), set[tuple[int, int]]()
     for is_added, slab in done:
+        at_most = area.num_fragments + area.growth(slab)
         if is_added:
             assert area.add(slab) == len(cells(slab) - model)
             model |= cells(slab)
@@ -25,6 +26,7 @@ def test_an_area_equals_a_set_of_bytes(done: list[tuple[bool, Slab]], asked: Sla
             assert area.remove(slab) == len(cells(slab) & model)
             model -= cells(slab)
         assert area.num_bytes == len(model)
+        assert area.num_fragments <= at_most
         assert len(area._starts) <= area.num_fragments == len(list(area.slabs())), "what is not covered takes nothing"
     missing = list(area.missing(asked))
     assert set().union(*map(cells, missing)) == cells(asked) - model

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["prfaas.transport", "prfaas.errors"]):
-    from prfaas.errors import RemoteProtocolError
+INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.plan", "prfaas.cachepool.layout"]
+
+with atheris.instrument_imports(include=INSTRUMENTED):
+    from prfaas.agent import plan
+    from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+    from prfaas.errors import LayoutError, RemoteProtocolError
     from prfaas.transport import lossy_cast, messages
     from prfaas.transport.area import Slab
     from prfaas.transport.assembler import Assembler
@@ -32,6 +36,7 @@ with atheris.instrument_imports(include=["prfaas.transport", "prfaas.errors"]):
         next_state,
         packed_header,
     )
+    from prfaas.types import BlockHash, GroupBlocks, Shard
 
 SIZES = ObjectSizes([(1000, 3), (70_000, 2)])
 PACKER = Packer()
@@ -71,7 +76,7 @@ def read_answers(data: bytes) -> None:
     """Frames of a receiver, as the sending end reads them."""
     header, payload = Header.decode(data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")), data[HEADER_BYTES:]
     if header.type is FrameType.HAVE:
-        have = messages.decode_have(header, payload)
+        have = messages.decode_have(header, payload, num_objects=len(SIZES))
         standing = Standing.of(have, SIZES)
         assert standing.arrived.num_bytes <= SIZES.total_bytes
     elif header.type is FrameType.DONE:
@@ -94,11 +99,18 @@ def read_lossy(data: bytes) -> int:
     return num_bytes
 
 
-READERS = (read_connection, read_answers, read_handshake, read_packed, read_lossy)
+def read_body(data: bytes) -> None:
+    """The agents' own part of an OPEN."""
+    for decode in (plan.grant_of, plan.OpenBody.decode, plan.decode_probe, plan.decode_link_probe):
+        with contextlib.suppress(RemoteProtocolError, LayoutError):
+            decode(data)
+
+
+READERS = (read_connection, read_answers, read_handshake, read_packed, read_lossy, read_body)
 
 
 def read(data: bytes) -> None:
-    """Any reader may refuse with a RemoteProtocolError, and with nothing else."""
+    """Any reader may refuse with a RemoteProtocolError (a layout with a LayoutError), and with nothing else."""
     if data:
         with contextlib.suppress(RemoteProtocolError):
             READERS[data[0] % len(READERS)](data[1:])
@@ -129,7 +141,12 @@ def good_inputs() -> list[bytes]:
         messages.encode_proof(bytes(32)),
     ]
     answers = [messages.encode_have(transfer_id, have), messages.encode_done(transfer_id, messages.Done(5, 0))]
-    kinds = ([*frames, b"".join(frames)], answers, [its[HEADER_BYTES:] for its in said], packed, [lossy])
+    layer = LayerSlice("a", 0, 100, "bfloat16", "head,token,kv_dim")
+    layout = Layout("m", "", Shard(0, 1), (KVGroup("full_attention", 16, (layer,)),))
+    groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
+    body = plan.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
+    bodies = [body, plan.encode_probe(layout), plan.encode_link_probe(b"grant")]
+    kinds = ([*frames, b"".join(frames)], answers, [its[HEADER_BYTES:] for its in said], packed, [lossy], bodies)
     return [bytes([number]) + its for number, inputs in enumerate(kinds) for its in inputs]
 
 

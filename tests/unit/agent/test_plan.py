@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import pytest
 
-from prfaas.agent.plan import Copied, OpenBody, check_castable, decode_probe, encode_probe, make_plan
+from prfaas.agent.plan import (
+    MAX_LAYOUTS_BYTES,
+    Copied,
+    OpenBody,
+    check_castable,
+    decode_link_probe,
+    decode_probe,
+    encode_probe,
+    grant_of,
+    make_plan,
+)
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
+from prfaas.transport.messages import MAX_BODY_BYTES
 from prfaas.types import GroupBlocks, Shard
 
 ROOT = root_hash("m")
@@ -107,6 +120,56 @@ _COPY_OF_A_SHORT_ROOT = msgpack.packb(["copy", b"g", [b"f"], [], [bytes(48), byt
 def test_an_open_of_another_form_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         OpenBody.decode(body)
+
+
+EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)  # unpacked at once, a gigabyte
+
+
+@pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
+def test_an_open_of_very_many_items_is_refused_before_they_are_made(before: bytes) -> None:
+    body = before + EMPTY_LISTS
+    for decode in (grant_of, OpenBody.decode, decode_probe, decode_link_probe):
+        tracemalloc.start()
+        if decode is grant_of and before.endswith(b"grant"):
+            assert grant_of(body) == (b"grant", "transfer")
+            at_most = 1 << 16
+        else:
+            with pytest.raises(RemoteProtocolError) as refused:
+                decode(body)
+            assert refused.value.reason == "open_body"
+            at_most = 1 << 16 if decode is grant_of else len(body) + (1 << 16)
+        assert tracemalloc.get_traced_memory()[1] < at_most, "of a beginning nothing, else a copy"
+        tracemalloc.stop()
+
+
+def test_layouts_take_so_much_memory_at_most_while_they_are_unpacked() -> None:
+    items = MAX_LAYOUTS_BYTES - 5
+    packed = b"\xdd" + items.to_bytes(4, "big") + b"\x80" * items
+    opened = b"\x95\xa4open\xc4\x05grant\x91\xc4\x01f"
+    tracemalloc.start()
+    with pytest.raises(LayoutError):
+        OpenBody.decode(opened + packed + b"\x90")
+    assert tracemalloc.get_traced_memory()[1] < 80 * MAX_LAYOUTS_BYTES
+    tracemalloc.stop()
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        OpenBody.decode(opened + b"\x92" + packed + b"\x90\x90")
+
+
+def test_the_hashes_of_the_longest_open_take_eight_times_its_bytes_at_most() -> None:
+    num_hashes = (MAX_BODY_BYTES - 1000) // 16
+    groups = (GroupBlocks(0, 0, (NO_HASH,) * num_hashes, ROOT),)
+    body = OpenBody(b"g", (b"f",), (), groups).encode()
+    tracemalloc.start()
+    assert OpenBody.decode(body).groups[0].num_blocks == num_hashes
+    assert tracemalloc.get_traced_memory()[1] < 8 * len(body)
+    tracemalloc.stop()
+
+
+def test_an_open_of_as_many_ranks_and_layers_as_engines_have_is_read() -> None:
+    layers = tuple(_layer(f"model.layers.{at}.self_attn.attn", 100 * at, 100, "bfloat16") for at in range(128))
+    ranks = tuple(Layout("m" * 64, "", Shard(rank, 32), (KVGroup("full_attention", 32, layers),)) for rank in range(32))
+    opened = OpenBody(b"grant", tuple(its.fingerprint for its in ranks), ranks, GROUPS)
+    assert OpenBody.decode(opened.encode()) == opened
 
 
 def test_an_open_with_a_malformed_layout_is_refused_by_field() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 
+import msgpack
 import pytest
 
 from prfaas import grants
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
-from prfaas.agent.plan import OpenBody, make_plan
+from prfaas.agent.plan import MAX_RANKS, OpenBody, make_plan
 from prfaas.agent.protocol import (
     PROTOCOL_VERSION,
     Attach,
@@ -23,7 +25,7 @@ from prfaas.agent.protocol import (
     ReceiveReady,
     TransferFailed,
 )
-from prfaas.agent.receiving import Receiving
+from prfaas.agent.receiving import MAX_REMEMBERED, Receiving
 from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
@@ -176,7 +178,7 @@ def _rank(rank: int, model: str = "hybrid") -> Layout:
         [_rank(1), _rank(0)],
         [_rank(0), _rank(0)],
         [_rank(0)],
-        [hybrid()] * 100_000,
+        [hybrid()] * MAX_RANKS,
         [dataclasses.replace(hybrid(), groups=hybrid().groups[:1]), hybrid("another")],
     ],
 )
@@ -252,6 +254,47 @@ def test_a_claim_or_an_open_that_comes_after_the_end_hears_why_it_ended(node: No
     assert isinstance(failed, TransferFailed)
     assert (failed.reason, failed.message) == ("incomplete", why)
     assert node.open([hybrid()]) == Rejected("incomplete", why)
+
+
+def test_a_cancel_before_its_open_came_is_told_to_who_opens_or_claims_it(node: Node) -> None:
+    node.attach(hybrid())
+    node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "cancelled", "no longer wanted"))
+    node.claim()
+    (failed,) = node.heard()
+    assert isinstance(failed, TransferFailed)
+    assert (failed.reason, failed.message) == ("cancelled", "no longer wanted")
+    assert node.open([hybrid()]) == Rejected("cancelled", "no longer wanted")
+
+
+def test_nobody_cancels_a_transfer_of_another_peer_before_its_open_came(node: Node) -> None:
+    node.attach(hybrid())
+    node.receiving.on_event(ReceiveFailed(TRANSFER, "thief", "cancelled", "mine"))
+    node.claim()
+    assert node.heard() == []
+    assert isinstance(node.open([hybrid()]), Accepted)
+
+
+def test_cancels_of_transfers_that_were_never_opened_push_out_no_end_of_another(node: Node) -> None:
+    node.attach(hybrid())
+    node.open([hybrid()])
+    node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", "why"))
+    for number in range(MAX_REMEMBERED):
+        stray = number.to_bytes(16, "big")
+        node.receiving.on_event(ReceiveFailed(stray, "floods", "cancelled", "never opened"))
+    node.receiving.expire(time.monotonic())
+    assert node.open([hybrid()]) == Rejected("incomplete", "why")
+
+
+def test_of_an_open_without_a_good_grant_nothing_else_is_read(node: Node) -> None:
+    """Its fifteen mebibytes would be a gigabyte of empty lists."""
+    forged = msgpack.packb(["open", bytes(100)])
+    body = b"\x95" + forged[1:] + b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
+    tracemalloc.start()
+    node.receiving.on_open(OpenRequest(TRANSFER, "east", body, [100], 60.0), node.answers.append)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    (answer,) = node.answers
+    assert isinstance(answer, Rejected) and answer.reason == "grant_refused"
 
 
 def test_a_second_engine_that_claims_a_transfer_is_refused_by_name_and_the_first_is_served(node: Node) -> None:

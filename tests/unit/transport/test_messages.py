@@ -57,22 +57,24 @@ def test_open_comes_back_whole(its_runs: list[tuple[int, int]], priority: int, s
 @given(object_sets, areas)
 def test_have_comes_back_whole(held: Ranges, arrived: tuple[Slab, ...]) -> None:
     header, payload = _parts(messages.encode_have(ID, Have(held, arrived)))
-    assert messages.decode_have(header, payload) == Have(held, arrived)
+    assert messages.decode_have(header, payload, num_objects=301) == Have(held, arrived)
 
 
 def test_a_bitmap_of_two_million_objects_fits_its_frame() -> None:
     every_second = Ranges((index, index + 1) for index in range(0, MAX_OBJECTS, 2))
     header, payload = _parts(messages.encode_have(ID, Have(every_second, ())))
-    assert header.length < 300_000 and messages.decode_have(header, payload).held == every_second
+    assert header.length < 300_000
+    assert messages.decode_have(header, payload, num_objects=MAX_OBJECTS).held == every_second
 
 
-def test_a_have_that_claims_more_objects_than_a_transfer_may_have_takes_no_memory() -> None:
+def test_a_have_that_claims_more_objects_than_its_transfer_has_takes_no_memory() -> None:
     structure = msgpack.packb([[]])
-    payload = structure + b"\x55" * (MAX_OBJECTS // 8 + 1)
+    payload = structure + b"\x55" * (MAX_OBJECTS // 8)
     header = Header(FrameType.HAVE, len(payload), ID, offset=len(structure))
     tracemalloc.start()
-    with pytest.raises(RemoteProtocolError, match="objects"):
-        messages.decode_have(header, payload)
+    with pytest.raises(RemoteProtocolError, match="objects") as refused:
+        messages.decode_have(header, payload, num_objects=MAX_OBJECTS - 8)
+    assert refused.value.reason == "range"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -80,14 +82,24 @@ def test_a_have_that_claims_more_objects_than_a_transfer_may_have_takes_no_memor
 def test_a_have_of_too_many_pieces_leaves_some_out_instead_of_failing() -> None:
     arrived = tuple(Slab(2 * index, 1, 1 << 30, 1 << 20) for index in range(2 * MAX_SLABS))
     header, payload = _parts(messages.encode_have(ID, Have(Ranges(), arrived)))
-    assert messages.decode_have(header, payload).arrived == arrived[:MAX_SLABS]
+    assert messages.decode_have(header, payload, num_objects=1).arrived == arrived[:MAX_SLABS]
 
 
-def test_of_a_have_of_too_many_pieces_some_are_read() -> None:
-    many = [Slab(2 * index, 1, 0, 10) for index in range(2 * MAX_SLABS)]
-    structure = msgpack.packb([many])
+def test_the_longest_have_fits_its_frame() -> None:
+    longest = 1 << 62
+    slabs = tuple(Slab(longest, (1 << 32) - 1, longest + at, 1 << 61) for at in range(MAX_SLABS))
+    held = Ranges([(MAX_OBJECTS - 1, MAX_OBJECTS)])
+    assert Header.decode(messages.encode_have(ID, Have(held, slabs))[:HEADER_BYTES]).type is FrameType.HAVE
+
+
+def test_a_have_of_too_many_pieces_is_refused_before_they_are_made() -> None:
+    structure = msgpack.packb([[Slab(2 * index, 1, 0, 10) for index in range(MAX_SLABS + 1)]])
     header = Header(FrameType.HAVE, len(structure), ID, offset=len(structure))
-    assert messages.decode_have(header, structure).arrived == tuple(many[:MAX_SLABS])
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        messages.decode_have(header, structure, num_objects=1)
+    assert tracemalloc.get_traced_memory()[1] < len(structure) + (1 << 16)
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,9 @@ def test_of_a_have_of_too_many_pieces_some_are_read() -> None:
 def test_a_have_whose_slabs_are_not_disjoint_and_in_order_breaks_the_protocol(arrived: list[Slab]) -> None:
     structure = msgpack.packb([arrived])
     with pytest.raises(RemoteProtocolError, match="order"):
-        messages.decode_have(Header(FrameType.HAVE, len(structure), ID, offset=len(structure)), structure)
+        messages.decode_have(
+            Header(FrameType.HAVE, len(structure), ID, offset=len(structure)), structure, num_objects=9
+        )
 
 
 def test_an_ending_of_an_unknown_reason_reads_protocol_and_a_long_message_is_cut() -> None:
@@ -120,7 +134,7 @@ def test_an_open_of_very_many_sizes_is_refused_before_they_are_made() -> None:
     structure = msgpack.packb([[[1, 1]] * 300_000, 0, 1.0])
     header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
     tracemalloc.start()
-    with pytest.raises(RemoteProtocolError, match="max_array_len"):
+    with pytest.raises(RemoteProtocolError, match="limit"):
         messages.decode_open(header, structure)
     assert tracemalloc.get_traced_memory()[1] < 2 << 20, "a copy, and no list"
     tracemalloc.stop()
@@ -155,6 +169,10 @@ def test_an_open_of_two_thousand_million_objects_takes_no_memory() -> None:
         [[[1, 1]], -1, 1.0],
         [[[1, 1]], True, 1.0],
         [[[1]], 0, 1.0],
+        [[b"\x01\x01"], 0, 1.0],
+        [[{1: 1, 2: 2}], 0, 1.0],
+        [{}, 0, 1.0],
+        [[], 0, 1],
         [5, 0, 1.0],
         [[[1, 1]], 0],
         {"sizes": 1},
@@ -172,6 +190,40 @@ def test_a_first_part_that_is_longer_than_the_frame_breaks_the_protocol() -> Non
         messages.decode_open(Header(FrameType.OPEN, 3, ID, offset=4), b"abc")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["near", bytes(32), b"\x01", []],  # versions
+        ["near", bytes(32), {1: 1}, []],
+        ["near", bytes(32), [1], "lz4"],  # capabilities
+        ["near", bytes(32), [1], [b"lz4"]],
+        ["near", bytes(32), [1], {"lz4": 1}],
+        [b"near", bytes(32), [1], []],
+        ["near", "n" * 32, [1], []],
+        {"near": 1, "nonce": 2, "versions": 3, "capabilities": 4},
+    ],
+)
+def test_a_hello_whose_fields_are_of_other_types_is_refused(fields: object) -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        messages.decode_hello(msgpack.packb(fields))
+    assert refused.value.reason == "body"
+
+
+@pytest.mark.parametrize("body", [b"\x05\x06", "ab", {5: 6, 7: 8}, [5], [5, 6, 7], [5, b"\x06"], [5, True], [5, -1]])
+def test_a_done_of_anything_but_two_numbers_is_refused(body: object) -> None:
+    with pytest.raises(RemoteProtocolError):
+        messages.decode_done(msgpack.packb(body))
+
+
+@pytest.mark.parametrize("slab", [b"\x00\x01\x00\x01", "abcd", {0: 1, 1: 1, 2: 0, 3: 1}, [0, 1, 0], [0, 1, 0, True]])
+def test_a_have_whose_slabs_are_of_other_types_is_refused(slab: object) -> None:
+    structure = msgpack.packb([[slab]])
+    with pytest.raises(RemoteProtocolError):
+        messages.decode_have(
+            Header(FrameType.HAVE, len(structure), ID, offset=len(structure)), structure, num_objects=9
+        )
+
+
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_noise_in_any_body_is_a_remote_protocol_error_or_a_message(payload: bytes, offset: int) -> None:
     header = Header(FrameType.OPEN, len(payload), ID, offset=offset)
@@ -182,7 +234,7 @@ def test_noise_in_any_body_is_a_remote_protocol_error_or_a_message(payload: byte
         messages.decode_ending,
         messages.decode_done,
         lambda its: messages.decode_open(header, its),
-        lambda its: messages.decode_have(header, its),
+        lambda its: messages.decode_have(header, its, num_objects=1000),
     ):
         with contextlib.suppress(RemoteProtocolError):
             decode(payload)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
 from prfaas.transport.messages import Done, Ending, Have
 from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.outbound import Outgoing, SendCompleted, SendEvent
-from prfaas.transport.outbox import MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
+from prfaas.transport.outbound import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.transport.outbox import MAX_CUTS, MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 
@@ -26,7 +28,7 @@ class _Sender:
         self.events: list[SendEvent] = []
         self.outbox = Outbox(self.events.append, num_connections=1)
         self.outbox.open(Outgoing(ID, body, [100], lambda index: memoryview(bytes(100)), 0, 3600.0), now=0.0)
-        self.outbox.ready(ID, WHOLE)
+        self.outbox.ready(ID, WHOLE, now=0.0)
         assert self.said() == [FrameType.OPEN]
 
     def said(self) -> list[FrameType]:
@@ -41,7 +43,7 @@ class _Sender:
         return said
 
     def hear_have(self, *arrived: Slab) -> None:
-        self.outbox.have(ID, Standing.of(Have(Ranges(), arrived), SIZES), process=bytes(16))
+        self.outbox.have(ID, Standing.of(Have(Ranges(), arrived), SIZES), process=bytes(16), now=0.0)
 
     def send_all(self) -> None:
         """Every byte leaves and is acknowledged."""
@@ -97,6 +99,51 @@ def test_what_arrived_between_very_many_held_objects_is_in_part_left_out() -> No
     standing = Standing.of(Have(held, slabs), sizes)
     assert tuple(standing.arrived.slabs()) == slabs[: MAX_GAPS // (num_held + 1)]
     assert standing.missing_bytes == 2000 * (num_held + 1)
+
+
+@pytest.mark.parametrize("is_ready_first", [False, True])
+def test_a_peer_that_holds_objects_too_scattered_ends_the_transfer_and_its_queue_takes_no_memory(
+    *, is_ready_first: bool
+) -> None:
+    """Two million pieces: each layer would leave object by object."""
+    num_objects, num_layers, events = 1 << 16, 61, list[SendEvent]()
+    outbox = Outbox(events.append, num_connections=1)
+    sizes = ObjectSizes([(num_layers, num_objects)])
+    outbox.open(Outgoing(ID, b"", sizes, lambda index: memoryview(bytes(num_layers)), 0, 3600.0), now=0.0)
+    standing = Standing.of(Have(Ranges((at, at + 1) for at in range(0, num_objects, 2)), ()), sizes)
+    layers = [Slab(0, num_objects, layer, 1) for layer in range(num_layers)]
+
+    def become_ready() -> None:
+        for slab in layers:
+            outbox.ready(ID, slab, now=0.0)
+
+    tracemalloc.start()
+    if is_ready_first:
+        become_ready()
+    outbox.have(ID, standing, process=bytes(16), now=0.0)
+    if not is_ready_first:
+        become_ready()
+    grown = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert grown < 300 * MAX_CUTS
+    assert [type(event) for event in events] == [SendAccepted, SendFailed, SendMemoryFree]
+    assert isinstance(events[1], SendFailed) and events[1].reason == "protocol"
+    assert outbox.has_work() and outbox.queued_bytes == 0, "the peer hears of it"
+
+
+def test_a_peer_may_hold_as_scattered_objects_as_any_keeps_pieces() -> None:
+    num_held, num_layers = 250, 61
+    outbox = Outbox(lambda event: None, num_connections=1)
+    sizes = ObjectSizes([(num_layers, 2 * num_held)])
+    outbox.open(Outgoing(ID, b"", sizes, lambda index: memoryview(bytes(num_layers)), 0, 3600.0), now=0.0)
+    standing = Standing.of(Have(Ranges((at, at + 1) for at in range(0, 2 * num_held, 2)), ()), sizes)
+    for layer in range(num_layers):
+        outbox.ready(ID, Slab(0, 2 * num_held, layer, 1), now=0.0)
+    for _ in range(5):  # each HAVE counts anew
+        outbox.have(ID, standing, process=bytes(16), now=0.0)
+        outbox.reopen(ID)
+    outbox.have(ID, standing, process=bytes(16), now=0.0)
+    assert outbox.queued_bytes == num_held * num_layers
 
 
 def test_a_cancel_is_said_again_after_a_loss_until_it_is_answered_or_late() -> None:

@@ -6,7 +6,7 @@ from prfaas.transport.remembered import Remembered
 
 
 def test_a_peer_that_ends_many_transfers_pushes_out_its_own() -> None:
-    remembered = Remembered(10)
+    remembered: Remembered[bytes] = Remembered(10)
     remembered.put("quiet", b"q", b"done")
     for number in range(100):
         remembered.put("busy", bytes([number]), b"error")

@@ -1,0 +1,43 @@
+"""What a peer that knows the secret puts into an OPEN, and has no grant for, costs an agent little."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgpack
+
+from prfaas import grants
+from prfaas.transport.messages import MAX_BODY_BYTES, Open, decode_ending, encode_open
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.wire import FrameType
+from tests.integration.agent.running import Agents
+from tests.integration.transport.raw_peers import RawSender
+from tests.waiting import PATIENCE_SECONDS
+from tools.demo.client import get_json
+
+MIB = 1 << 20
+OPEN = b"\x95\xa4open" + msgpack.packb(bytes(100))
+NUM_ITEMS = MAX_BODY_BYTES - len(OPEN) - 5
+EMPTY_LISTS = b"\xdd" + NUM_ITEMS.to_bytes(4, "big") + b"\x90" * NUM_ITEMS  # unpacked, a gigabyte
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+
+
+def test_opens_of_very_many_items_take_no_more_memory_than_their_bytes(processes: Agents) -> None:
+    west = processes.start("west")
+    peak = _peak_bytes(west.process.pid)
+    key = grants.derive_key(processes.secret, "wire")
+    with RawSender(west.wire, name="east", peer="west", key=key) as raw:
+        for before in (b"", OPEN, b"\x92\xa5probe", b"\x92\xaalink_probe"):
+            for sizes in ([], [100]):
+                opened = Open(ObjectSizes.of(sizes), 0, PATIENCE_SECONDS, before + EMPTY_LISTS)
+                raw.connection.write(encode_open(os.urandom(16), opened))
+                header, said = raw.heard()
+                assert header.type is FrameType.ERROR
+                assert decode_ending(said).reason == ("grant_refused" if before == OPEN and sizes else "protocol")
+    assert _peak_bytes(west.process.pid) - peak < 128 * MIB
+    assert get_json(f"http://{west.status}/healthz")

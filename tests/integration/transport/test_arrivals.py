@@ -1,0 +1,162 @@
+"""Transfers that arrive, without what reads their connections: how much of them is kept, and who writes where."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from queue import Queue
+
+import pytest
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport.area import Slab
+from prfaas.transport.arrivals import FAIR_PIECES, MAX_STRAYS, STRAYS_SECONDS, Arrivals
+from prfaas.transport.cancels import MAX_CANCELS
+from prfaas.transport.connection import Connection
+from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveEvent, ReceiveFailed
+from prfaas.transport.messages import Ending
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.wire import FrameType, Header
+from tests.waiting import PATIENCE_SECONDS
+
+GAVE_UP = Ending("cancelled", "never opened")
+
+
+class Site:
+    """Arrivals of a site that takes everything, and connections of its peers."""
+
+    def __init__(self, **settings: int) -> None:
+        self.memory = bytearray(1 << 20)
+        self.events: list[ReceiveEvent] = []
+        self.arrivals = Arrivals(
+            accept=lambda request, reply: reply(Accepted((), lambda index: memoryview(self.memory))),
+            on_event=self.events.append,
+            reconnect_seconds=PATIENCE_SECONDS,
+            rival_seconds=2 * PATIENCE_SECONDS,
+            **settings,
+        )
+        self._open = contextlib.ExitStack()
+
+    def connection(self) -> tuple[Connection, Connection]:
+        """Ours and theirs."""
+        one, other = socket.socketpair()
+        ours, theirs = Connection(one, state="receiving"), Connection(other, state="sending")
+        for its in (ours, theirs):
+            self._open.enter_context(contextlib.closing(its))
+        theirs.set_read_timeout(PATIENCE_SECONDS)
+        return ours, theirs
+
+    def open(self, connection: Connection, *sizes: tuple[int, int]) -> bytes:
+        transfer_id = os.urandom(16)
+        request = OpenRequest(transfer_id, "peer", b"", ObjectSizes(sizes), PATIENCE_SECONDS)
+        self.arrivals.open(connection, request, ObjectSizes(sizes))
+        return transfer_id
+
+    def begin(self, connection: Connection, transfer_id: bytes, slab: Slab) -> Header:
+        """A chunk begins to come, and is wanted; returns its header."""
+        header = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, count=slab.num_objects)
+        assert self.arrivals.begin_write(connection, "peer", header, wire_bytes=header.length) is not None
+        return header
+
+    def land(self, connection: Connection, transfer_id: bytes, slab: Slab) -> None:
+        self.arrivals.end_write(connection, self.begin(connection, transfer_id, slab), "whole")
+
+    @property
+    def num_pieces(self) -> int:
+        return sum(its.num_pieces for its in self.arrivals._arrivals.values())
+
+    def close(self) -> None:
+        self._open.close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site(max_pieces=16 * FAIR_PIECES)
+    yield made
+    made.close()
+
+
+def test_chunks_that_cut_what_has_come_keep_to_the_bound_however_many_come_at_once(site: Site) -> None:
+    """Each transfer has one column of every second object, which a chunk that begins and ends within it makes three."""
+    num_objects, cuts = 4 * FAIR_PIECES, Slab(1, 1, 10, 20)
+    connections = [site.connection()[0] for _ in range(6)]
+    transfers = [site.open(its, (100, num_objects)) for its in connections]
+    for connection, transfer_id in zip(connections, transfers, strict=True):
+        for first in range(0, 2 * FAIR_PIECES, 2):
+            site.land(connection, transfer_id, Slab(first, 1, 0, 90))
+    assert site.num_pieces == 6 * FAIR_PIECES, "of twelve that are this peer's, and each would add two"
+    begun = {}
+    for connection, transfer_id in zip(connections, transfers, strict=True):
+        begun[connection] = site.begin(connection, transfer_id, cuts)
+    assert len(begun) == 6, "there is room for any one of them"
+    for (connection, header), outcome in zip(
+        begun.items(), itertools.cycle(["whole", "lost", "changed"]), strict=False
+    ):
+        site.arrivals.end_write(connection, header, outcome)  # type: ignore[arg-type]
+        assert site.num_pieces <= 12 * FAIR_PIECES
+
+
+def test_a_chunk_that_would_cut_what_has_come_beyond_the_bound_is_refused(site: Site) -> None:
+    connection, _ = site.connection()
+    num_objects = 16 * FAIR_PIECES
+    transfer_id = site.open(connection, (100, num_objects))
+    for first in range(0, 10 * FAIR_PIECES, 2):
+        site.land(connection, transfer_id, Slab(first, 1, 0, 90))
+    with pytest.raises(RemoteProtocolError) as refused:
+        site.begin(connection, transfer_id, Slab(1, 1, 10, 20))
+    assert refused.value.reason == "fragments"
+
+
+def test_a_peer_may_cancel_so_many_transfers_that_were_never_opened_and_others_still_may(site: Site) -> None:
+    def refusal(peer: str) -> str:
+        try:
+            site.arrivals.cancelled(peer, os.urandom(16), GAVE_UP)
+            return ""
+        except RemoteProtocolError as error:
+            return error.reason
+
+    refusals = [refusal("floods") for _ in range(MAX_STRAYS)]
+    assert not any(refusals[:MAX_CANCELS]), "as many as any sender keeps"
+    assert refusals[-1] == "cancels"
+    assert not any(refusal("honest") for _ in range(MAX_CANCELS))
+    heard = [its.peer_name for its in site.events if isinstance(its, ReceiveFailed)]
+    assert (heard.count("floods"), heard.count("honest")) == (refusals.count(""), MAX_CANCELS)
+    now = time.monotonic()
+    for seconds in (0.0, STRAYS_SECONDS):
+        site.arrivals.expire(now + seconds)
+    assert not refusal("floods")
+
+
+def test_of_two_that_wait_for_the_same_bytes_the_second_ends_the_first(site: Site) -> None:
+    (first, first_peer), *others = (site.connection() for _ in range(3))
+    transfer_id, slab = site.open(first, (100, 1)), Slab(0, 1, 0, 100)
+    header = site.begin(first, transfer_id, slab)
+    turns: Queue[tuple[Connection, Connection]] = Queue()
+
+    def write(ours: Connection, theirs: Connection) -> None:
+        site.begin(ours, transfer_id, slab)
+        turns.put((ours, theirs))
+
+    threads = [threading.Thread(target=write, args=its, daemon=True) for its in others]
+    for thread in threads:
+        thread.start()
+    _hears_the_end(first_peer)
+    site.arrivals.end_write(first, header, "lost")
+    second, second_peer = turns.get(timeout=PATIENCE_SECONDS)
+    _hears_the_end(second_peer)
+    site.arrivals.end_write(second, header, "lost")
+    third, _ = turns.get(timeout=PATIENCE_SECONDS)
+    site.arrivals.end_write(third, header, "whole")
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+
+
+def _hears_the_end(peer: Connection) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        while True:
+            peer.read_payload(peer.read_header())

@@ -1,0 +1,97 @@
+"""Fields of what a peer packed: each comes as it is, and none is made that is longer than it may be, or of another type."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from collections.abc import Callable
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport.fields import Fields, fields_of
+
+MIB = 1 << 20
+Read = Callable[[Fields], object]
+READS: list[Read] = [
+    lambda its: its.array(1, 2),
+    lambda its: its.items(3),
+    lambda its: its.whole(),
+    lambda its: its.wholes(2),
+    lambda its: its.real(),
+    lambda its: its.text(10),
+    lambda its: its.octets(10),
+    lambda its: its.exactly(4),
+    lambda its: its.any(dict, max_bytes=20),
+]
+
+
+def _read(value: object, *reads: Read) -> list[object]:
+    with fields_of(msgpack.packb(value), reason="body", what="TEST") as fields:
+        return [read(fields) for read in reads]
+
+
+def test_fields_come_in_order_as_they_are() -> None:
+    value = [7, [1, 2], 0.5, "text", b"four", {"a": [1]}, [3, 4]]
+    reads: list[Read] = [
+        lambda its: its.array(6, 7),
+        lambda its: its.whole(),
+        lambda its: its.wholes(2),
+        lambda its: its.real(),
+        lambda its: its.text(4),
+        lambda its: its.exactly(4),
+        lambda its: its.any(dict, max_bytes=10),
+        lambda its: [its.whole() for _ in its.items(2)],
+    ]
+    assert _read(value, *reads) == [7, 7, (1, 2), 0.5, "text", b"four", {"a": [1]}, [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("read", "values"),
+    [
+        (READS[0], [[], [1, 1, 1], {}, {1: 2}, b"\x91\x01", 1, None]),
+        (READS[1], [[1, 1, 1, 1], {}, {1: 2}, b"\x91\x01", "x", 1]),
+        (READS[2], [-1, 1 << 63, True, 1.0, "1", b"1", [1], None]),
+        (READS[3], [[1], [1, 1, 1], [1, True], [1, -1], [1, 1.0], {1: 1}, b"\x05\x06", "ab"]),
+        (READS[4], [1, True, "0.5", None]),
+        (READS[5], ["x" * 11, b"x", 1, ["x"], None]),
+        (READS[6], [b"x" * 11, "x", 1, [1], None]),
+        (READS[7], [b"x" * 3, b"x" * 5, "xxxx", 4]),
+        (READS[8], [{"x": "x" * 20}, [], 1, None]),
+    ],
+)
+def test_what_is_of_another_type_or_length_is_refused(read: Read, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(RemoteProtocolError, match="TEST") as refused:
+            _read(value, read)
+        assert refused.value.reason == "body"
+
+
+def test_what_follows_the_last_field_is_refused() -> None:
+    packed = msgpack.packb([1]) + b"\x00"
+    with pytest.raises(RemoteProtocolError, match="after"), fields_of(packed, reason="body", what="TEST") as fields:
+        assert (fields.array(1), fields.whole()) == (1, 1)
+    with fields_of(packed, reason="body", what="TEST", is_beginning=True) as fields:
+        assert (fields.array(1), fields.whole()) == (1, 1)
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("item", [b"\x90", b"\x80", b"\xa0", b"\x91", b"\x81\xa0"])
+def test_no_bytes_of_a_peer_take_more_memory_than_their_copy(read: Read, item: bytes) -> None:
+    """Unpacked at once, a mebibyte of empty lists or maps takes eighty."""
+    packed = b"\xdd" + MIB.to_bytes(4, "big") + item * MIB
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError), fields_of(packed, reason="body", what="TEST") as fields:
+        read(fields)
+    assert tracemalloc.get_traced_memory()[1] < len(packed) + MIB // 4
+    tracemalloc.stop()
+
+
+@given(st.binary(max_size=100), st.lists(st.sampled_from(READS), max_size=5))
+def test_noise_is_a_remote_protocol_error_or_fields(packed: bytes, reads: list[Read]) -> None:
+    with contextlib.suppress(RemoteProtocolError), fields_of(packed, reason="body", what="TEST") as fields:
+        for read in reads:
+            read(fields)
