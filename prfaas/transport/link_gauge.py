@@ -110,7 +110,12 @@ class LinkGauge:
     def _sample(self, now: float, infos: list[tuple[Line, TcpInfo]], outbox: Outbox) -> LinkSample:
         ratio = self.packing.packed_ratio  # payload takes less of the link
         rtt = self.min_rtt_seconds = min((info.min_rtt_seconds for _, info in infos), default=0.0)
-        most = self.bounds.most(rtt_seconds=rtt, num_connections=max(1, len(infos)), now=now)
+        most = self.bounds.most(
+            rtt_seconds=rtt,
+            num_connections=max(1, len(infos)),
+            now=now,
+            out_of_order_bytes=int(sum(info.out_of_order_bytes for _, info in infos) / ratio),
+        )
         return LinkSample(
             now,
             delivered_bytes=self._grown.delivered_bytes,

@@ -2,8 +2,8 @@
 
 What landed since a moment, of what was handed over since then, the link has carried: its rate is no less. While the oldest
 bytes under way are half a second late the link had something to carry all that time: its rate is no more than what landed in
-it, and what is moving now. Both hold whatever lies between: a kernel's send buffer or a proxy takes megabytes at once, and
-says nothing of the way behind it.
+it, what waits at the peer behind a lost segment, and what is moving now. Both hold whatever lies between: a kernel's send
+buffer or a proxy takes megabytes at once, and says nothing of the way behind it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ class RateBounds:
         least, self._least = self._least, 0.0
         return least
 
-    def most(self, *, rtt_seconds: float, num_connections: int, now: float) -> float:
-        """The upper bound; infinite while nothing is late."""
+    def most(self, *, rtt_seconds: float, num_connections: int, now: float, out_of_order_bytes: int = 0) -> float:
+        """The upper bound; infinite while nothing is late. `out_of_order_bytes` have been carried and have not landed."""
         oldest = self._under_way[0] if self._under_way else None
         seconds = now - oldest.at - rtt_seconds if oldest else 0.0
         if oldest is None or seconds < BEHIND_SECONDS:
             return math.inf
-        moving = min(self._handed_bytes - self._landed_bytes, oldest.num_bytes * num_connections)
-        return (self._landed_bytes - oldest.landed_bytes + moving) / seconds
+        under_way = self._handed_bytes - self._landed_bytes
+        not_landed = min(under_way, out_of_order_bytes + oldest.num_bytes * num_connections)
+        return (self._landed_bytes - oldest.landed_bytes + not_landed) / seconds

@@ -257,8 +257,8 @@ class Link:
                     line.abort()
 
     def _measure(self, now: float) -> None:
-        with self._changed:
-            carried = self._gauge.measure(now, self._lines, self._outbox)
+        with self._changed:  # which may take a while on a busy host, and bytes are counted now
+            carried = self._gauge.measure(time.monotonic(), self._lines, self._outbox)
             if carried is not None and not self._config.awaits_peer:
                 self._dialler.count_anew(carried, rtt_seconds=self._gauge.min_rtt_seconds)
                 self._outbox.set_num_connections(self._dialler.num_wanted)

@@ -48,3 +48,22 @@ def test_of_pieces_that_wait_for_one_another_the_bounds_come_near_the_rate(rate:
     most = bounds.most(rtt_seconds=0.0, num_connections=1, now=20 * size / rate)
     assert least == pytest.approx(rate, rel=0.01)
     assert most == pytest.approx(rate, rel=0.06)
+
+
+@given(st.permutations(range(12)), st.floats(1e5, 1e9))
+def test_pieces_that_overtake_a_lost_one_do_not_make_a_link_look_slower(order: list[int], rate: float) -> None:
+    """One connection, whose pieces are all handed over at once, arrive in this order and land in their own."""
+    bounds, size = RateBounds(), 1_000_000
+    for _ in order:
+        bounds.handed(size, now=0.0)
+    arrived: set[int] = set()
+    num_landed = 0
+    for number, piece in enumerate(order, start=1):
+        waiting_bytes = (len(arrived) - num_landed) * size
+        now = number * size / rate
+        most = bounds.most(rtt_seconds=0.0, num_connections=1, now=now, out_of_order_bytes=waiting_bytes)
+        assert most >= rate * (1 - 1e-6)
+        arrived.add(piece)
+        while num_landed in arrived:
+            num_landed += 1
+            bounds.landed(size, rtt_seconds=0.0, now=now)

@@ -46,6 +46,20 @@ def test_each_connection_may_have_a_piece_on_its_way() -> None:
     assert bounds.most(rtt_seconds=0.0, num_connections=4, now=11.0) == pytest.approx(6 * MB)
 
 
+def test_what_waits_at_the_peer_behind_a_lost_segment_has_been_carried() -> None:
+    bounds = RateBounds()
+    for _ in range(10):
+        bounds.handed(MB, now=10.0)
+    bounds.landed(2 * MB, rtt_seconds=0.0, now=10.9)
+    of_so_many = {
+        out_of_order_bytes: bounds.most(
+            rtt_seconds=0.0, num_connections=4, now=11.0, out_of_order_bytes=out_of_order_bytes
+        )
+        for out_of_order_bytes in (3 * MB, 7 * MB)
+    }
+    assert of_so_many == pytest.approx({3 * MB: 9 * MB, 7 * MB: 10 * MB}), "no more than was handed over"
+
+
 def test_after_a_lost_connection_only_what_the_others_carry_counts() -> None:
     bounds = RateBounds()
     bounds.handed(8 * MB, now=10.0)

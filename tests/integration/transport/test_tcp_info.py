@@ -1,0 +1,55 @@
+"""What the kernel says of a connection, over an emulated link that loses segments and one that does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tools.wan import FAR, Wan, WanShape, obstacle
+
+pytestmark = pytest.mark.root
+NUM_BYTES = 1 << 20
+FAR_END = f"""
+import socket
+listener = socket.create_server(("{FAR}", 0))
+listener.settimeout(60)
+print(listener.getsockname()[1], flush=True)
+connection, _ = listener.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+NEAR_END = f"""
+import select, socket, sys
+from prfaas.transport import tcp_info
+connection = socket.create_connection(("{FAR}", int(sys.argv[1])))
+connection.setblocking(False)
+most, left, writable = 0, {NUM_BYTES}, select.poll()
+writable.register(connection, select.POLLOUT)
+info = tcp_info.read(connection)
+while info.delivered_segments * info.segment_bytes < {NUM_BYTES} and not most:
+    if left and writable.poll(1):
+        left -= connection.send(bytes(min(left, 1 << 14)))
+    info = tcp_info.read(connection)
+    most = max(most, info.out_of_order_bytes)
+print(most)
+"""
+
+
+def _out_of_order_bytes(loss: float) -> int:
+    """That the peer was first seen to hold behind a lost segment, 0: it never was."""
+    if reason := obstacle():
+        pytest.skip(f"an emulated link {reason}")
+    with Wan(WanShape(1e8, 0.05, loss)) as wan, wan.far([sys.executable, "-c", FAR_END], stdout=subprocess.PIPE) as far:
+        assert far.stdout is not None
+        near = [*wan.inside("near"), sys.executable, "-c", NEAR_END, far.stdout.readline()]
+        said = subprocess.run(near, stdout=subprocess.PIPE, text=True)
+        far.kill()
+    said.check_returncode()
+    return int(said.stdout)
+
+
+def test_what_a_peer_holds_behind_a_lost_segment_is_known() -> None:
+    assert _out_of_order_bytes(loss=0.0) == 0
+    assert 0 < _out_of_order_bytes(loss=0.05) < NUM_BYTES
