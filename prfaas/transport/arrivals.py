@@ -2,7 +2,10 @@
 
     unknown ──OPEN──▶ asked (the caller decides) ──Accepted──▶ arriving ──last byte──▶ ended, remembered
                                                  ──Rejected──▶ unknown
-    asked, arriving ──CANCEL, our cancel, deadline, connections gone, checksum──▶ ended, remembered
+    asked, arriving ──CANCEL, our cancel, deadline, sender gone, checksum──▶ ended, remembered
+
+Its sender is gone where every connection is that carried anything of it, and it is not opened again in time, for which it is
+asked over those that its peer has: one that lost a few connections has others, one that was restarted knows nothing of it.
 
 Memory is free when the transfer has ended and no thread writes to it. Bytes that count are never written over: a chunk
 whose bytes are all there goes nowhere, and two connections never write to the same bytes (the later one ends the earlier,
@@ -15,13 +18,14 @@ import functools
 import itertools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
-from prfaas.transport.answers import Answer, Answers, have_later, say
+from prfaas.transport.answers import Answer, Answers, have_later, say, say_at_once
 from prfaas.transport.area import Slab
 from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 from prfaas.transport.cancels import MAX_CANCELS
@@ -57,6 +61,7 @@ MAX_STRAYS = 4 * MAX_CANCELS  # of transfers that were never opened, in STRAYS_S
 STRAYS_SECONDS = 1.0
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
+CALL_RATIO = 0.25  # of the time that a transfer may have no connection: then, and then again, its sender is asked for it
 HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
@@ -70,6 +75,7 @@ class _Arrival:
     answers: OrderedEvents[Answer]
     connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
     alone_since: float | None = None  # when its last connection went
+    called_at: float = 0.0  # when its sender was last asked for it, or need not be before
     accepted: Accepted | None = None
     assembler: Assembler | None = None
     writers: dict[Connection, Slab] = field(default_factory=dict)
@@ -104,6 +110,7 @@ class Arrivals:
         self._reconnect_seconds, self._rival_seconds = reconnect_seconds, rival_seconds
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, _Arrival] = {}
+        self._connections: dict[str, set[Connection]] = defaultdict(set)  # of each peer
         self._transfers, self._opening_bytes = Shares(MAX_TRANSFERS), Shares(MAX_OPENING_BYTES)
         self._max_pieces, self._pieces = max_pieces, Shares(max_pieces)
         self._strays, self._strays_until = Shares(MAX_STRAYS), 0.0  # monotonic seconds
@@ -369,18 +376,29 @@ class Arrivals:
                 self._events.put(ReceiveFailed(transfer_id, peer, reason, message))
         self._tell(arrival)
 
-    def forget(self, connection: Connection) -> None:
+    def joined(self, connection: Connection, peer: str) -> None:
+        """A peer has one more connection; `forget` follows."""
+        with self._changed:
+            self._connections[peer].add(connection)
+
+    def forget(self, connection: Connection, peer: str) -> None:
         """A connection is gone."""
         now = time.monotonic()
         with self._changed:
+            self._connections[peer].discard(connection)
+            if not self._connections[peer]:
+                del self._connections[peer]
             for arrival in self._arrivals.values():
                 if connection in arrival.connections:
                     del arrival.connections[connection]
                     if not arrival.connections:
-                        arrival.alone_since = now
+                        arrival.alone_since = arrival.called_at = now
 
     def expire(self, now: float) -> None:
-        """Fail what is late, take memory from who is stuck in it, say what nobody took; `now` is monotonic seconds."""
+        """Fail what is late, take memory from who is stuck in it, ask for what no connection carries, say what nobody took.
+
+        `now` is monotonic seconds.
+        """
         with self._changed:
             if now >= self._strays_until:
                 self._strays, self._strays_until = Shares(MAX_STRAYS), now + STRAYS_SECONDS
@@ -393,8 +411,22 @@ class Arrivals:
                 if reason is not None:
                     self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")
                     failed.append(arrival)
+            calls = self._calls(now)
         self._tell(*failed)
+        for connection, frame in calls:
+            say_at_once(connection, frame)
         self._answers.say_again()
+
+    def _calls(self, now: float) -> list[tuple[Connection, bytes]]:
+        """What asks for transfers that have lost their connections, on each that their peers have; with the lock held."""
+        calls: list[tuple[Connection, bytes]] = []
+        for transfer_id, arrival in self._arrivals.items():
+            is_alone = arrival.alone_since is not None and not arrival.has_ended
+            if is_alone and now - arrival.called_at >= CALL_RATIO * self._reconnect_seconds:
+                arrival.called_at = now
+                frame = Header(FrameType.REOPEN, 0, transfer_id).encode()
+                calls += [(its, frame) for its in self._connections.get(arrival.request.peer_name, ())]
+        return calls
 
     def _tell(self, *arrivals: _Arrival | None) -> None:
         """What was decided under the lock is said outside of it, by whichever thread: none waits for a peer."""

@@ -19,6 +19,11 @@ class Cancels:
         self.unsaid: dict[bytes, _Cancel] = {}  # by transfer, in order
         self._unanswered: dict[bytes, _Cancel] = {}
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there is one that the peer may not have heard."""
+        return bool(self.unsaid or self._unanswered)
+
     def put(self, transfer_id: bytes, frame: bytes, *, deadline: float) -> None:
         """The peer is to hear this of a transfer."""
         _keep(self.unsaid, transfer_id, _Cancel(frame, deadline))

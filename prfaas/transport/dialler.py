@@ -10,10 +10,10 @@ from prfaas import logs
 from prfaas.errors import PrfaasError
 from prfaas.transport.connection import Connection
 from prfaas.transport.connection_policy import FIRST_CONNECTIONS, Carried, ConnectionCount, connection_count
+from prfaas.transport.reach import STEADY_SECONDS
 
 _log = logs.get("transport")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
-STEADY_SECONDS = 1.0  # a peer that ends connections sooner is dialled ever more slowly, as one that does not answer
 KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
 CLOSE_SECONDS = 15.0
 
@@ -48,12 +48,16 @@ class Dialler:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Have a thread for every connection that is wanted."""
+        """Have a thread for every connection that is wanted; what cannot be started now waits for the next call."""
         for number in range(len(self._threads), 0 if self.is_closed.is_set() else self.num_wanted):
             thread = threading.Thread(
                 target=self._connect_forever, args=(number,), name=f"send-{self._peer_name}", daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.last_error = f"({error})"
+                return
             self._threads.append(thread)
 
     def count_by(self, connection: Connection) -> None:

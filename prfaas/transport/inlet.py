@@ -65,7 +65,7 @@ class Inlet:
         )
 
     def start(self) -> None:
-        """Dial, and dial again whatever is lost."""
+        """Dial, and dial again whatever is lost; to be called now and then, as there may be no thread for it yet."""
         with self._changed:
             self._dialler.start()
 

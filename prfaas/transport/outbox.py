@@ -96,6 +96,11 @@ class _Sending:
         """Whether the next word is the peer's: losing a connection may have lost it."""
         return not self.is_accepted or self.acked.num_bytes == self.missing_bytes
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether the next word is the peer's, or what may leave has not all come."""
+        return self.awaits_answer or self.acked.num_bytes + self.unready_bytes < self.missing_bytes
+
     def patience(self, least_seconds: float) -> float:
         """How long an answer may take until OPEN is repeated, which costs as much again as it is long."""
         return float((least_seconds + len(self.transfer.open_body) / SLOW_BYTES_PER_SECOND) * 2**self.num_repeats)
@@ -122,6 +127,16 @@ class Outbox:
     @property
     def num_transfers(self) -> int:
         return len(self._sendings)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are transfers, or CANCELs that the peer has not answered."""
+        return bool(self._sendings) or self._cancels.is_any
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether something depends on the peer."""
+        return any(its.is_owed for its in self._sendings.values() if not its.has_ended)
 
     @property
     def queued_bytes(self) -> int:
@@ -273,7 +288,7 @@ class Outbox:
             return
         sending.is_accepted = True
         sending.said_end = False
-        sending.waits_since = None
+        sending.waits_since, sending.num_repeats = None, 0
         sending.held, sending.acked = standing.held, standing.arrived
         sending.missing_bytes = sending.unready_bytes = standing.missing_bytes
         if not sending.was_accepted:

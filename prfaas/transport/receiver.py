@@ -135,8 +135,6 @@ class Receiver:
             thread = threading.Thread(target=target, name=target.__name__, daemon=True)
             self._threads.append(thread)
             thread.start()
-        for inlet in self._inlets:
-            inlet.start()
         host, port = self._socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -240,7 +238,12 @@ class Receiver:
 
     def _watch_forever(self) -> None:
         while not self._is_closed.wait(TICK_SECONDS):
-            self._arrivals.expire(time.monotonic())
+            try:
+                for inlet in self._inlets:
+                    inlet.start()
+                self._arrivals.expire(time.monotonic())
+            except Exception:  # the next look may do better than no deadline at all
+                _log.exception("receiver.watch_failed")
 
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:
@@ -298,6 +301,7 @@ class Receiver:
 
     def _read(self, connection: Connection, peer: str) -> None:
         """Read a connection whose peer has proven its name; raises what `Reader.run` does."""
+        self._arrivals.joined(connection, peer)
         try:
             takes_lossy = self._config.lossy_fp8
             Reader(self._arrivals, connection, peer=peer, bounds=self._bounds, takes_lossy=takes_lossy).run()
@@ -305,7 +309,7 @@ class Receiver:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
             raise
         finally:
-            self._arrivals.forget(connection)
+            self._arrivals.forget(connection, peer)
 
     def _count_slowness(self, error: OSError) -> None:
         """A peer that was silent, or dragged a frame out, is ended by this side; other connections are just lost."""

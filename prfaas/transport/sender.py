@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from prfaas import metrics
+from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.answers import say
@@ -36,6 +36,7 @@ from prfaas.transport.outbound import (
 )
 from prfaas.transport.outbox import Outbox, Standing
 from prfaas.transport.packing_choice import PackSample
+from prfaas.transport.reach import Reach
 from prfaas.transport.wire import Header
 from prfaas.types import FailureReason
 
@@ -59,6 +60,7 @@ SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still find
 PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
 NOT_DIALLED = "(it dials this agent, and has no connection)"
+_log = logs.get("transport")
 
 
 class Link:
@@ -86,7 +88,7 @@ class Link:
         self._dialler = Dialler(
             self._changed,
             connect=self._connect_once,
-            is_busy=lambda: config.awaits_peer or self._outbox.num_transfers > 0,
+            is_busy=lambda: config.awaits_peer or self._outbox.is_busy,
             peer_name=peer_name,
             num_connections=config.num_connections,
         )
@@ -99,13 +101,15 @@ class Link:
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
-        self._disconnected_since: float | None = time.monotonic()
+        self._reach = Reach(now=time.monotonic())
         self._watcher = threading.Thread(target=self._watch_forever, name=f"send-{peer_name}", daemon=True)
 
     def _put_event(self, event: SendEvent) -> None:
         self._events.put(event)
         if isinstance(event, SendMemoryFree):
             self._dialler.used()
+        elif isinstance(event, SendProgress | SendCompleted):
+            self._reach.progressed(now=time.monotonic())
 
     # What the agent says
 
@@ -116,16 +120,24 @@ class Link:
             self._gauge.opened()
             if self._dialler.is_closed.is_set():
                 self._outbox.fail_all("shutdown", "this agent stops", now=time.monotonic())
-            else:
-                self._start()
+            elif not self._start():
+                self._outbox.fail_all("no_memory", "there is no thread for this link", now=time.monotonic())
             self._changed.notify_all()
         self._events.tell()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Watch from here on, and dial; False: there is no thread to watch, and so nothing that would end in time."""
         if self._watcher.ident is None:
-            self._watcher.start()
-            if not self._config.awaits_peer:
-                self._dialler.start()
+            try:
+                self._watcher.start()
+            except RuntimeError:
+                return False
+            self._dial()
+        return True
+
+    def _dial(self) -> None:
+        if not self._config.awaits_peer:
+            self._dialler.start()
 
     def ready(
         self, transfer_id: bytes, *, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int
@@ -227,16 +239,22 @@ class Link:
 
     def _watch_forever(self) -> None:
         while not self._dialler.is_closed.wait(TICK_SECONDS if self._outbox.num_transfers else IDLE_TICK_SECONDS):
-            now = time.monotonic()
-            self._end_late(now)
-            self._ask_again(now)
-            self._free_stuck_memory(now)
-            self._measure(now)
+            try:
+                self._watch(time.monotonic())
+            except Exception:  # the next look may do better than no deadline at all
+                _log.exception("link.watch_failed", peer=self._peer_name)
+
+    def _watch(self, now: float) -> None:
+        self._end_late(now)
+        self._ask_again(now)
+        self._free_stuck_memory(now)
+        self._measure(now)
 
     def _end_late(self, now: float) -> None:
-        since, patience = self._disconnected_since, self._config.reconnect_seconds
-        is_gone = since is not None and now - since >= patience
+        patience = self._config.reconnect_seconds
         with self._changed:
+            is_owed = self._outbox.is_owed
+            is_gone = self._reach.gone_seconds(now=now, is_connected=bool(self._lines), is_owed=is_owed) >= patience
             late = self._outbox.late(now=now, unreachable_before=now - patience if is_gone else float("-inf"))
         for transfer_id, reason in late:
             message = f"{self._peer_name} at {self.address} did not take it in time {self._dialler.last_error}"
@@ -262,6 +280,7 @@ class Link:
             if carried is not None and not self._config.awaits_peer:
                 self._dialler.count_anew(carried, rtt_seconds=self._gauge.min_rtt_seconds)
                 self._outbox.set_num_connections(self._dialler.num_wanted)
+            self._dial()  # what no thread could be started for
             self._tell_rate()
         if self._config.budgets:
             self._follow_budgets(now)
@@ -292,9 +311,8 @@ class Link:
             RemoteProtocolError: the peer breaks the protocol.
         """
         with self._changed:
-            if self._dialler.is_closed.is_set():
+            if self._dialler.is_closed.is_set() or not self._start():
                 return
-            self._start()
             number = len(self._lines)
         self._serve(connection, hello, number)
 
@@ -302,6 +320,7 @@ class Link:
         line = self._connected(connection, said, number)
         if line is None:
             return
+        began_at = time.monotonic()
         try:
             line.run()
         except OSError as error:
@@ -309,7 +328,7 @@ class Link:
             if line.refusal is not None:
                 raise line.refusal from error
         finally:
-            self._lost(line)
+            self._lost(line, lived_seconds=time.monotonic() - began_at)
 
     def _connected(self, connection: Connection, said: Challenge | Hello, number: int) -> Line | None:
         """A line for a new connection, or None when there are enough."""
@@ -327,7 +346,6 @@ class Link:
             connection.choose_low_water()
             line = Line(self, connection, generation=self._generation, capabilities=capabilities)
             self._lines.add(line)
-            self._disconnected_since = None
             self._dialler.last_error = ""
             self._share_rate()
             if self._dialler.is_closed.is_set():
@@ -368,14 +386,14 @@ class Link:
             line.abort()
         self._outbox.connection_lost(is_last=True)
 
-    def _lost(self, line: Line) -> None:
+    def _lost(self, line: Line, *, lived_seconds: float) -> None:
         """A connection went: what it carried goes to the others."""
         with self._changed:
             self._lines.discard(line)
             self._gauge.bounds.restart(sum(its.in_flight_bytes for its in self._lines), now=time.monotonic())
             self._share_rate()
+            self._reach.lost(now=time.monotonic(), lived_seconds=lived_seconds)
             if not self._lines:
-                self._disconnected_since = time.monotonic()
                 self._dialler.last_error = NOT_DIALLED if self._config.awaits_peer else self._dialler.last_error
             self._outbox.connection_lost(is_last=not self._lines)
             if line.generation == self._generation:

@@ -15,7 +15,7 @@ in which both sides prove that they know the secret, over fresh nonces; then fra
     END (total)                ──▶                    every byte has been handed to a connection
                                ◀──  DONE              every byte is there
     CANCEL                     ──▶ ◀──                either side gives up
-                               ◀──  REOPEN            a chunk of a transfer that is not open here
+                               ◀──  REOPEN            a chunk of a transfer that is not open here, or no connection of one
     PING                       ──▶ ◀──  PONG          a silent connection is alive
     ERROR of no transfer       ──▶ ◀──                why whoever says it ends the connection
 

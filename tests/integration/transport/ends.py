@@ -6,7 +6,8 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prfaas.transport.receiver import (
@@ -126,6 +127,16 @@ def send(
 def objects_of(*sizes: int, seed: int = 1) -> list[bytes]:
     source = random.Random(seed)
     return [source.randbytes(size) for size in sizes]
+
+
+@contextlib.contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """No address space has room for a stack of this size."""
+    before = threading.stack_size(1 << 60)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def fill_up(sock: socket.socket) -> int:

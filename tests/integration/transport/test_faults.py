@@ -21,12 +21,21 @@ from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
-from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
+from tests.integration.transport.ends import (
+    GIVES_UP_SECONDS,
+    Far,
+    Near,
+    make_far,
+    no_thread_starts,
+    objects_of,
+    send,
+)
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, LinkShape, Relay
 
 MIB = 1 << 20
+ALONE_SECONDS = 4.0  # `reconnect_seconds` where a peer has a quarter of them, and another, to say that it is there
 
 
 def _may_mount() -> bool:
@@ -43,6 +52,36 @@ def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, 
             relay.drop_one()
         assert isinstance(near.end(transfer_id), SendCompleted)
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
+
+
+def test_a_transfer_that_waits_for_its_prefill_outlives_the_connection_that_it_came_over(
+    near_to: Callable[..., Near],
+) -> None:
+    far, objects = make_far(reconnect_seconds=ALONE_SECONDS), objects_of(1000)
+    near = near_to(far.address, num_connections=2)
+    transfer_id = send(near, objects, ready=False)
+    wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 2)
+    for connection in list(far.receiver._arrivals._arrivals[transfer_id].connections):
+        connection.abort()
+    cut_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - cut_at > 1.5 * ALONE_SECONDS)
+    near.link.ready(transfer_id, first_object=0, num_objects=1, offset_bytes=0, length_bytes=1000)
+    assert isinstance(near.end(transfer_id), SendCompleted)
+    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    far.receiver.close()
+
+
+def test_a_sender_that_does_not_know_what_it_is_asked_for_does_not_keep_it_alive() -> None:
+    far = make_far(reconnect_seconds=ALONE_SECONDS)
+    with RawSender(far.address) as restarted, RawSender(far.address) as first:
+        transfer_id = first.open(100)
+        first.connection.close()
+        header, _ = restarted.heard()
+        assert (header.type, header.transfer_id) == (FrameType.REOPEN, transfer_id)
+        wait_until(lambda: bool(far.of(ReceiveMemoryFree)))
+        [failed] = far.of(ReceiveFailed)
+        assert isinstance(failed, ReceiveFailed) and failed.reason == "unreachable"
+    far.receiver.close()
 
 
 def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., Near]) -> None:
@@ -160,9 +199,26 @@ def test_a_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[.
 
 def test_a_peer_that_closes_every_connection_after_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with RawReceiver(lambda connection: None) as receiver:
+        near = near_to(receiver.address, reconnect_seconds=3.0)  # far longer than until it is dialled again
+        end = near.end(send(near, objects_of(10)))
+        assert isinstance(end, SendFailed) and end.reason == "unreachable", "which comes before the deadline"
+
+
+def test_a_peer_that_only_short_frames_reach_is_unreachable(near_to: Callable[..., Near]) -> None:
+    def lose_chunks(connection: Connection) -> None:
+        while True:
+            header = connection.read_header()
+            connection.read_payload(header)
+            if header.type is FrameType.OPEN:
+                connection.write(encode_have(header.transfer_id, Have(Ranges(), ())))
+            elif header.type is FrameType.PING:
+                connection.write(Header(FrameType.PONG, 0).encode())
+
+    with RawReceiver(lose_chunks) as receiver:
         near = near_to(receiver.address, reconnect_seconds=GIVES_UP_SECONDS)
-        end = near.end(send(near, objects_of(10), deadline=2.0))
-        assert isinstance(end, SendFailed) and end.reason in ("unreachable", "deadline")
+        end = near.end(send(near, objects_of(10)))
+        assert isinstance(end, SendFailed) and end.reason == "unreachable", "which comes before the deadline"
+
 
 
 def test_a_second_copy_ends_the_connection_on_which_the_first_is_stuck(far: Far) -> None:
@@ -310,6 +366,41 @@ def test_a_cancel_leaves_at_once_although_more_connections_were_dialled_than_are
         near.link.cancel(transfer_id, "cancelled", "no longer wanted")
         left = end - time.monotonic()
         wait_until(lambda number=number: len(far.of(ReceiveFailed)) == number, seconds=left)  # type: ignore[misc]
+
+
+def test_a_cancel_leaves_over_connections_that_nobody_wants_any_more(far: Far, near_to: Callable[..., Near]) -> None:
+    near = near_to(far.address)
+    near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
+    transfer_id = send(near, objects_of(10), ready=False)
+    wait_until(lambda: bool(near.of(SendAccepted)))
+    near.link.cancel(transfer_id, "cancelled", "no longer wanted")
+    wait_until(lambda: bool(far.of(ReceiveFailed)))
+    [failed] = far.of(ReceiveFailed)
+    assert isinstance(failed, ReceiveFailed) and failed.reason == "cancelled"
+    wait_until(lambda: near.link.snapshot().num_connections == 0)
+
+
+def test_a_link_for_which_no_thread_can_be_started_says_so_and_is_tried_again(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    near = near_to(far.address)
+    with no_thread_starts():
+        end = near.end(send(near, objects_of(10)))
+    assert isinstance(end, SendFailed) and end.reason == "no_memory"
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+
+
+def test_connections_for_which_no_thread_can_be_started_are_made_once_it_can(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    near = near_to(far.address, num_connections=2)
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    with no_thread_starts():
+        near.link._dialler.num_wanted = 4  # as after two seconds of a full link
+        wait_until(lambda: "new thread" in near.link._dialler.last_error)
+        end = near.end(send(near, objects_of(10), deadline=0.5, ready=False))
+        assert isinstance(end, SendFailed) and end.reason == "deadline"
+    wait_until(lambda: near.link.snapshot().num_connections == 4)
 
 
 def test_the_kernel_is_told_each_connections_share_of_the_budget(far: Far, near_to: Callable[..., Near]) -> None:

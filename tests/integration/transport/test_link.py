@@ -16,13 +16,14 @@ from prfaas.errors import ConfigError
 from prfaas.transport import messages
 from prfaas.transport.answers import say
 from prfaas.transport.connection import Connection
+from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.messages import Have
 from prfaas.transport.object_sizes import MAX_OBJECTS
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
-from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
-from tests.integration.transport.raw_peers import RawReceiver
+from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import one_byte_of_one_chunk
 from tools.link import LinkShape, Relay
@@ -136,10 +137,10 @@ def test_an_address_that_is_none_is_unreachable_and_the_reason_says_so(near_to: 
     assert isinstance(end, SendFailed) and end.reason == "unreachable" and "not host:port" in end.message
 
 
-class _StumblesOnce(list[SendEvent]):
-    """Whoever listens to a link may have bugs too."""
+class _StumblesOnce(list[Any]):
+    """Whoever listens to a link, or to a receiver, may have bugs too."""
 
-    def append(self, event: SendEvent) -> None:
+    def append(self, event: Any) -> None:
         is_first = not self
         super().append(event)
         assert not is_first, "the first event is not taken"
@@ -150,6 +151,35 @@ def test_a_connection_whose_answers_nobody_reads_any_more_is_made_anew(far: Far,
     near = near_to(far.address, num_connections=1)
     near.events = _StumblesOnce()
     assert isinstance(near.end(send(near, objects_of(100_000))), SendCompleted)
+
+
+class _StumblingBudget(EgressBudget):
+    """A watcher may come upon a bug of ours."""
+
+    has_stumbled = False
+
+    def share(self, *asked: Any, **named: Any) -> float:
+        if not self.has_stumbled:
+            self.has_stumbled = True
+            raise AssertionError("the first question is not understood")
+        return super().share(*asked, **named)
+
+
+def test_a_link_whose_watcher_stumbles_still_keeps_deadlines(far: Far, near_to: Callable[..., Near]) -> None:
+    budget = _StumblingBudget(8e6)
+    near = near_to(far.address, budgets=(budget,))
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    wait_until(lambda: budget.has_stumbled)
+    end = near.end(send(near, objects_of(10), deadline=0.5, ready=False))
+    assert isinstance(end, SendFailed) and end.reason == "deadline"
+
+
+def test_a_receiver_whose_watcher_stumbles_still_keeps_deadlines(far: Far) -> None:
+    far.events = _StumblesOnce()
+    for num_failed in (1, 2):
+        with RawSender(far.address) as raw:
+            raw.open(100, deadline_seconds=0.2)
+            wait_until(lambda num_failed=num_failed: len(far.of(ReceiveFailed)) == num_failed)  # type: ignore[misc]
 
 
 def test_a_peer_that_takes_half_a_frame_hears_no_other_after_it() -> None:

@@ -75,6 +75,14 @@ def test_an_end_that_got_lost_is_asked_for_once_everything_is_acknowledged() -> 
     assert [type(event) for event in sender.events if isinstance(event, SendCompleted)] == [SendCompleted]
 
 
+def test_who_was_slow_to_accept_is_asked_for_a_lost_end_as_soon_as_anybody() -> None:
+    sender = _Sender()
+    assert len([second for second in range(10) if sender.after(second)]) == 2
+    sender.hear_have()
+    sender.send_all()
+    assert not sender.after(20.0) and sender.after(21.1) == [FrameType.OPEN]
+
+
 def test_bytes_that_were_acknowledged_and_are_missing_leave_again() -> None:
     sender = _Sender()
     sender.hear_have()
