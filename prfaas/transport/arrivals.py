@@ -61,7 +61,9 @@ MAX_STRAYS = 4 * MAX_CANCELS  # of transfers that were never opened, in STRAYS_S
 STRAYS_SECONDS = 1.0
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
-CALL_RATIO = 0.25  # of the time that a transfer may have no connection: then, and then again, its sender is asked for it
+CALL_RATIO = (
+    0.25  # of the time that a transfer may have no connection: then, and then again, its sender is asked for it
+)
 HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]

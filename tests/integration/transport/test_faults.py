@@ -220,7 +220,6 @@ def test_a_peer_that_only_short_frames_reach_is_unreachable(near_to: Callable[..
         assert isinstance(end, SendFailed) and end.reason == "unreachable", "which comes before the deadline"
 
 
-
 def test_a_second_copy_ends_the_connection_on_which_the_first_is_stuck(far: Far) -> None:
     payload = objects_of(200_000)[0]
     slab = Slab(0, 1, 0, len(payload))
