@@ -146,11 +146,24 @@ LINK_LIMITED = _gauge(
 LINK_QUEUE_SECONDS = _gauge(
     "prfaas_agent_link_queue_seconds", "What waits for the link to a peer, over its achievable rate.", ("peer",)
 )
+LINK_QUEUED_BYTES = _gauge(
+    "prfaas_agent_link_queued_bytes", "Payload that is ready and that no connection to a peer has taken yet.", ("peer",)
+)
+LINK_UNSENT_BYTES = _gauge(
+    "prfaas_agent_link_unsent_bytes", "What the send buffers of the connections to a peer hold unsent.", ("peer",)
+)
+LINK_UNACKNOWLEDGED_BYTES = _gauge(
+    "prfaas_agent_link_unacknowledged_bytes",
+    "Payload that connections to a peer have taken and that it has not acknowledged.",
+    ("peer",),
+)
 LINK_RTT_SECONDS = _gauge(
-    "prfaas_agent_link_rtt_seconds", "Round trip to a peer, of its slowest connection.", ("peer",)
+    "prfaas_agent_link_rtt_seconds",
+    "Round trip to a peer, of the connection in use on which it has risen most; while none is used, the least there was.",
+    ("peer",),
 )
 LINK_RTT_INFLATION = _gauge(
-    "prfaas_agent_link_rtt_inflation_ratio", "Round trip to a peer over the smallest one known.", ("peer",)
+    "prfaas_agent_link_rtt_inflation_ratio", "That round trip over the smallest one of the same connection.", ("peer",)
 )
 LINK_RETRANSMITS = _gauge(
     "prfaas_agent_link_retransmit_ratio",

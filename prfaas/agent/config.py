@@ -86,6 +86,9 @@ class EgressConfig:
         doc="What all connections to them may send together; those that send share it. 0: learned, where the way to them "
         "loses bytes for seconds on end, from what arrives meanwhile.",
     )
+    each: bool = setting(
+        "flag", default=False, doc="Whether `max_rate` is of each of them by itself, in place of all together."
+    )
 
 
 @dataclass(frozen=True)

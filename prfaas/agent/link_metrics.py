@@ -18,6 +18,9 @@ _WORDS: dict[Gauge, tuple[str, ...]] = {
 }
 _NUMBERS: dict[Gauge, Callable[[LinkState], float]] = {
     metrics.LINK_QUEUE_SECONDS: lambda its: its.queue_seconds,
+    metrics.LINK_QUEUED_BYTES: lambda its: its.queued_bytes,
+    metrics.LINK_UNSENT_BYTES: lambda its: its.unsent_bytes,
+    metrics.LINK_UNACKNOWLEDGED_BYTES: lambda its: its.unacknowledged_bytes,
     metrics.LINK_RTT_SECONDS: lambda its: its.rtt_seconds,
     metrics.LINK_RTT_INFLATION: lambda its: its.rtt_seconds / its.min_rtt_seconds if its.min_rtt_seconds else 0.0,
     metrics.LINK_RETRANSMITS: lambda its: its.resent_ratio,

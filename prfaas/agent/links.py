@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from prfaas.agent.config import AgentConfig
+from prfaas.agent.config import AgentConfig, EgressConfig
 from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import SendOver
@@ -14,6 +14,21 @@ from prfaas.transport.tls import Certificates
 from prfaas.types import AgentName
 
 AWAITED = "its own connections"  # the address of a peer that dials this agent
+
+
+class EgressLimits:
+    """The budgets that each peer's link sends from."""
+
+    def __init__(self, entries: Iterable[EgressConfig]) -> None:
+        self._entries = [(its, EgressBudget(its.max_rate)) for its in entries]
+
+    def of(self, peer: str) -> tuple[EgressBudget, ...]:
+        """Those of a link that is made to this peer: shared with others, or its own."""
+        return tuple(
+            EgressBudget(its.max_rate) if its.each else together
+            for its, together in self._entries
+            if fnmatch.fnmatchcase(peer, its.peers)
+        )
 
 
 class Links:
@@ -32,7 +47,7 @@ class Links:
         self._key = key
         self._certificates = certificates
         self._on_event = on_event
-        self._budgets = [(its.peers, EgressBudget(its.max_rate)) for its in config.egress]
+        self._limits = EgressLimits(config.egress)
         self._links: dict[tuple[str, AgentName], Link] = {}
 
     def to(self, address: str, peer: AgentName) -> Link:
@@ -60,7 +75,7 @@ class Links:
             reconnect_seconds=config.reconnect_seconds,
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,
-            budgets=tuple(budget for peers, budget in self._budgets if fnmatch.fnmatchcase(peer, peers)),
+            budgets=self._limits.of(peer),
             packs=config.compression == "auto",
             lossy_fp8=config.lossy_fp8,
             awaits_peer=peer in config.dialled_by,

@@ -30,6 +30,23 @@ MAX_PRIORITY = 7
 
 
 @dataclass(frozen=True)
+class ChunkSize:
+    """The most that a chunk has, while much waits, and why, for the log."""
+
+    num_bytes: int
+    reason: str
+
+
+def chunk_size(*, bytes_per_second: float) -> ChunkSize:
+    """For connections that carry so much each; infinity while that is not known."""
+    if math.isinf(bytes_per_second):
+        return ChunkSize(MAX_CHUNK_BYTES, "it is not known what a connection carries")
+    in_time = int(min(MAX_CHUNK_BYTES, max(SLOW_CHUNK_BYTES, CHUNK_SECONDS * bytes_per_second)))
+    why = f"a connection carries {bytes_per_second / 1e6:.1f} MB/s, for {CHUNK_SECONDS} s of which there is a least and a most"
+    return ChunkSize(1 << in_time.bit_length() - 1, why)
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one frame carries."""
 
@@ -51,7 +68,7 @@ class Chunker:
 
     def __init__(self, num_connections: int = 1) -> None:
         self.num_connections = num_connections
-        self.bytes_per_second = math.inf  # of a connection; infinity: not known
+        self.size = chunk_size(bytes_per_second=math.inf)
         self.queued_bytes = 0
         self._flows: dict[bytes, _Flow] = {}
         self._backlog: list[tuple[float, int, _Flow]] = []  # flows that have slabs, by virtual time
@@ -138,10 +155,8 @@ class Chunker:
         heapq.heappush(self._backlog, (flow.virtual_time, flow.entry, flow))
 
     def _chunk_bytes(self) -> int:
-        share = self.queued_bytes // (CHUNKS_PER_CONNECTION * self.num_connections)
-        in_time = max(SLOW_CHUNK_BYTES, CHUNK_SECONDS * self.bytes_per_second)
-        most = int(min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, share), in_time))
-        return 1 << most.bit_length() - 1
+        share = max(MIN_CHUNK_BYTES, self.queued_bytes // (CHUNKS_PER_CONNECTION * self.num_connections))
+        return min(self.size.num_bytes, 1 << share.bit_length() - 1)
 
 
 def _weight(priority: int) -> float:

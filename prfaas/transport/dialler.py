@@ -43,6 +43,7 @@ class Dialler:
         self._is_busy = is_busy
         self._peer_name = peer_name
         self._is_fixed = bool(num_connections)
+        self._logged = 0  # the number that the log has last
         self._congestion_control = ""
         self._last_used_at = time.monotonic()
         self._threads: list[threading.Thread] = []
@@ -78,9 +79,10 @@ class Dialler:
 
     def _want(self, wanted: ConnectionCount) -> None:
         if self._is_fixed:
-            return
-        if wanted.count != self.num_wanted:
+            wanted = ConnectionCount(self.num_wanted, "num_connections says so")
+        if wanted.count != self._logged:
             _log.info("link.connections", peer=self._peer_name, count=wanted.count, reason=wanted.reason)
+            self._logged = wanted.count
         self.num_wanted, self.keeps_warm = wanted.count, wanted.keeps_warm
         self.start()
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from prfaas.transport.connection_policy import Carried
 from prfaas.transport.connection_review import ConnectionReview
+from prfaas.transport.egress_budget import Use
 from prfaas.transport.line import Line
 from prfaas.transport.link_meter import LinkHealth, LinkMeter, LinkSample
 from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing_choice import LinkPace, PackingChoice
 from prfaas.transport.rate_bounds import RateBounds
 from prfaas.transport.rate_search import RateSearch
+from prfaas.transport.round_trips import RoundTrip, RoundTrips
 from prfaas.transport.tcp_info import Growth, TcpInfo
 
 
@@ -24,7 +26,8 @@ class LinkGauge:
     def __init__(self) -> None:
         self.packing = PackingChoice(num_processors=len(os.sched_getaffinity(0)))
         self.bounds = RateBounds()
-        self.min_rtt_seconds = 0.0  # at the last sample
+        self.min_rtt_seconds = 0.0  # of all connections, at the last sample
+        self._round_trips: RoundTrips[Line] = RoundTrips()
         self._grown = Growth()  # over all connections
         self._connection_seconds, self._measured_at = 0.0, 0.0
         self._meter, self._rate_search, self._review = LinkMeter(), RateSearch(), ConnectionReview()
@@ -71,21 +74,14 @@ class LinkGauge:
         if not self.is_probing:
             self._meter.source = "transfers"
 
-    @property
-    def saturated_rate(self) -> float:
-        """What the wire carries at most, 0 while that is not known because nothing had to wait."""
-        return self._meter.health.achievable_bytes_per_second if self._meter.is_saturated else 0.0
-
-    @property
-    def lost_bytes_per_second(self) -> float:
-        """What is sent again at present."""
-        return self._meter.lost_bytes_per_second
+    def use(self, *, is_busy: bool) -> Use:
+        """What the link does, for the budgets that it sends from."""
+        return Use(is_busy, self._meter.is_saturated, self._grown.delivered_bytes, self._grown.retransmitted_bytes)
 
     def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> Carried | None:
         """Take a sample of every connection; returns what they carry, where that is settled anew."""
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]
-        for line, info in infos:
-            self._count(line, info)
+        self._count(infos)
         self._connection_seconds += len(infos) * (now - self._measured_at)
         self._measured_at = now
         sample = self._sample(now, infos, outbox)
@@ -103,9 +99,18 @@ class LinkGauge:
         self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
         return carried
 
-    def _count(self, line: Line, info: TcpInfo) -> None:
-        self._grown = Growth(*map(operator.add, self._grown, info.grown_since(line.seen)))
-        line.seen = info
+    def _count(self, infos: list[tuple[Line, TcpInfo]]) -> None:
+        num_segments: dict[Line, int] = {}
+        for line, info in infos:
+            grown = info.grown_since(line.seen)
+            self._grown = Growth(*map(operator.add, self._grown, grown))
+            num_segments[line] = grown.delivered_bytes // max(1, info.segment_bytes)
+            line.seen = info
+        self._round_trips.delivered(num_segments, in_flight=[line for line, _ in infos if line.in_flight_bytes])
+
+    def round_trip(self, infos: list[tuple[Line, TcpInfo]]) -> RoundTrip:
+        """Of the connection that is used and on which it has risen most, by these figures of all of them."""
+        return self._round_trips.of({line: RoundTrip(info.rtt_seconds, info.min_rtt_seconds) for line, info in infos})
 
     def _sample(self, now: float, infos: list[tuple[Line, TcpInfo]], outbox: Outbox) -> LinkSample:
         ratio = self.packing.packed_ratio  # payload takes less of the link
@@ -116,6 +121,7 @@ class LinkGauge:
             now=now,
             out_of_order_bytes=int(sum(info.out_of_order_bytes for _, info in infos) / ratio),
         )
+        trip = self.round_trip(infos)
         return LinkSample(
             now,
             delivered_bytes=self._grown.delivered_bytes,
@@ -123,12 +129,13 @@ class LinkGauge:
             retransmitted_bytes=self.retransmitted_bytes,
             queued_bytes=int(ratio * outbox.queued_bytes),
             unacknowledged_bytes=int(ratio * sum(line.in_flight_bytes for line, _ in infos)),
-            rtt_seconds=max((info.rtt_seconds for _, info in infos), default=0.0),
-            min_rtt_seconds=rtt,
+            rtt_seconds=trip.seconds,
+            min_rtt_seconds=trip.min_seconds,
             least_bytes_per_second=ratio * self.bounds.take_least(),
             most_bytes_per_second=ratio * most,
             connection_seconds=self._connection_seconds,
             busy_seconds=self._grown.busy_seconds,
             receiver_limited_seconds=self._grown.receiver_limited_seconds,
             buffer_limited_seconds=self._grown.buffer_limited_seconds,
+            segment_bytes=max((info.segment_bytes for _, info in infos), default=0),
         )

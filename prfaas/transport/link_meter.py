@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from prfaas.transport.rate_belief import RateBelief, RateSource
+from prfaas.transport.round_trips import RoundTrip
 
 WINDOW_SECONDS = 0.3
 PEAK_SECONDS = 0.6  # the rate is the highest of the windows that ended in it
 QUEUE_SECONDS = 0.5  # what waits would take longer than this
 RETRANSMIT_RATIO = 0.03  # of the bytes sent in the window
+LOSS_SEGMENTS = 64  # sent in it at least: of fewer, one that TCP sends again to be sure would be too large a share
 CONFIRMED_RATIO = 0.8  # a lower bound of so much of a rate confirms it
 STEADY_RATIO = 1.25  # BBR takes a link for full where its rate grows by less
-RTT_INFLATION = 2.5  # over the smallest round trip
-RTT_RISE_SECONDS = 0.005  # and by at least so much: within a datacenter a busy host alone multiplies a round trip
 CongestionReason = Literal["queue", "loss", "rtt"]
 LinkLimit = Literal["application", "receiver_window", "send_buffer", "network"]
 
@@ -36,7 +36,7 @@ class LinkSample(NamedTuple):
     retransmitted_bytes: int
     queued_bytes: int  # ready, and not yet handed to the kernel
     unacknowledged_bytes: int
-    rtt_seconds: float
+    rtt_seconds: float  # of the connection on which it has risen most, and the least of that one
     min_rtt_seconds: float
     least_bytes_per_second: float = 0.0  # between which its rate lies
     most_bytes_per_second: float = math.inf
@@ -44,6 +44,7 @@ class LinkSample(NamedTuple):
     busy_seconds: float = 0.0
     receiver_limited_seconds: float = 0.0
     buffer_limited_seconds: float = 0.0
+    segment_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ class LinkMeter:
         self._belief, self._least = RateBelief(), RateBelief()
         self.health = LinkHealth()
         self.source: RateSource = "transfers"  # of the bytes that wait at present
-        self.lost_bytes_per_second = 0.0  # sent again, over the window
 
     @property
     def is_saturated(self) -> bool:
@@ -107,13 +107,13 @@ class LinkMeter:
         oldest = self._samples[0]
         resent = sample.retransmitted_bytes - oldest.retransmitted_bytes
         seconds = sample.at - oldest.at
-        self.lost_bytes_per_second = resent / seconds if seconds else 0.0
-        ratio = resent / sent if (sent := sample.sent_bytes - oldest.sent_bytes) > 0 else 0.0
+        sent = sample.sent_bytes - oldest.sent_bytes
+        ratio = resent / sent if sent > 0 else 0.0
         carried = (sample.delivered_bytes - oldest.delivered_bytes) / seconds if seconds else 0.0
         self.health = LinkHealth(
             rate,
             queue_seconds,
-            _congestion(sample, queue_seconds, ratio),
+            _congestion(sample, queue_seconds, ratio if sent >= LOSS_SEGMENTS * sample.segment_bytes else 0.0),
             utilization_ratio=min(1.0, carried / rate) if rate else 0.0,
             resent_ratio=ratio,
             limit=_limit(oldest, sample),
@@ -158,8 +158,7 @@ def _congestion(sample: LinkSample, queue_seconds: float, retransmit_ratio: floa
         return "loss"
     if queue_seconds > QUEUE_SECONDS:
         return "queue"
-    limit = max(RTT_INFLATION * sample.min_rtt_seconds, sample.min_rtt_seconds + RTT_RISE_SECONDS)
-    return "rtt" if sample.min_rtt_seconds and sample.rtt_seconds > limit else None
+    return "rtt" if RoundTrip(sample.rtt_seconds, sample.min_rtt_seconds).is_long else None
 
 
 def _limit(oldest: LinkSample, sample: LinkSample) -> LinkLimit | None:

@@ -22,8 +22,8 @@ class LinkState:
     unacknowledged_bytes: int  # handed to a connection, and not yet acknowledged by the receiver
     unsent_bytes: int  # of those, still in the send buffers
     acknowledged_bytes: int
-    rtt_seconds: float  # of the slowest connection
-    min_rtt_seconds: float
+    rtt_seconds: float  # of the connection in use on which it has risen most; while none is used, the least there was
+    min_rtt_seconds: float  # of that connection
     achievable_bytes_per_second: float  # of payload, when there is enough to send; 0: not known
     queue_seconds: float  # that what waits takes at this rate
     congestion: CongestionReason | None  # why it is choked; None: it is not

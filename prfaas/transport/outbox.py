@@ -14,7 +14,7 @@ from prfaas.transport import messages
 from prfaas.transport.area import Area, Slab
 from prfaas.transport.assembler import MAX_FRAGMENTS
 from prfaas.transport.cancels import Cancels
-from prfaas.transport.chunker import Chunk, Chunker
+from prfaas.transport.chunker import Chunk, Chunker, ChunkSize, chunk_size
 from prfaas.transport.inbound import TransferStats
 from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have
 from prfaas.transport.object_sizes import ObjectSizes
@@ -147,9 +147,10 @@ class Outbox:
         """The queue is cut finely enough for so many."""
         self._chunker.num_connections = count
 
-    def set_rate(self, bytes_per_second: float) -> None:
-        """What each connection carries; infinity while that is not known. Chunks are small enough for it."""
-        self._chunker.bytes_per_second = bytes_per_second
+    def set_rate(self, bytes_per_second: float) -> ChunkSize:
+        """What each connection carries; infinity while that is not known. Returns how large chunks are for it."""
+        self._chunker.size = chunk_size(bytes_per_second=bytes_per_second)
+        return self._chunker.size
 
     # What the agent says
 

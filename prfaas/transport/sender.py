@@ -16,7 +16,6 @@ from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.dialler import Dialler
-from prfaas.transport.egress_budget import Demand
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.line import Line, Taken
 from prfaas.transport.link_config import LinkConfig
@@ -52,12 +51,12 @@ __all__ = [
     "SendProgress",
 ]
 
+_log = logs.get("transport")
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that takes more is asked for again
-UNUSED_RATIO = 0.8  # a link that carries less than this of its share leaves the rest to others, with some room to grow
-SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still finding its rate
 PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
+MUCH = 4  # times as large, or as small: a change of the chunk size that the log has
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
 NOT_DIALLED = "(it dials this agent, and has no connection)"
 _log = logs.get("transport")
@@ -95,9 +94,9 @@ class Link:
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
-        self._slow_since = 0.0
         # of all connections together; 0: none is told, infinity: none any more
         self._pace = config.max_bytes_per_second
+        self._logged_chunk_bytes = 0
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
@@ -190,7 +189,8 @@ class Link:
     def snapshot(self) -> LinkState:
         """The link's figures; costs a few microseconds a connection."""
         with self._changed:
-            infos = [info for line in self._lines if (info := line.tcp_info()) is not None]
+            known = [(line, info) for line in self._lines if (info := line.tcp_info()) is not None]
+            infos, round_trip = [info for _, info in known], self._gauge.round_trip(known)
             return LinkState(
                 peer=self._peer_name,
                 address=self.address,
@@ -201,8 +201,8 @@ class Link:
                 unacknowledged_bytes=sum(line.in_flight_bytes for line in self._lines),
                 unsent_bytes=sum(info.unsent_bytes for info in infos),
                 acknowledged_bytes=self._outbox.acknowledged_bytes,
-                rtt_seconds=max((info.rtt_seconds for info in infos), default=0.0),
-                min_rtt_seconds=min((info.min_rtt_seconds for info in infos), default=0.0),
+                rtt_seconds=round_trip.seconds,
+                min_rtt_seconds=round_trip.min_seconds,
                 sent_bytes=self._gauge.sent_bytes,
                 retransmitted_bytes=self._gauge.retransmitted_bytes,
                 **vars(self._gauge.health),
@@ -359,22 +359,21 @@ class Link:
 
     def _tell_rate(self) -> None:
         """Have chunks no larger than what a connection carries in a while, as far as that is known."""
-        known = self._gauge.health.achievable_bytes_per_second
-        self._outbox.set_rate(min(known or math.inf, self._pace or math.inf) / max(1, len(self._lines)))
+        known = min(self._gauge.health.achievable_bytes_per_second or math.inf, self._pace or math.inf)
+        size, logged = self._outbox.set_rate(known / max(1, len(self._lines))), self._logged_chunk_bytes
+        has_changed = known < math.inf and not logged / MUCH < size.num_bytes < MUCH * logged
+        if self._lines and (has_changed or not logged):
+            _log.info("link.chunks", peer=self._peer_name, bytes=size.num_bytes, reason=size.reason)
+            self._logged_chunk_bytes = size.num_bytes
 
     def _follow_budgets(self, now: float) -> None:
         """Send no faster than this link's share of what it sends from together with others."""
-        carried, pace = self._gauge.saturated_rate, self._pace
-        if not 0 < carried < UNUSED_RATIO * pace < math.inf:
-            self._slow_since = now
-        is_slower = now - self._slow_since >= SLOW_SECONDS
         with self._changed:
-            could = carried / UNUSED_RATIO if is_slower else math.inf
-            demand = Demand(self._outbox.num_transfers > 0, could, carried, self._gauge.lost_bytes_per_second)
-            shares = [budget.share(self, demand, now=now) for budget in self._config.budgets]
-            none = math.inf if pace else 0.0
+            use = self._gauge.use(is_busy=self._outbox.num_transfers > 0)
+            shares = [budget.share(self, use, now=now) for budget in self._config.budgets]
+            none = math.inf if self._pace else 0.0
             wanted = min(filter(None, (self._config.max_bytes_per_second, *shares)), default=none)
-            if not math.isclose(wanted, pace, rel_tol=PACE_STEP_RATIO):
+            if not math.isclose(wanted, self._pace, rel_tol=PACE_STEP_RATIO):
                 self._pace = wanted
                 self._share_rate()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -15,7 +17,7 @@ import pytest
 
 from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import Demand, EgressBudget
+from prfaas.transport.egress_budget import EgressBudget, Use
 from prfaas.transport.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
@@ -419,42 +421,77 @@ def test_a_link_at_which_a_large_chunk_takes_longer_than_a_peer_may_be_silent_ge
     assert isinstance(near.end(transfer_id), SendFailed)
 
 
-def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = EgressBudget(8e6)
-    first, second = (near_to(far.address, num_connections=2, name=name, budgets=(budget,)) for name in ("a", "b"))
-
-    def pace(near: Near) -> int:
-        return near.link.snapshot().pacing_bytes_per_second
-
-    for near in (first, second):
-        assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
-        wait_until(lambda near=near: near.link.snapshot().num_connections == 2)  # type: ignore[misc]
-    send(first, objects_of(10), ready=False)  # is under way for as long as its byte is not ready
-    wait_until(lambda: pace(first) == 8_000_000)
-    held = send(second, objects_of(10), ready=False)
-    wait_until(lambda: pace(first) == pace(second) == 4_000_000)
-    second.link.cancel(held, "cancelled", "seen enough")
-    wait_until(lambda: pace(first) == 8_000_000)
+def _pace(near: Near) -> int:
+    return near.link.snapshot().pacing_bytes_per_second
 
 
-def test_a_limit_that_is_learned_is_told_to_the_kernel_and_taken_back(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = EgressBudget(0.0)
-    near = near_to(far.address, num_connections=2, budgets=(budget,))
+def _sharing(far: Far, near_to: Callable[..., Near], budget: EgressBudget, name: str) -> Near:
+    """A link of a budget that has its connections."""
+    near = near_to(far.address, num_connections=2, name=name, budgets=(budget,), packs=False)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     wait_until(lambda: near.link.snapshot().num_connections == 2)
+    return near
+
+
+def _fill(near: Near) -> bytes:
+    """Have more to send than a test takes."""
+    return send(near, [bytes(MIB)] * 1024, deadline=10 * PATIENCE_SECONDS)
+
+
+def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
+    budget = EgressBudget(8e6)
+    first, second = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
+    far.discards = True
+    _fill(first)
+    wait_until(lambda: _pace(first) == 8_000_000)
+    bulk = _fill(second)
+    wait_until(lambda: _pace(first) == _pace(second) == 4_000_000)
+    second.link.cancel(bulk, "cancelled", "seen enough")
+    wait_until(lambda: _pace(first) == 8_000_000)
+
+
+def test_what_a_link_that_waits_for_its_prefill_does_not_use_goes_to_the_others(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    budget, turns = EgressBudget(40e6), itertools.count()
+    layers, bulk = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
+    far.discards = True
+    _fill(bulk)
+    transfer_id = send(layers, [bytes(64 << 10)] * 2000, deadline=10 * PATIENCE_SECONDS, ready=False)
+
+    def bulk_has_most() -> bool:
+        """At every fifth look, 50 ms apart, another layer is finished."""
+        number, is_between = divmod(next(turns), 5)
+        if not is_between:
+            layers.link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=64 << 10)
+        return layers.link.snapshot().acknowledged_bytes > 2 * MIB and _pace(bulk) > 0.8 * 40e6
+
+    wait_until(bulk_has_most)
+
+
+def test_a_limit_that_is_learned_is_told_to_the_kernel_and_the_log_and_taken_back(
+    far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="prfaas.transport")
+    budget = EgressBudget(0.0)
+    near = _sharing(far, near_to, budget, "a")
     held = send(near, objects_of(10), ready=False)
+    delivered, resent, at = 0, 0, time.monotonic() + 60  # what this link itself says is older, and left out
 
-    def neighbour(*, lost: float, began: float) -> None:
+    def neighbour(*, lost: int) -> None:
         """Another link of the budget sends for a minute."""
-        for tick in range(1200):
-            budget.share("neighbour", Demand(True, float("inf"), 8e6, lost), now=began + tick / 20)
+        nonlocal delivered, resent, at
+        for _ in range(1200):
+            delivered, resent, at = delivered + 400_000, resent + lost // 20, at + 1 / 20
+            budget.share("neighbour", Use(True, True, delivered, resent), now=at)
 
-    now = time.monotonic() + 60  # what this link itself says is older, and left out
-    neighbour(lost=2e6, began=now)
-    wait_until(lambda: 3_900_000 < near.link.snapshot().pacing_bytes_per_second < 4_100_000)
-    neighbour(lost=0.0, began=now + 60)
-    wait_until(lambda: near.link.snapshot().pacing_bytes_per_second > 1 << 60)
+    neighbour(lost=2_000_000)
+    wait_until(lambda: 3_900_000 < _pace(near) < 4_100_000)
+    neighbour(lost=0)
+    wait_until(lambda: _pace(near) > 1 << 60)
     near.link.cancel(held, "cancelled", "seen enough")
+    chunks = [said for record in caplog.records if (said := record.getMessage()).startswith("link.chunks")]
+    assert "bytes=1048576" in chunks[0] and "bytes=131072" in chunks[1]
 
 
 @pytest.mark.root

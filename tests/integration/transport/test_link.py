@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
 import struct
@@ -293,3 +294,30 @@ def test_a_link_says_whether_the_application_or_the_peer_holds_it_up(
         assert near.link.snapshot().unsent_bytes > 0
         near.link.cancel(transfer_id, "cancelled", "seen enough")
         gate.set()
+
+
+def _logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
+    return [said for record in caplog.records if (said := record.getMessage()).startswith(f"{event} ")]
+
+
+@pytest.mark.parametrize(("num_connections", "count", "why"), [(4, 4, "num_connections"), (0, 2, "a round trip of")])
+def test_the_log_says_once_how_many_connections_there_are_and_why(
+    num_connections: int, count: int, why: str, far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="prfaas.transport"):
+        near = near_to(far.address, num_connections=num_connections)
+        for _ in range(3):
+            assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    (line,) = _logged(caplog, "link.connections")
+    assert f"count={count}" in line and why in line
+
+
+def test_the_log_says_once_how_large_chunks_are_and_why(
+    far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="prfaas.transport"):
+        near = near_to(far.address, num_connections=1, max_bytes_per_second=2e6)
+        for _ in range(3):
+            assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    (line,) = _logged(caplog, "link.chunks")
+    assert "bytes=131072" in line and "a connection carries 2.0 MB/s" in line

@@ -18,6 +18,9 @@ CHOKED = replace(
     min_rtt_seconds=0.03,
     achievable_bytes_per_second=1e8,
     queue_seconds=0.7,
+    queued_bytes=70_000_000,
+    unsent_bytes=100_000,
+    unacknowledged_bytes=5_000_000,
     congestion="queue",
     utilization_ratio=0.9,
     resent_ratio=0.01,
@@ -40,6 +43,9 @@ def test_every_link_shows_what_chokes_and_what_limits_it_and_how_full_it_is() ->
     limits = ("application", "receiver_window", "send_buffer", "network")
     assert [_said("link_limited", reason=limit, **at) for limit in limits] == [0, 0, 0, 1]
     assert _said("link_queue_seconds", **at) == 0.7
+    assert _said("link_queued_bytes", **at) == 70_000_000
+    assert _said("link_unsent_bytes", **at) == 100_000
+    assert _said("link_unacknowledged_bytes", **at) == 5_000_000
     assert _said("link_rtt_seconds", **at) == 0.09
     assert abs((_said("link_rtt_inflation_ratio", **at) or 0) - 3) < 1e-9
     assert _said("link_retransmit_ratio", **at) == 0.01

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.config import AgentConfig
-from prfaas.agent.links import Links
+from prfaas.agent.config import AgentConfig, EgressConfig
+from prfaas.agent.links import EgressLimits, Links
 from prfaas.transport.dialler import KEEP_WARM_SECONDS
 from prfaas.transport.sender import Outgoing
 from prfaas.types import AgentName
@@ -39,3 +39,18 @@ def test_a_link_with_a_transfer_or_to_a_peer_that_dials_is_kept(links: Links) ->
     link = links.to("127.0.0.1:1", EAST)
     link.open(Outgoing(bytes(16), b"", [10], lambda index: memoryview(bytes(10)), 0, deadline_seconds=3600.0))
     assert links.take_idle(time.monotonic() + 2 * KEEP_WARM_SECONDS) == []
+
+
+def test_a_peers_budgets_are_those_of_every_entry_that_fits_it_and_its_own_where_the_entry_is_of_each() -> None:
+    limits = EgressLimits(
+        [
+            EgressConfig(peers="tokyo-*", max_rate=5e8),
+            EgressConfig(peers="*", max_rate=1e8, each=True),
+            EgressConfig(peers="osaka-1", max_rate=2e8),
+        ]
+    )
+    first, second = limits.of("tokyo-1"), limits.of("tokyo-2")
+    assert [its.bytes_per_second for its in first] == [its.bytes_per_second for its in second] == [5e8, 1e8]
+    assert first[0] is second[0], "what all may send together"
+    assert first[1] is not second[1], "what each may send"
+    assert [its.bytes_per_second for its in limits.of("osaka-1")] == [1e8, 2e8]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from prfaas.transport.area import Slab
-from prfaas.transport.chunker import MIN_CHUNK_BYTES, SLOW_CHUNK_BYTES, Chunk, Chunker
+from prfaas.transport.chunker import MIN_CHUNK_BYTES, SLOW_CHUNK_BYTES, Chunk, Chunker, chunk_size
 
 MIB = 1 << 20
 A, B = b"a" * 16, b"b" * 16
@@ -103,9 +104,11 @@ def test_a_chunk_of_a_slow_link_takes_a_tenth_of_a_second_of_its_connection_at_m
     chunker.ready(A, Slab(0, 1, 0, 64 * MIB))
     sizes = []
     for rate in (1e9, 8e6, 2e6, 100.0):
-        chunker.bytes_per_second = rate
+        chunker.size = chunk_size(bytes_per_second=rate)
         sizes.append(_take(chunker).slab.num_bytes)
     assert sizes == [MIB, 512 << 10, 128 << 10, SLOW_CHUNK_BYTES]
+    assert "8.0 MB/s" in chunk_size(bytes_per_second=8e6).reason
+    assert "not known" in chunk_size(bytes_per_second=math.inf).reason
 
 
 def test_a_transfer_that_becomes_urgent_is_served_as_one_from_there_on() -> None:

@@ -110,6 +110,14 @@ def test_a_link_is_choked_by_a_queue_by_loss_or_by_its_round_trip(
     assert last.congestion == reason
 
 
+@pytest.mark.parametrize(("rate", "reason"), [(0.2 * MB, None), (MB, "loss")])
+def test_one_segment_that_is_sent_again_among_few_is_no_loss(rate: float, reason: str | None) -> None:
+    samples = _samples(lambda at: rate, 2, queued=1000, lost=0.05)
+    *_, last = _fed(LinkMeter(), (its._replace(segment_bytes=1448) for its in samples))
+    assert last.resent_ratio > 0.03
+    assert last.congestion == reason
+
+
 def test_an_idle_link_has_no_queue_and_no_rate() -> None:
     *_, last = _fed(LinkMeter(), _samples(lambda at: 0.0, 2, queued=0))
     assert last == LinkHealth(0.0, 0.0, None)

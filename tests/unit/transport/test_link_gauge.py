@@ -1,0 +1,91 @@
+"""What a link's connections add up to, from made figures of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from prfaas.transport.line import Line
+from prfaas.transport.link_gauge import LinkGauge
+from prfaas.transport.link_meter import CongestionReason
+from prfaas.transport.outbox import Outbox
+from prfaas.transport.tcp_info import TcpInfo
+
+SEGMENT_BYTES = 1448
+NOTHING = TcpInfo(0.03, 0.03, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+@dataclass(eq=False)
+class Figures:
+    """Of one connection."""
+
+    info: TcpInfo
+    in_flight_bytes: int = 0
+    seen: TcpInfo | None = None
+
+    def tcp_info(self) -> TcpInfo:
+        return self.info
+
+    def search_rate(self) -> None:
+        """What a gauge may ask for."""
+
+    def deliver(self, num_segments: int, *, rtt_seconds: float) -> None:
+        num_bytes = num_segments * SEGMENT_BYTES
+        self.info = replace(
+            self.info,
+            rtt_seconds=rtt_seconds,
+            delivered_segments=self.info.delivered_segments + num_segments,
+            bytes_sent=self.info.bytes_sent + num_bytes,
+        )
+        self.in_flight_bytes = num_bytes
+
+
+class Watch:
+    """A gauge that takes a sample every twentieth of a second."""
+
+    def __init__(self, lines: Sequence[Figures]) -> None:
+        self.gauge = LinkGauge()
+        self._lines, self._outbox = lines, Outbox(lambda event: None, num_connections=len(lines))
+        self._at = 0.0
+
+    def congestion(self) -> CongestionReason | None:
+        self._at += 0.05
+        self.gauge.measure(self._at, cast(list[Line], self._lines), self._outbox)
+        return self.gauge.health.congestion
+
+
+def test_what_a_burst_left_on_idle_connections_does_not_choke_a_link_that_is_used_over_another() -> None:
+    full, used = Figures(NOTHING), Figures(NOTHING)
+    watch = Watch([full, used])
+    watch.congestion()
+    full.deliver(1000, rtt_seconds=0.15)
+    assert watch.congestion() == "rtt"
+    full.in_flight_bytes = 0
+    found = []
+    for _ in range(40):
+        used.deliver(45, rtt_seconds=0.031)
+        found.append(watch.congestion())
+    assert set(found) == {None}
+
+
+def test_a_connection_that_is_used_again_says_nothing_of_its_burst_before_it_has_measured_anew() -> None:
+    line = Figures(NOTHING)
+    watch = Watch([line])
+    line.deliver(1000, rtt_seconds=0.15)
+    watch.congestion()
+    line.in_flight_bytes = 0
+    watch.congestion()
+    line.in_flight_bytes = 64 << 10
+    assert watch.congestion() is None
+    line.deliver(45, rtt_seconds=0.15)
+    assert watch.congestion() == "rtt", "as it has measured anew"
+
+
+def test_connections_over_unlike_ways_do_not_choke_a_link() -> None:
+    ways = [Figures(NOTHING), Figures(replace(NOTHING, rtt_seconds=0.08, min_rtt_seconds=0.08))]
+    watch = Watch(ways)
+    for _ in range(10):
+        for way in ways:
+            way.deliver(100, rtt_seconds=way.info.rtt_seconds)
+        assert watch.congestion() is None
