@@ -1,5 +1,5 @@
 """Writes what docs/ and deploy/ say of settings and metrics, from the dataclasses and the catalogue that the code uses,
-and what pages say of the connector over distance and of bars that the wire misses, from what was measured.
+and what pages say of the wire and of the connector over distance, from what was measured.
 
 `python -m tools.reference_tables` rewrites the files; `current_files()` is what a test compares them with.
 """
@@ -19,7 +19,7 @@ from prfaas.console.config import ConsoleConfig
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
-from tools import distance_table, missed_bars
+from tools import distance_table, missed_bars, wire_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS: dict[str, type[Any]] = {
@@ -166,11 +166,11 @@ def current_files() -> dict[Path, str]:
     tables = {f"settings of {name}": settings_table(name, cls) for name, cls in COMPONENTS.items()}
     components = sorted({its.name.split("_")[1] for its in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
-    missed = {"missed bars of the wire": missed_bars.current()}
+    wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
     distance = {"time to the first token over distance": distance_table.current()}
     return {
         **{page: _filled(page.read_text(), distance) for page in (ROOT / "README.md", ROOT / "docs/vllm.md")},
-        transport_page: _filled(transport_page.read_text(), missed),
+        transport_page: _filled(transport_page.read_text(), wire),
         configuration: _filled(configuration.read_text(), tables),
         metrics_page: _filled(metrics_page.read_text(), metric_tables),
         **{ROOT / f"deploy/{name}.yaml": annotated_yaml(name, cls) for name, cls in COMPONENTS.items()},
