@@ -381,6 +381,25 @@ def test_a_cancel_leaves_over_connections_that_nobody_wants_any_more(far: Far, n
     wait_until(lambda: near.link.snapshot().num_connections == 0)
 
 
+def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_more(
+    far: Far, near_to: Callable[..., Near]
+) -> None:
+    with Relay(far.address) as relay:
+        near = near_to(relay.address)
+        near.link._dialler.keeps_warm = False
+        first = send(near, objects_of(10), ready=False)
+        wait_until(lambda: bool(near.of(SendAccepted)))
+        relay.cut_after(0)
+        second = send(near, objects_of(10), ready=False)
+        wait_until(lambda: relay.is_cut and near.link.snapshot().num_connections == 0)
+        for transfer_id in (first, second):
+            near.link.cancel(transfer_id, "cancelled", "no longer wanted")
+        relay.mend()
+        wait_until(lambda: len(far.of(ReceiveFailed)) == 2)
+    reasons = {event.transfer_id: event.reason for event in far.events if isinstance(event, ReceiveFailed)}
+    assert reasons == {first: "cancelled", second: "cancelled"}
+
+
 def test_a_link_for_which_no_thread_can_be_started_says_so_and_is_tried_again(
     far: Far, near_to: Callable[..., Near]
 ) -> None:
