@@ -103,6 +103,18 @@ def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., N
     second.receiver.close()
 
 
+def test_the_process_that_has_accepted_a_transfer_is_named(near_to: Callable[..., Near]) -> None:
+    far = make_far()
+    near = near_to(far.address, num_connections=1)
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    far.receiver.close()
+    second = make_far(listen=far.address)
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    second.receiver.close()
+    accepted = [its.process for its in near.of(SendAccepted) if isinstance(its, SendAccepted)]
+    assert len(accepted) == len(set(accepted)) == 2
+
+
 def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far, near_to: Callable[..., Near]) -> None:
     objects = objects_of(*[64 << 10] * 30)
     with Relay(far.address, LinkShape(bytes_per_second=1e6)) as relay:

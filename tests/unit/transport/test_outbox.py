@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.messages import Done, Ending, Have
+from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have, decode_open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.outbound import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
 from prfaas.transport.outbox import MAX_CUTS, MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
@@ -57,6 +57,23 @@ def test_an_open_that_nobody_answers_is_repeated_and_ever_more_seldom() -> None:
     sender = _Sender()
     asked = [quarter / 4 for quarter in range(40) if sender.after(quarter / 4)]
     assert asked == [1.25, 3.75, 8.25]  # more than 1, 2 and 4 s after the first look
+
+
+@pytest.mark.parametrize(
+    ("whole", "repeated"), [(b"whole", b"whole"), (bytes(MAX_BODY_BYTES + 1), b"brief")], ids=["fits", "too long"]
+)
+def test_an_open_that_is_repeated_leaves_out_nothing_that_the_wire_can_carry(whole: bytes, repeated: bytes) -> None:
+    outbox = Outbox(lambda event: None, num_connections=1)
+    source = memoryview(bytes(100))
+    outbox.open(Outgoing(ID, b"brief", [100], lambda index: source, 0, 3600.0, whole_body=lambda: whole), now=0.0)
+    assert _body_of(outbox.next_frame(now=0.0)) == b"brief"
+    outbox.connection_lost(is_last=True)
+    assert _body_of(outbox.next_frame(now=0.0)) == repeated
+
+
+def _body_of(frame: bytes | None) -> bytes:
+    assert frame is not None
+    return decode_open(Header.decode(frame[:HEADER_BYTES]), frame[HEADER_BYTES:]).body
 
 
 def test_a_long_open_has_time_to_arrive_before_it_is_repeated() -> None:
