@@ -21,7 +21,6 @@ from prfaas.agent.refusal import Refusal
 from prfaas.errors import GrantError
 from prfaas.grants import Grant
 from prfaas.transport.link_state import LinkState
-from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.receiver import Accepted, OpenRequest
 from prfaas.transport.sender import (
     Link,
@@ -229,7 +228,7 @@ class TakenProbes:
             raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
-        limit, num_bytes = min(grant.max_bytes, self._max_bytes), ObjectSizes.of(request.object_bytes).total_bytes
+        limit, num_bytes = min(grant.max_bytes, self._max_bytes), request.object_bytes.total_bytes
         if num_bytes > limit:
             raise GrantError("too_large", f"a probe of {num_bytes} bytes; at most {limit} are taken")
         if request.deadline_seconds > DEADLINE_SECONDS:

@@ -41,7 +41,6 @@ from prfaas.transport.inbound import (
     TransferStats,
 )
 from prfaas.transport.messages import MAX_SLABS, Done, Ending, Have
-from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.remembered import Remembered
@@ -72,7 +71,6 @@ AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], 
 @dataclass(eq=False)
 class _Arrival:
     request: OpenRequest
-    sizes: ObjectSizes
     deadline: float
     answers: OrderedEvents[Answer]
     connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
@@ -121,15 +119,15 @@ class Arrivals:
 
     # Opening
 
-    def open(self, connection: Connection, request: OpenRequest, sizes: ObjectSizes) -> None:
+    def open(self, connection: Connection, request: OpenRequest) -> None:
         """A peer opens a transfer, or asks again after it lost a connection."""
         with self._changed:
             arrival = self._arrivals.get(request.transfer_id)
-            refusal = self._refusal(arrival, request, sizes)
+            refusal = self._refusal(arrival, request)
             is_new = refusal is None and arrival is None
             if is_new:
                 deadline = time.monotonic() + request.deadline_seconds
-                arrival = _Arrival(request, sizes, deadline, OrderedEvents(self._answers.say), {connection: None})
+                arrival = _Arrival(request, deadline, OrderedEvents(self._answers.say), {connection: None})
                 self._keep(arrival)
             elif refusal is None and arrival is not None:
                 self._again(connection, arrival)
@@ -140,7 +138,7 @@ class Arrivals:
             if is_new:
                 self._accept(request, functools.partial(self._decided, arrival))
 
-    def _refusal(self, arrival: _Arrival | None, request: OpenRequest, sizes: ObjectSizes) -> bytes | None:
+    def _refusal(self, arrival: _Arrival | None, request: OpenRequest) -> bytes | None:
         """How a transfer of this id has ended already, or why it is not taken; `arrival` is the one that is here."""
         transfer_id, peer = request.transfer_id, request.peer_name
         known = self._remembered.get(peer, transfer_id)
@@ -152,7 +150,7 @@ class Arrivals:
             return _error(transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
         if not self._transfers.has_room(peer):
             return _error(transfer_id, "no_memory", f"too many of {MAX_TRANSFERS} transfers are arriving already")
-        if not self._opening_bytes.has_room(peer, _opening_bytes(request, sizes)):
+        if not self._opening_bytes.has_room(peer, _opening_bytes(request)):
             return _error(transfer_id, "no_memory", "what opens transfers takes too much memory already")
         return None
 
@@ -160,13 +158,13 @@ class Arrivals:
         peer = arrival.request.peer_name
         self._arrivals[arrival.request.transfer_id] = arrival
         self._transfers.change(peer, 1)
-        self._opening_bytes.change(peer, _opening_bytes(arrival.request, arrival.sizes))
+        self._opening_bytes.change(peer, _opening_bytes(arrival.request))
 
     def _drop(self, arrival: _Arrival) -> None:
         peer = arrival.request.peer_name
         del self._arrivals[arrival.request.transfer_id]
         self._transfers.change(peer, -1)
-        self._opening_bytes.change(peer, -_opening_bytes(arrival.request, arrival.sizes))
+        self._opening_bytes.change(peer, -_opening_bytes(arrival.request))
 
     def _again(self, connection: Connection, arrival: _Arrival) -> None:
         """Answer another OPEN of a transfer that is here, once the caller has decided; at a later tick if that is often."""
@@ -187,7 +185,7 @@ class Arrivals:
             assembler = None
             frame = messages.encode_ending(FrameType.ERROR, transfer_id, Ending(decision.reason, decision.message))
         else:
-            assembler = Assembler(arrival.sizes, ranges_of(decision.held))
+            assembler = Assembler(arrival.request.object_bytes, ranges_of(decision.held))
             frame = messages.encode_have(transfer_id, _have(assembler))
         with self._changed:
             if isinstance(decision, Rejected):
@@ -308,7 +306,7 @@ class Arrivals:
             known = self._remembered.get(peer, transfer_id)
             return known or Header(FrameType.REOPEN, 0, transfer_id).encode()
 
-    def all_sent(self, connection: Connection, peer: str, header: Header) -> None:
+    def all_sent(self, peer: str, header: Header) -> None:
         """The sender says that it has sent everything, and how much that is."""
         with self._changed:
             arrival = self._arrivals.get(header.transfer_id)
@@ -477,8 +475,8 @@ def _done(arrival: _Arrival) -> bytes:
     return messages.encode_done(arrival.request.transfer_id, Done(stats.wire_bytes, stats.checksum_failures))
 
 
-def _opening_bytes(request: OpenRequest, sizes: ObjectSizes) -> int:
-    return len(request.open_body) + RUN_BYTES * len(sizes.runs)
+def _opening_bytes(request: OpenRequest) -> int:
+    return len(request.open_body) + RUN_BYTES * len(request.object_bytes.runs)
 
 
 def _error(transfer_id: bytes, reason: FailureReason, message: str) -> bytes:

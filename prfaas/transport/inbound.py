@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.types import FailureReason
 
 
@@ -21,12 +22,12 @@ NOTHING_RECEIVED = TransferStats(0, 0)
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """A peer wants to send objects of these sizes. `object_bytes` stays small until it is made a list."""
+    """A peer wants to send objects of these sizes."""
 
     transfer_id: bytes
     peer_name: str
     open_body: bytes
-    object_bytes: Sequence[int]
+    object_bytes: ObjectSizes
     deadline_seconds: float
 
 

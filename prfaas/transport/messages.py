@@ -57,7 +57,7 @@ class Challenge:
 @dataclass(frozen=True)
 class Open:
     sizes: ObjectSizes
-    priority: int
+    priority: int  # a receiver makes nothing of it; docs/wire-format.md says why it stays
     deadline_seconds: float
     body: bytes
 
@@ -155,8 +155,8 @@ def decode_open(header: Header, payload: bytes | bytearray) -> Open:
 
 
 def encode_have(transfer_id: bytes, have: Have) -> bytes:
-    """The whole frame. What of `arrived` is beyond MAX_SLABS is left out."""
-    structure = msgpack.packb([[list(slab) for slab in have.arrived[:MAX_SLABS]]])
+    """The whole frame; of MAX_SLABS slabs at most."""
+    structure = msgpack.packb([[list(slab) for slab in have.arrived]])
     bits = to_bitmap(have.held)
     head = Header(FrameType.HAVE, len(structure) + len(bits), transfer_id, offset=len(structure))
     return b"".join((head.encode(), structure, bits))

@@ -118,7 +118,7 @@ class Reader:
         elif header.type is FrameType.OPEN:
             self._open(header, payload)
         elif header.type is FrameType.END:
-            self._arrivals.all_sent(self._connection, self._peer, header)
+            self._arrivals.all_sent(self._peer, header)
         elif header.type is FrameType.ERROR:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:  # CANCEL
@@ -133,7 +133,7 @@ class Reader:
             object_bytes=opened.sizes,
             deadline_seconds=opened.deadline_seconds,
         )
-        self._arrivals.open(self._connection, request, opened.sizes)
+        self._arrivals.open(self._connection, request)
 
     def _chunk(self, header: Header) -> None:
         views = self._arrivals.begin_write(self._connection, self._peer, header, wire_bytes=header.length)

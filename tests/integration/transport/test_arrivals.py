@@ -54,7 +54,7 @@ class Site:
     def open(self, connection: Connection, *sizes: tuple[int, int]) -> bytes:
         transfer_id = os.urandom(16)
         request = OpenRequest(transfer_id, "peer", b"", ObjectSizes(sizes), PATIENCE_SECONDS)
-        self.arrivals.open(connection, request, ObjectSizes(sizes))
+        self.arrivals.open(connection, request)
         return transfer_id
 
     def begin(self, connection: Connection, transfer_id: bytes, slab: Slab) -> Header:

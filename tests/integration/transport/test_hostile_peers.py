@@ -602,7 +602,7 @@ def test_the_sizes_of_objects_count_in_what_opens_transfers() -> None:
     connection, peer = (Connection(its, state="sending") for its in socket.socketpair())
     while not peer.has_input():
         request = OpenRequest(os.urandom(16), "peer", b"", sizes, 60.0)
-        arrivals.open(connection, request, sizes)
+        arrivals.open(connection, request)
     assert decode_ending(peer.read_payload(peer.read_header())).reason == "no_memory"
     assert len(asked) == 3 * MAX_OPENING_BYTES // (4 * RUN_BYTES * MAX_RUNS)
     connection.close()

@@ -194,7 +194,7 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
     sizes, transfer_id = ObjectSizes.of([2 * MAX_SLABS]), os.urandom(16)
     request = OpenRequest(transfer_id, "peer", b"", sizes, PATIENCE_SECONDS)
     with contextlib.closing(connection), contextlib.closing(peer):
-        arrivals.open(connection, request, sizes)
+        arrivals.open(connection, request)
         peer.read_payload(peer.read_header())
         for at in range(MAX_SLABS):
             header = Header(FrameType.CHUNK, 1, transfer_id, offset=2 * at, count=1)
@@ -202,7 +202,7 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
             arrivals.end_write(connection, header, "whole")
         with traced() as grown:
             num_bytes = fill_up(ours)
-            arrivals.open(connection, request, sizes)
+            arrivals.open(connection, request)
             for _ in range(3):
                 arrivals.expire(time.monotonic())
             assert grown() < 8 * MAX_SLABS, "not a pointer for each piece that has arrived"

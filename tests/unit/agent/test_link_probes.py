@@ -15,6 +15,7 @@ from prfaas.agent.plan import encode_link_probe
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
+from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.receiver import Accepted, OpenRequest
 from prfaas.types import AgentName, TransferId
 
@@ -53,7 +54,7 @@ class Site:
         transfer_id: bytes = b"",
     ) -> Accepted:
         body = encode_link_probe(grants.sign(grant, key))
-        request = OpenRequest(transfer_id or grant.transfer_id, peer, body, sizes, seconds)
+        request = OpenRequest(transfer_id or grant.transfer_id, peer, body, ObjectSizes.of(sizes), seconds)
         return self.probes.accept(request)
 
     def refuses(self, reason: str, grant: Grant = GRANT, **changes: object) -> None:
@@ -123,6 +124,6 @@ def test_one_arrives_at_a_time() -> None:
 
 @pytest.mark.parametrize("body", [["link_probe"], ["link_probe", 3], ["link_probe", b"", b""], ["link_probe", None]])
 def test_a_body_of_another_form_is_no_probe(body: list[object]) -> None:
-    request = OpenRequest(PROBE, "east", msgpack.packb(body), (MIB,), 1.0)
+    request = OpenRequest(PROBE, "east", msgpack.packb(body), ObjectSizes.of((MIB,)), 1.0)
     with pytest.raises(RemoteProtocolError):
         Site().probes.accept(request)

@@ -41,6 +41,7 @@ from prfaas.transport.inbound import (
     Rejected,
     TransferStats,
 )
+from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.unit.cachepool.layouts import hybrid
@@ -126,7 +127,9 @@ class Node:
     def open(self, layouts: list[Layout], groups: tuple[GroupBlocks, ...] = GROUPS) -> Accepted | Rejected:
         body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), (), groups)
         sizes = make_plan((layouts[0],), groups, NUM_TOKENS).object_bytes
-        self.receiving.on_open(OpenRequest(TRANSFER, "east", body.encode(), sizes, 60.0), self.answers.append)
+        self.receiving.on_open(
+            OpenRequest(TRANSFER, "east", body.encode(), ObjectSizes.of(sizes), 60.0), self.answers.append
+        )
         return self.answers[-1]
 
     def claim(self, groups: tuple[GroupBlocks, ...] = GROUPS, *, engine: EngineConnection | None = None) -> None:
@@ -290,7 +293,7 @@ def test_of_an_open_without_a_good_grant_nothing_else_is_read(node: Node) -> Non
     forged = msgpack.packb(["open", bytes(100)])
     body = b"\x95" + forged[1:] + b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
     tracemalloc.start()
-    node.receiving.on_open(OpenRequest(TRANSFER, "east", body, [100], 60.0), node.answers.append)
+    node.receiving.on_open(OpenRequest(TRANSFER, "east", body, ObjectSizes.of([100]), 60.0), node.answers.append)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     (answer,) = node.answers

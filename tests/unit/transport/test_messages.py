@@ -79,12 +79,6 @@ def test_a_have_that_claims_more_objects_than_its_transfer_has_takes_no_memory()
     tracemalloc.stop()
 
 
-def test_a_have_of_too_many_pieces_leaves_some_out_instead_of_failing() -> None:
-    arrived = tuple(Slab(2 * index, 1, 1 << 30, 1 << 20) for index in range(2 * MAX_SLABS))
-    header, payload = _parts(messages.encode_have(ID, Have(Ranges(), arrived)))
-    assert messages.decode_have(header, payload, num_objects=1).arrived == arrived[:MAX_SLABS]
-
-
 def test_the_longest_have_fits_its_frame() -> None:
     longest = 1 << 62
     slabs = tuple(Slab(longest, (1 << 32) - 1, longest + at, 1 << 61) for at in range(MAX_SLABS))
