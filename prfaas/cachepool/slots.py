@@ -67,12 +67,13 @@ class Slots:
         self.free += sorted(set(range(self.never_used)).difference(taken), reverse=True)
 
     def give_back(self, num_slots: int) -> None:
-        """Return the pages of that many free slots, at least one, to the system.
+        """Return the pages of that many free slots, at least one, to the system; who still reads one hears of it first.
 
         Raises:
             OSError: the system refuses; the slots are free as before.
         """
         returned = self.free[-num_slots:]
+        self.arena.bump(returned)
         self.arena.give_back(returned)
         del self.free[-num_slots:]
         self.given_back += returned

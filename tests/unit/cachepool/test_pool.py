@@ -273,6 +273,21 @@ def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
     pool.close()
 
 
+def test_a_reader_hears_of_a_slot_whose_memory_goes_to_another_arena() -> None:
+    """As one whose connection was lost, and with it its lease, and that has not copied yet."""
+    pool = Pool(8 * SLOT_BYTES, transfer_ratio=1.0)
+    first, second = (pool.arena(hybrid(model)) for model in ("first", "second"))
+    lease = pool.open_lease("reader")
+    read = pool.allocate(first, 8, lease)
+    assert read is not None
+    generations = [first.generation(slot) for slot in read]
+    pool.end_lease(lease)
+    assert [first.generation(slot) for slot in read] == generations
+    assert pool.allocate(second, 8, pool.open_lease("another")) is not None
+    assert all(first.generation(slot) > then for slot, then in zip(read, generations, strict=True))
+    pool.close()
+
+
 class _Stubborn(Arena):
     """Whose memory the system does not take back."""
 
