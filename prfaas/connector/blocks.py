@@ -70,7 +70,12 @@ def slots_tensor(arena: memoryview, *, header_bytes: int, slot_bytes: int, num_s
 
 
 class Copier(Protocol):
-    """Moves blocks between engine and slots. `then` calls run in order, each when all copies before it are done."""
+    """Moves blocks between engine and slots. `then` calls run in order, each when all copies before it are done.
+
+    `is_unpinned`: it needs pinned slots, and none could be pinned, so that the engine waits for all copies.
+    """
+
+    is_unpinned: bool
 
     def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
         """Copy blocks out; returns the bytes."""
@@ -93,6 +98,8 @@ class Copier(Protocol):
 
 class HostCopier:
     """Blocks in host memory: each copy is done when its call returns."""
+
+    is_unpinned = False
 
     def __init__(self, slots: torch.Tensor) -> None:
         """`slots` as `slots_tensor` gives them."""

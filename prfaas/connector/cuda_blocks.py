@@ -19,7 +19,6 @@ from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks, slots_tensor
 from prfaas.connector.extents import EXTENT_BYTES, Extents
-from prfaas.errors import LayoutError
 
 _MAPPED_AND_PORTABLE = 0x02 | 0x01  # cudaHostRegisterMapped | cudaHostRegisterPortable
 _WORD_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -29,11 +28,7 @@ _log = logs.get("connector.worker")
 
 
 def copier_for(client: AgentClient, *, device: torch.device) -> Copier:
-    """A copier between blocks on `device` and the arena that the client has mapped.
-
-    Raises:
-        LayoutError: nothing of the arena can be pinned.
-    """
+    """A copier between blocks on `device` and the arena that the client has mapped."""
     its = client.attached
     slots = slots_tensor(
         client.arena, header_bytes=its.header_bytes, slot_bytes=its.slot_bytes, num_slots=its.num_slots
@@ -52,21 +47,16 @@ class CudaCopier:
     """Blocks in GPU memory. Saves and loads run on streams of their own, ordered after the model's work so far."""
 
     def __init__(self, slots: torch.Tensor, device: torch.device, *, extent_bytes: int = EXTENT_BYTES) -> None:
-        """Map `slots` (as `slots_tensor` gives them) for `device`, which pins the first of them.
-
-        Raises:
-            LayoutError: they cannot be pinned.
-        """
+        """Map `slots` (as `slots_tensor` gives them) for `device`, which pins the first of them."""
         self._host = slots
         self._device = device
         num_slots, slot_bytes = slots.shape
         self._extents = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=self._pin, extent_bytes=extent_bytes)
-        if not self._extents.reach_first():
-            self._extents.close()
-            raise LayoutError("no memory of the arena can be pinned")
+        self.is_unpinned = not self._extents.reach_first()
         with torch.cuda.device(device):
             mapped: Any = _Mapped(slots.data_ptr(), (num_slots, slot_bytes))
-            self._slots = torch.as_tensor(mapped, device=device)  # one address on both sides, extent by extent
+            # one address on both sides, extent by extent
+            self._slots = slots if self.is_unpinned else torch.as_tensor(mapped, device=device)
             self._save_stream = torch.cuda.Stream(device)
             self._load_stream = torch.cuda.Stream(device)
         self._saved = _Waiter("prfaas-saves")

@@ -8,13 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from prfaas import logs
 from prfaas.agent.client import AgentClient
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
-from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks
+from prfaas.connector.blocks import Copier, LayerBlocks
 from prfaas.connector.outcomes import Tally
 from prfaas.connector.steps import Copy, Save, Step
 from prfaas.errors import LayoutError
@@ -48,7 +46,11 @@ class WorkerSide:
         *,
         make_copier: Callable[[AgentClient], Copier],
     ) -> None:
-        """`make_copier` makes the copier for the arena that the client has mapped, anew for each agent."""
+        """`make_copier` makes the copier for the arena that the client has mapped, anew for each agent.
+
+        Raises:
+            LayoutError: nothing of the first one can be pinned, which its copier needs.
+        """
         self._client = client
         self._make_copier = make_copier
         self._layers = layers
@@ -64,6 +66,9 @@ class WorkerSide:
         self._stored: set[str] = set()
         self.tally = Tally()
         self._take_arena()
+        if self._copier.is_unpinned:  # with a later arena the engine goes on, and waits for its copies
+            self.close()
+            raise LayoutError("no memory of the arena can be pinned")
 
     def _take_arena(self) -> None:
         self._copier = self._make_copier(self._client)
@@ -89,7 +94,7 @@ class WorkerSide:
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
         if step.epoch != self._epoch:
-            self._follow(step.epoch)
+            self._follow()
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
             self._fail(request_id)
@@ -101,19 +106,11 @@ class WorkerSide:
                 for name in self._by_group[its.span.group]:
                     self._pending.setdefault(name, []).append((save, its))
 
-    def _follow(self, epoch: int) -> None:
-        """Meet the agent that the scheduler has met since."""
-        if epoch != self._client.attached.epoch and self._client.reattach(
-            self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS
-        ):
-            self._take_new_arena()
-
-    def _take_new_arena(self) -> None:
-        try:
+    def _follow(self) -> None:
+        """Meet the next agent once this one has gone: the scheduler has met another one, which may have gone too meanwhile."""
+        self._client.poll()
+        if not self._client.connected and self._client.reattach(self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS):
             self._take_arena()
-        except LayoutError as error:  # the engine goes on without copies until there is yet another agent
-            self._copier = HostCopier(torch.empty(0, 0, dtype=torch.uint8))
-            _log.error("arena.unusable", error=str(error))
 
     def _leave_arena(self) -> None:
         """End the copies of the agent that is gone; what they had to say is of no use to the next one."""

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
 import torch
 
 from prfaas.agent.client import AgentClient
@@ -17,7 +18,7 @@ from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks
 from prfaas.connector.cuda_blocks import copier_for
 from prfaas.connector.steps import Load, Save, SlotSpan, Step
-from prfaas.connector.worker_side import WorkerSide
+from prfaas.connector.worker_side import Loaded, WorkerSide
 from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
@@ -81,6 +82,9 @@ def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(mortal_nodes:
         return len(made) == 2
 
     wait_until(has_taken_the_new_one, what="the new agent")
+    for _ in range(5):  # the scheduler has not met it yet
+        worker.begin_step(Step(epoch=0))
+    assert len(made) == 2 and worker._client.connected
     worker.close()
 
 
@@ -163,41 +167,55 @@ def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: 
     wait_until(is_begun, what="a transfer")
 
 
-def test_an_arena_that_cannot_be_used_leaves_the_engine_without_copies(
-    mortal_nodes: Nodes,
-) -> None:
-    """On a GPU it may not be pinned any more."""
-    made: list[int] = []
-
-    def make(client: AgentClient) -> Copier:
-        made.append(client.attached.epoch)
-        if len(made) == 2:
-            raise LayoutError("it cannot be pinned")
-        return copier_for(client, device=CPU)
-
+def test_of_a_step_of_an_agent_that_a_worker_has_not_met_it_copies_nothing(nodes: Nodes) -> None:
     memory = memory_of(SHAPES["dense"])
-    client = AgentClient(str(mortal_nodes.west.socket), instance="unpinned", role="worker", layout=memory.layout)
-    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
-
-    def has_met_a_new_one() -> bool:
-        worker.begin_step(Step(epoch=0))
-        return len(made) > num_before
-
-    for goes_on in (False, True):
-        num_before = len(made)
-        mortal_nodes.kill_agent("west")
-        wait_until(has_met_a_new_one, what="a new agent")
-        load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),), generations=((0,),)),))
-        copy = SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),))
-        left = Save(1, True, (copy,), release="left")
-        worker.begin_step(Step(epoch=made[-1], loads=(load,), saves=(left,)))
-        worker.start_loads()
-        worker.on_forward_end()
-        loaded = worker.take_loaded()
-        assert loaded.stored == {"left"}
-        assert (loaded.failed == {"r"}) is not goes_on
-    assert len(made) == 3, "each agent's arena is tried once"
+    client = AgentClient(str(nodes.west.socket), instance="late", role="worker", layout=memory.layout)
+    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=partial(copier_for, device=CPU))
+    load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),), generations=((0,),)),))
+    left = Save(1, True, (SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),)),), release="left")
+    worker.begin_step(Step(epoch=client.attached.epoch + 1, loads=(load,), saves=(left,)))
+    assert not worker.awaits_layers
+    worker.start_loads()
+    worker.on_forward_end()
+    assert worker.take_loaded() == Loaded(frozenset({"r"}), frozenset({"r"}), frozenset({"left"}))
     worker.close()
+
+
+class _Unpinned(HostCopier):
+    """Stands for a GPU's, of which nothing can be pinned."""
+
+    is_unpinned = True
+
+
+def _unpinned(client: AgentClient) -> Copier:
+    return _Unpinned(copier_for(client, device=CPU)._slots)  # type: ignore[attr-defined]
+
+
+def test_an_engine_whose_first_arena_cannot_be_pinned_does_not_start(nodes: Nodes) -> None:
+    memory = memory_of(SHAPES["dense"])
+    client = AgentClient(str(nodes.west.socket), instance="unpinned", role="worker", layout=memory.layout)
+    with pytest.raises(LayoutError, match="pinned"):
+        WorkerSide(client, memory.layers, memory.layout, make_copier=_unpinned)
+    wait_until(lambda: "unpinned/worker/0" not in nodes.status(nodes.west)["engines"], what="its leaving")
+
+
+def test_an_engine_whose_later_arena_cannot_be_pinned_goes_on_with_its_transfers(mortal_nodes: Nodes) -> None:
+    prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
+    prefiller.worker._make_copier = _unpinned
+    mortal_nodes.kill_agent("east")
+    wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
+    wait_until(lambda: prefiller.step([]) and prefiller.worker._copier.is_unpinned, what="the new arena")
+    prompt = prompt_of(4)
+    grant = mortal_nodes.grant(prompt)
+    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
+    prefiller.await_answer(prefilling)
+    prefiller.prefill(prefilling, chunk_tokens=100)
+    prefiller.finish(prefilling)
+    assert decoder.await_answer(parked) == NUM_TOKENS
+    assert decoder.load(parked, NUM_TOKENS)
+    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
+    decoder.finish(parked)
+    mortal_nodes.assert_nothing_is_left()
 
 
 class _Told(HostCopier):
