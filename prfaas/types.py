@@ -26,7 +26,7 @@ FailureReason = Literal[
     "unreachable",  # the other agent does not answer
     "layout_mismatch",  # the two sides lay their KV out differently
     "evicted",  # a block that was to be held is gone
-    "prompt_mismatch",  # the receiver's prompt is not the one that was granted
+    "prompt_mismatch",  # an engine's prompt is not the one that was granted
     "incomplete",  # the sender's request ended before all its layers came
     "cancelled",  # either side gave up
     "deadline",  # it did not end in time

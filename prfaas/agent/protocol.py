@@ -18,7 +18,7 @@ says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `A
                Hold (the blocks of one length) ──▶ ReceiveReady | TransferFailed; then as receiving
     receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
                worker copies the slots into engine blocks, compares generations
-               Release: the slots are no longer read
+               Release: the slots are no longer read, or never will be
     resetting  Forget (a model) ──▶ Forgotten
 
 A connection's death ends what its engine reads. What its ranks may be writing to stays until they say that they do not, which
@@ -187,7 +187,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Release:
-    """The reader has ended; the slots of this transfer need not be kept for it."""
+    """The reader has ended; the slots of this transfer need not be kept for it, nor what has not come yet be waited for."""
 
     transfer_id: TransferId
 

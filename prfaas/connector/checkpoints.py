@@ -63,7 +63,6 @@ class Checkpoints:
         pins: BlockPins | None,
         *,
         min_tokens: int,
-        wait_seconds: float,
         post: Callable[[Message], None],
         tally: Tally,
     ) -> None:
@@ -71,7 +70,6 @@ class Checkpoints:
         self._map = block_map
         self._pins = pins
         self._min_tokens = min_tokens
-        self._wait_seconds = wait_seconds
         self._tally = tally
         self._prompts: dict[str, Prompt] = {}
         self._asked: AskedStores[Checkpoint] = AskedStores(post)
@@ -93,7 +91,7 @@ class Checkpoints:
         """The prompt is computed, or the request has ended; what is pinned of it is still copied."""
         self._prompts.pop(request_id, None)
 
-    def computed(self, its: Scheduled, *, now: float) -> None:
+    def computed(self, its: Scheduled, *, ask_until: float) -> None:
         """Ask for slots for what this step leaves at the boundaries that it reaches."""
         prompt = self._prompts.get(its.request_id)
         if prompt is None:
@@ -106,7 +104,7 @@ class Checkpoints:
         reached = self._map.boundary(its.before_tokens, its.computed_tokens)
         for boundary in sorted({*its.states, *([reached] if reached else [])}):
             if self._is_wanted(prompt, boundary):
-                self._ask(its, prompt, boundary, now=now)
+                self._ask(its, prompt, boundary, ask_until=ask_until)
 
     def _is_wanted(self, prompt: Prompt, boundary: int) -> bool:
         """Whether a checkpoint is worth its bytes there; the prompt's own end is left with its other blocks."""
@@ -115,13 +113,12 @@ class Checkpoints:
         is_inside = self._min_tokens <= boundary < prompt.chain.num_tokens
         return is_far and is_inside and boundary % self._map.step_tokens == 0
 
-    def _ask(self, its: Scheduled, prompt: Prompt, boundary: int, *, now: float) -> None:
+    def _ask(self, its: Scheduled, prompt: Prompt, boundary: int, *, ask_until: float) -> None:
         assert self._pins is not None
         spans = self._map.checkpoint(its.tables(), boundary, its.states.get(boundary, {}))
         if spans is None:
             return
         prompt.last_tokens = boundary
-        ask_until = now + self._wait_seconds
         checkpoint = Checkpoint(request_id=its.request_id, num_tokens=boundary, ask_until=ask_until, spans=spans)
         self._pins.pin(checkpoint.block_ids)
         self._asked.ask(checkpoint, self._map.checkpoint_groups(prompt.chain, boundary))

@@ -6,7 +6,7 @@ claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loadin
 claimed ──blocks allocated early──▶ allocated ──ReceiveReady──▶ loading
 claimed ──TransferFailed, time-out──▶ gone: the engine computes the prompt itself
 allocated ──TransferFailed, time-out──▶ gone: the load has failed, the engine computes the prompt itself
-any ──the request ends──▶ gone (Cancel, or Release once it is ready); blocks allocated early are given back as a failed load
+any ──the request ends──▶ gone (Release); blocks allocated early are given back as a failed load
 
 A claimed request holds no engine blocks unless `may_preallocate` lets it have them before its data is there.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prfaas import logs
-from prfaas.agent.protocol import Cancel, Hold, Message, Receive, ReceiveReady, Release, TransferFailed
+from prfaas.agent.protocol import Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.outcomes import Outcome, Source, Tally
 from prfaas.connector.steps import Load, SlotSpan
@@ -75,6 +75,9 @@ class IncomingRequests:
     def __len__(self) -> int:
         return len(self._by_request)
 
+    def __contains__(self, transfer_id: TransferId) -> bool:
+        return transfer_id in self._by_transfer
+
     @property
     def has_work(self) -> bool:
         """Whether the next step has to look after any of them."""
@@ -83,9 +86,6 @@ class IncomingRequests:
     def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, now: float) -> None:
         """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
         grant = asked.grant
-        if grant.transfer_id in self._by_transfer:
-            self._count(request.request_id, "receive", "in_use")
-            return
         late_at = now + self._receive_timeout_seconds
         self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", late_at))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
@@ -93,9 +93,7 @@ class IncomingRequests:
 
     def decline(self, asked: AskedTransfer) -> None:
         """Have the agent give up a transfer that a request names and cannot have: nobody else of this engine takes it."""
-        grant = asked.grant
-        if grant.transfer_id not in self._by_transfer:
-            self._post(Receive(grant.transfer_id, asked.token, NO_HASH, (), asked.trace))
+        self._post(Receive(asked.grant.transfer_id, asked.token, NO_HASH, (), asked.trace))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""
@@ -225,8 +223,7 @@ class IncomingRequests:
                 self._give_back(incoming, reason)
 
     def _give_back(self, incoming: Incoming, outcome: Outcome) -> None:
-        message = Release if incoming.ready is not None else Cancel
-        self._post(message(incoming.transfer_id))
+        self._post(Release(incoming.transfer_id))
         self._end(incoming, outcome)
 
     def _end(self, incoming: Incoming, outcome: Outcome, *, message: str = "") -> None:
@@ -234,9 +231,6 @@ class IncomingRequests:
         del self._by_transfer[incoming.transfer_id]
         if incoming.tables is not None and not incoming.loading:
             self._failed_loads.append(incoming.request_id)
+        self._tally.transfers[incoming.source, outcome] += 1
         fields = {"transfer_id": incoming.transfer_id, "num_tokens": incoming.num_tokens, "message": message}
-        self._count(incoming.request_id, incoming.source, outcome, **fields)
-
-    def _count(self, request_id: str, source: Source, outcome: Outcome, **fields: object) -> None:
-        self._tally.transfers[source, outcome] += 1
-        _log.info("request.received", request_id=request_id, source=source, outcome=outcome, **fields)
+        _log.info("request.received", request_id=incoming.request_id, source=incoming.source, outcome=outcome, **fields)

@@ -30,11 +30,8 @@ class Leftover(AskedStore):
 class Leftovers:
     """All of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
-    def __init__(
-        self, block_map: BlockMap, *, wait_seconds: float, post: Callable[[Message], None], tally: Tally
-    ) -> None:
+    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Tally) -> None:
         self._map = block_map
-        self._wait_seconds = wait_seconds
         self._tally = tally
         self._asked: AskedStores[Leftover] = AskedStores(post)
         self._copying: dict[str, Leftover] = {}
@@ -42,9 +39,9 @@ class Leftovers:
     def __len__(self) -> int:
         return len(self._asked) + len(self._copying)
 
-    def begin(self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, now: float) -> None:
+    def begin(self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, ask_until: float) -> None:
         """A request has computed all of `chain`; its block ids, `tables[group]`, stay its own until they are copied."""
-        kept, ask_until = [list(table) for table in tables], now + self._wait_seconds
+        kept = [list(table) for table in tables]
         its = Leftover(request_id=request_id, num_tokens=chain.num_tokens, ask_until=ask_until, tables=kept)
         self._asked.ask(its, self._map.transfer_groups(chain, chain.num_tokens))
 

@@ -35,11 +35,8 @@ class Question:
 class Lookups:
     """All lookups of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
-    def __init__(
-        self, incoming: IncomingRequests, *, wait_seconds: float, post: Callable[[Message], None], tally: Tally
-    ) -> None:
+    def __init__(self, incoming: IncomingRequests, *, post: Callable[[Message], None], tally: Tally) -> None:
         self._incoming = incoming
-        self._wait_seconds = wait_seconds
         self._post = post
         self._tally = tally
         self._by_request: dict[str, Question] = {}
@@ -48,9 +45,9 @@ class Lookups:
     def __len__(self) -> int:
         return len(self._by_request)
 
-    def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, now: float) -> None:
+    def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, ask_until: float) -> None:
         """Ask how much of the prompt, its last token left out, the pool holds; a decision counted on `promised_tokens`."""
-        asked = Question(request_id, TransferId(os.urandom(16)), chain, now + self._wait_seconds, promised_tokens)
+        asked = Question(request_id, TransferId(os.urandom(16)), chain, ask_until, promised_tokens)
         self._by_request[request_id] = asked
         self._by_transfer[asked.transfer_id] = asked
         units = b"".join(chain.units)

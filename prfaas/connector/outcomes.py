@@ -22,7 +22,7 @@ Outcome = (
         "rejected",  # the engine's API refused the request, or its client left before a whole answer
         "whole_prompt",  # the engine computes all of the prompt, for its log-probabilities
         "in_use",  # another request of this engine has this transfer
-        "agent_slow",  # no slots within `open_wait_seconds`
+        "agent_slow",  # no answer within `open_wait_seconds`, or none to an earlier question either
         "agent_lost",  # the agent went away
         "timeout",  # nothing came within `receive_timeout_seconds` or, of this node's pool, `hold_wait_seconds`
         "held",  # the engine's own prefix cache covers the whole transfer

@@ -50,11 +50,8 @@ class Outgoing:
 class OutgoingRequests:
     """All sending requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
-    def __init__(
-        self, block_map: BlockMap, *, open_wait_seconds: float, post: Callable[[Message], None], tally: Tally
-    ) -> None:
+    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Tally) -> None:
         self._map = block_map
-        self._open_wait_seconds = open_wait_seconds
         self._post = post
         self._tally = tally
         self._by_request: dict[str, Outgoing] = {}
@@ -65,18 +62,18 @@ class OutgoingRequests:
     def __len__(self) -> int:
         return len(self._by_request)
 
+    def __contains__(self, transfer_id: TransferId) -> bool:
+        return transfer_id in self._by_transfer
+
     @property
     def has_work(self) -> bool:
         """Whether the next step has to look after any of them."""
         return bool(self._by_request or self._ends)
 
-    def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, now: float) -> None:
+    def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, ask_until: float) -> None:
         """Ask the agent for slots."""
-        if asked.grant.transfer_id in self._by_transfer:
-            self._count(request.request_id, "in_use")
-            return
         groups = self._map.transfer_groups(chain, asked.grant.num_tokens)
-        outgoing = Outgoing(request.request_id, asked, groups, now + self._open_wait_seconds)
+        outgoing = Outgoing(request.request_id, asked, groups, ask_until)
         self._by_request[request.request_id] = outgoing
         self._by_transfer[outgoing.transfer_id] = outgoing
         self._post(Send(outgoing.transfer_id, asked.token, groups, asked.trace))
@@ -142,9 +139,7 @@ class OutgoingRequests:
             self._post(Cancel(outgoing.transfer_id))
         elif outgoing.saved_tokens < outgoing.num_tokens:
             self._ends.append(outgoing.opened.handle)
-        self._count(outgoing.request_id, outcome, transfer_id=outgoing.transfer_id, message=message)
-
-    def _count(self, request_id: str, outcome: Outcome, **fields: object) -> None:
-        self._given_up[request_id] = outcome
+        self._given_up[outgoing.request_id] = outcome
         self._tally.transfers["send", outcome] += 1
-        _log.info("request.sent", request_id=request_id, outcome=outcome, **fields)
+        fields = {"transfer_id": outgoing.transfer_id, "message": message}
+        _log.info("request.sent", request_id=outgoing.request_id, outcome=outcome, **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -14,9 +15,12 @@ from prfaas.agent.protocol import (
     Forget,
     Forgotten,
     LookedUp,
+    Lookup,
     Message,
     ReceiveReady,
+    Send,
     SendOpened,
+    Store,
     TransferFailed,
 )
 from prfaas.connector.admission import may_preallocate
@@ -83,31 +87,21 @@ class SchedulerSide:
         self._settings = settings
         self._directions = directions
         self.tally = Tally()
-        self._outgoing = OutgoingRequests(
-            block_map, open_wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
-        )
+        self._outgoing = OutgoingRequests(block_map, post=self._post, tally=self.tally)
         self._incoming = IncomingRequests(
             block_map,
             receive_timeout_seconds=settings.receive_timeout_seconds,
             hold_wait_seconds=settings.hold_wait_seconds,
             may_preallocate=may_preallocate(settings, free_block_ratio),
-            post=client.post,
+            post=self._post,
             tally=self.tally,
         )
-        self._lookups = Lookups(
-            self._incoming, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
-        )
-        self._leftovers = Leftovers(
-            block_map, wait_seconds=settings.open_wait_seconds, post=client.post, tally=self.tally
-        )
+        self._lookups = Lookups(self._incoming, post=self._post, tally=self.tally)
+        self._leftovers = Leftovers(block_map, post=self._post, tally=self.tally)
         self._checkpoints = Checkpoints(
-            block_map,
-            pins,
-            min_tokens=settings.reuse_min_tokens,
-            wait_seconds=settings.open_wait_seconds,
-            post=client.post,
-            tally=self.tally,
+            block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, tally=self.tally
         )
+        self._asked_at = math.inf  # monotonic seconds: the first question since the agent last said anything
         self._refused: dict[str, Outcome] = {}  # prefill legs that run without a transfer
         self._failed_loads: list[str] = []  # planned with an agent that has gone
         self._forgotten: TransferId | None = None  # the latest order to forget that the agent has carried out
@@ -140,7 +134,7 @@ class SchedulerSide:
             return
         chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
-            self._lookups.begin(request.request_id, chain, promised_tokens=promised, now=time.monotonic())
+            self._lookups.begin(request.request_id, chain, promised_tokens=promised, ask_until=self._ask_until())
             self._checkpoints.begin(request.request_id, chain)
 
     def _reuses(self, num_tokens: int) -> bool:
@@ -148,20 +142,39 @@ class SchedulerSide:
         return its.reuse and num_tokens >= its.reuse_min_tokens and self._client.connected
 
     def _begin(self, request: EngineRequest, direction: Direction) -> Outcome | None:
+        """Why the transfer cannot be begun, if it cannot. The agent compares a decode leg's prompt with the granted one."""
         if not self._client.connected:
             return "agent_lost"
         asked = read_parameters(request, direction)
         if asked is None:
             return "no_grant"
+        if asked.grant.transfer_id in self._outgoing or asked.grant.transfer_id in self._incoming:
+            return "in_use"
         refusal: Outcome | None = "wrong_role" if direction not in self._directions else why_not(request, asked)
         chain = None if refusal else request.chain(asked.grant.tenant)
         if chain is None:
             if direction == "receive":
                 self._incoming.decline(asked)
             return refusal or "unhashable"
-        requests = self._outgoing if direction == "send" else self._incoming
-        requests.begin(request, asked, chain, now=time.monotonic())
+        if direction == "receive":
+            self._incoming.begin(request, asked, chain, now=time.monotonic())
+        elif chain.at(asked.grant.num_tokens) != asked.grant.prompt_hash:
+            return "prompt_mismatch"
+        else:
+            self._outgoing.begin(request, asked, chain, ask_until=self._ask_until())
         return None
+
+    def _post(self, message: Message) -> None:
+        if isinstance(message, Send | Lookup | Store):
+            self._asked_at = min(self._asked_at, time.monotonic())
+        self._client.post(message)
+
+    def _ask_until(self) -> float:
+        """Until when a new question may be waited for: at no time while the agent leaves an earlier one unanswered."""
+        now, wait_seconds = time.monotonic(), self._settings.open_wait_seconds
+        if now - self._asked_at > wait_seconds:
+            self.poll()  # what it has said since the last step
+        return now if now - self._asked_at > wait_seconds else now + wait_seconds
 
     def num_external_tokens(
         self, request_id: str, local_tokens: int, *, asks_again: Callable[[int | None], bool] = lambda offered: False
@@ -214,6 +227,8 @@ class SchedulerSide:
         """Take the agent's messages, waiting up to `timeout_seconds` for the first; how many there were."""
         messages = self._client.poll(timeout_seconds)
         self.num_heard += len(messages)
+        if messages or not self._client.connected:
+            self._asked_at = math.inf
         for message in messages:
             self._on_message(message)
         if not self._client.connected:
@@ -304,11 +319,11 @@ class SchedulerSide:
         self.poll()
         now = time.monotonic()
         kept = [*self._leftovers.saves(now=now), *self._checkpoints.saves(now=now)]
-        idle, saves = True, []
+        idle, saves, ask_until = True, [], self._ask_until()
         for item in scheduled:
             idle = False
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
-            self._checkpoints.computed(item, now=now)
+            self._checkpoints.computed(item, ask_until=ask_until)
         self._may_sleep = idle
         if not idle:
             self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -343,7 +358,7 @@ class SchedulerSide:
         chain = leaves() if self._settings.reuse and self._client.connected else None
         if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
             return Finished(keeps_blocks=False, sent=sent)
-        self._leftovers.begin(request_id, chain, tables(), now=time.monotonic())
+        self._leftovers.begin(request_id, chain, tables(), ask_until=self._ask_until())
         return Finished(keeps_blocks=True, sent=sent)
 
     @property

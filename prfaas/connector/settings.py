@@ -27,7 +27,8 @@ class ConnectorSettings:
     open_wait_seconds: float = setting(
         "seconds",
         default=0.5,
-        doc="How long a request may be parked for the agent's answer before it goes without. Others run meanwhile.",
+        doc="How long a request may be parked for the agent's answer before it goes without. Others run meanwhile. "
+        "Once a question has gone unanswered for so long, nobody waits for another one until the agent says anything.",
     )
     reuse: bool = setting(
         "flag",
@@ -65,7 +66,8 @@ class ConnectorSettings:
         default=0.01,
         maximum=0.1,
         doc="How long an otherwise idle engine sleeps at most between two looks at a transfer that has not come. "
-        "Its coming ends the sleep; a new request waits for the next look.",
+        "Its coming ends the sleep; a new request waits for the next look. It does not sleep under data parallelism with "
+        "experts, where all ranks step together.",
     )
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ vLLM makes one instance in the scheduler's process and one in each worker's, and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -98,6 +98,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         logs.setup("connector", logger="prfaas")
         check_supported(vllm_config)
         self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        if vllm_config.parallel_config.data_parallel_size > 1:  # of experts: the other ranks' steps wait for this one's
+            self._settings = replace(self._settings, idle_wait_seconds=0.0)
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

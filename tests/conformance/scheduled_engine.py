@@ -88,9 +88,13 @@ class ScheduledEngine:
         caches_prefixes: bool = False,
         policy: Literal["fcfs", "priority"] = "fcfs",
         asynchronous: bool = False,
+        data_parallel_size: int = 1,
         **settings: Any,
     ) -> None:
-        """`asynchronous`: each step is scheduled before the scheduler hears of the one before, as on GPUs."""
+        """`asynchronous`: each step is scheduled before the scheduler hears of the one before, as on GPUs.
+
+        With a `data_parallel_size` it is the first of so many ranks of experts, as its configuration says.
+        """
         patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
         transfer = KVTransferConfig(
             kv_connector="PrfaasConnector",
@@ -125,6 +129,7 @@ class ScheduledEngine:
         modules = {name: SilentLayer() for name in caches}
         config.compilation_config.static_forward_context.update(modules)
         config.scheduler_config.async_scheduling = asynchronous
+        config.parallel_config.data_parallel_size = data_parallel_size
         self.told = Told()
         self._asynchronous = asynchronous
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None

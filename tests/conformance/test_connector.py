@@ -238,6 +238,19 @@ def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(site:
     site.assert_nothing_is_left()
 
 
+def test_a_prefill_leg_of_another_prompt_than_the_granted_one_sends_nothing(site: Site) -> None:
+    """No block's hash tells the two apart: they differ behind the last full one."""
+    prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
+    prompt = prompt_of(37, LENGTH)
+    grant = site.grant(prompt)
+    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, [*prompt[:-2], 9999, 0], grant)
+    site.run_until_finished([prefilling])
+    assert prefiller.told.outcomes == {"send prompt_mismatch": 1}
+    decoder.abort(decoding)
+    site.assert_nothing_is_left()
+    assert decoder.told.outcomes == {"receive aborted": 1}
+
+
 @pytest.mark.parametrize(("policy", "ends"), [("recompute", "length"), ("fail", "error")])
 def test_kv_that_never_comes_ends_as_the_policy_says(site: Site, policy: str, ends: str) -> None:
     decoder = site.decoder("recurrent", admission="preallocate", load_failure=policy)
@@ -286,6 +299,33 @@ def test_a_step_without_transfers_asks_the_agent_nothing_and_reports_no_layer(
     assert called["socket"] == called["save_kv_layer"] == 0
     assert called.total() <= 10 * MAX_CALLS
     assert len(set(map(id, metadata))) == 1
+
+
+@pytest.mark.parametrize("admission", ["wait", "preallocate"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_idle_engine_sleeps_in_its_steps_unless_other_ranks_wait_for_them(
+    site: Site, num_ranks: int, admission: str
+) -> None:
+    """Ranks of experts compute together, those without work too, once vLLM has scheduled their step."""
+    decoder = site.decoder("dense", admission=admission, data_parallel_size=num_ranks)
+    prompt = prompt_of(38, LENGTH)
+    decoding = _decode(decoder, prompt, site.grant(prompt))
+    decoder.step()
+    num_sleeps = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal num_sleeps
+        num_sleeps += event == "c_call" and isinstance(getattr(argument, "__self__", None), type(select.poll()))
+
+    sys.setprofile(count)
+    try:
+        for _ in range(5):
+            decoder.step()
+    finally:
+        sys.setprofile(None)
+    assert (num_sleeps > 0) == (num_ranks == 1)
+    decoder.abort(decoding)
+    site.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("is_here", [False, True], ids=["under way", "here"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngi
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
 from tests.waiting import wait_until
 from tools.demo.client import get_json
+
+Leg = Callable[[FakeEngine, Sequence[int], str], Running]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1000, 64, 50, 7], ids=lambda its: f"chunks of {its}")
@@ -266,6 +269,41 @@ def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
+def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_speaks(nodes: Nodes) -> None:
+    engine = nodes.start(nodes.east, SHAPES["dense"], reuse=True, reuse_min_tokens=16, open_wait_seconds=1.0)
+    prompts = map(prompt_of, itertools.count(42))
+
+    def sent() -> Running:
+        prompt = next(prompts)
+        return sending(engine, prompt, nodes.grant(prompt))
+
+    def num_slow() -> int:
+        return engine.outcomes().get("send agent_slow", 0)
+
+    def is_answered() -> bool:
+        before, its = num_slow(), sent()
+        engine.await_answer(its)
+        engine.finish(its)
+        return num_slow() == before
+
+    os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
+    try:
+        first = sent()
+        assert engine.await_answer(first) == 0
+        second = sent()
+        assert engine.scheduler.num_external_tokens(second.request_id, 0) == 0
+        assert num_slow() == 2
+        engine.finish(second)
+        engine.prefill(first, chunk_tokens=100)
+        engine.end(first, leaves=True)
+        engine.step([])
+        assert engine.num_free_blocks == NUM_BLOCKS - 1, "its blocks wait for the agent"
+    finally:
+        os.kill(nodes.east.child.process.pid, signal.SIGCONT)
+    wait_until(is_answered, what="an answer")
+    nodes.assert_nothing_is_left()
+
+
 def test_a_transfer_that_never_comes_is_given_up_in_time(nodes: Nodes) -> None:
     decoder = nodes.start(nodes.west, SHAPES["dense"], receive_timeout_seconds=0.3)
     prompt = prompt_of(14)
@@ -303,6 +341,20 @@ def test_two_requests_with_one_transfer_take_it_once(nodes: Nodes) -> None:
     second = decoder.submit("another", prompt, {"do_remote_prefill": True, "prfaas_grant": grant})
     assert decoder.await_answer(second) == 0
     assert decoder.outcomes() == {"receive in_use": 1}
+
+
+@pytest.mark.parametrize("legs", [(receiving, sending), (sending, receiving)], ids=lambda its: its[0].__name__)
+def test_one_engine_takes_one_half_of_a_transfer(nodes: Nodes, legs: tuple[Leg, Leg]) -> None:
+    """What ends one half would end the other."""
+    engine = nodes.start(nodes.west, SHAPES["dense"])
+    prompt = prompt_of(41)
+    grant = nodes.grant(prompt, source=AgentName(nodes.west.name))
+    first, second = (leg(engine, prompt, grant) for leg in legs)
+    assert engine.await_answer(second) == 0
+    assert engine.outcomes() == {"send in_use" if legs[1] is sending else "receive in_use": 1}
+    engine.finish(second)
+    engine.finish(first)
+    nodes.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ class Engine:
             BlockMap((FULL, STATE, STATE)),
             BlockPins(self.pinned.update, self.pinned.subtract),
             min_tokens=48,
-            wait_seconds=WAIT_SECONDS,
             post=self.posted.append,
             tally=self.tally,
         )
@@ -48,7 +47,7 @@ class Engine:
         before, self.computed = self.computed, self.computed + num_tokens
         table = [100 + entry for entry in range(-(-self.computed // BLOCK))]
         its = Scheduled("r", self.computed, lambda: [table, table, [1000 + its for its in table]], before, **more)
-        self.checkpoints.computed(its, now=0.0)
+        self.checkpoints.computed(its, ask_until=WAIT_SECONDS)
 
     @property
     def asked(self) -> list[Store]:

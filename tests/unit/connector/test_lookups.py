@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.protocol import Cancel, Hold, LookedUp, Lookup, Message, Promised
+from prfaas.agent.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
 from prfaas.connector.block_map import BlockMap, EngineGroup
 from prfaas.connector.incoming import IncomingRequests
 from prfaas.connector.lookups import Lookups
@@ -40,8 +40,8 @@ def _incoming(posted: list[Message]) -> IncomingRequests:
 def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], local_tokens: int, says: Promised) -> None:
     posted: list[Message] = []
     incoming = _incoming(posted)
-    lookups = Lookups(incoming, wait_seconds=1.0, post=posted.append, tally=Tally())
-    lookups.begin("r", CHAIN, promised_tokens=480, now=0.0)
+    lookups = Lookups(incoming, post=posted.append, tally=Tally())
+    lookups.begin("r", CHAIN, promised_tokens=480, ask_until=1.0)
     (asked,) = posted
     assert isinstance(asked, Lookup) and asked.promised_tokens == 480
     found = [[length, CHAIN.at(length)] for length in lengths]
@@ -58,4 +58,4 @@ def test_an_agent_that_hangs_after_a_lookup_is_waited_for_no_longer_than_its_ssd
     assert incoming.num_tokens("r", 0, now=110.0) is None and incoming.waits("r", now=110.0)
     assert not incoming.waits("r", now=110.1)
     assert incoming.num_tokens("r", 0, now=110.1) == 0
-    assert posted[1:] == [Cancel(transfer_id)]
+    assert posted[1:] == [Release(transfer_id)]
