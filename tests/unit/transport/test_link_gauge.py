@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import pytest
+
 from prfaas.transport.line import Line
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_meter import CongestionReason
@@ -89,3 +91,13 @@ def test_connections_over_unlike_ways_do_not_choke_a_link() -> None:
         for way in ways:
             way.deliver(100, rtt_seconds=way.info.rtt_seconds)
         assert watch.congestion() is None
+
+
+def test_what_waits_at_the_peer_behind_lost_segments_counts_in_the_most_that_a_link_may_carry() -> None:
+    piece_bytes = 1_000_000
+    watch = Watch([Figures(replace(NOTHING, out_of_order_bytes=6 * piece_bytes))])
+    for _ in range(8):
+        watch.gauge.bounds.handed(piece_bytes, now=-0.98)
+    watch.congestion()
+    late_seconds = 0.05 + 0.98 - NOTHING.rtt_seconds
+    assert watch.gauge.health.achievable_bytes_per_second == pytest.approx(7 * piece_bytes / late_seconds)
