@@ -281,10 +281,17 @@ class Connection:
         """The next frame's header, if it may come now.
 
         Raises:
-            OSError: the connection is gone, or silent for too long.
+            BlockingIOError: nothing of it has come for too long; it may still be read later.
+            OSError: the connection is gone, or stopped within it.
             RemoteProtocolError: it is no header, or not of a frame that may come now.
         """
-        self.read_into([self._header])
+        self._header[0] = 0
+        try:
+            self.read_into([self._header])
+        except BlockingIOError as error:
+            if self._header[0]:  # of the magic, which begins with no zero
+                raise TimeoutError("the peer stopped within a header") from error
+            raise
         header = Header.decode(self._header)
         self.state = next_state(self.state, header.type)
         return header

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -18,11 +19,16 @@ from prfaas.transport.messages import Done, Ending
 from prfaas.transport.outbound import Outgoing
 from prfaas.transport.packing import CODECS, Packer, Way, ways
 from prfaas.transport.packing_choice import TRIAL_BYTES, PackSample
+from prfaas.transport.stalls import Pulse
 from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.views import first_bytes
 from prfaas.transport.wire import NO_TRANSFER, FrameType, Header, chunk_checksum, chunk_header, packed_header
 
-WRITABLE_SECONDS = 0.5  # how long a connection waits for the kernel before it looks at what there is to do again
+WRITABLE_SECONDS = 0.5  # how long a connection waits for room before it looks at what there is to do again
+MAX_UNACKNOWLEDGED = 4096  # chunks of a connection; the kernels' buffers are full before, but of very small ones
+LAST_ACK_SECONDS = 10.0  # a connection that has served for long enough waits for its last acknowledgement
+MOVING_SECONDS = 5.0  # a peer that takes a long frame may say nothing until so long after the last of it has left
+_PING = Header(FrameType.PING, 0).encode()
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Line:
         self.is_alive = True
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
+        self.pulse = Pulse()
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
         self.casts = lossy_cast.LOSSY_FP8 in capabilities
@@ -68,7 +75,9 @@ class Line:
         self._work = work
         self._connection = connection
         self._lock = threading.Lock()
-        self._in_flight: deque[Chunk] = deque()  # sent and not acknowledged, oldest first
+        self._room = threading.Condition(self._lock)
+        self._in_flight: deque[tuple[float, Chunk]] = deque()  # when it left, and what; oldest first
+        self._is_retiring = False
         self._num_acknowledged = 0  # of all chunks sent on this connection
         self._packer = Packer()
         self._changed: set[int] = set()  # numbers of chunks that did not match their checksum
@@ -79,7 +88,7 @@ class Line:
         return bool(self._ways)
 
     def run(self) -> None:
-        """Send until the connection is lost, or has served for long enough.
+        """Send until the connection is lost, or has served for long enough and what it carried is acknowledged.
 
         Raises:
             OSError: it is lost.
@@ -89,6 +98,9 @@ class Line:
         try:
             while not self._connection.is_worn:
                 self._do(has_work=self._work.has_work(self, SILENCE_SECONDS / 3))
+            self._is_retiring = True
+            if self._in_flight:
+                reader.join(LAST_ACK_SECONDS)
         finally:
             self.abort()
             reader.join()
@@ -96,7 +108,7 @@ class Line:
     def unacknowledged(self) -> list[Chunk]:
         """What was sent and may not have arrived."""
         with self._lock:
-            return list(self._in_flight)
+            return [chunk for _, chunk in self._in_flight]
 
     def tcp_info(self) -> TcpInfo | None:
         return self._connection.tcp_info()
@@ -107,6 +119,22 @@ class Line:
     def pace(self, bytes_per_second: float) -> None:
         self._connection.pace(bytes_per_second)
 
+    def look(self, now: float) -> Pulse:
+        """Its signs of life, with what the kernel has said of it last."""
+        if self.seen is not None:
+            its = self.seen
+            self.pulse.saw(unsent_bytes=its.unsent_bytes, delivered_segments=its.delivered_segments, now=now)
+        return self.pulse
+
+    def ping(self) -> None:
+        """Have the peer show that it answers on this connection, where the kernel takes a frame at once."""
+        if self.pulse.pinged_at is not None:
+            return
+        self.pulse.pinged(time.monotonic())
+        with contextlib.suppress(OSError):  # whoever serves it notices
+            if not self._connection.write_at_once(_PING):
+                self.pulse.pinged_at = None
+
     def abort(self) -> None:
         """End this line; its own thread cleans up."""
         self.is_alive = False
@@ -116,19 +144,26 @@ class Line:
 
     def _do(self, *, has_work: bool) -> None:
         if not has_work:
-            self._connection.write(Header(FrameType.PING, 0).encode())
-        elif self._connection.wait_writable(WRITABLE_SECONDS):
+            self.pulse.pinged(time.monotonic())
+            self._connection.write(_PING)
+        elif self._has_room() and self._connection.wait_writable(WRITABLE_SECONDS):
             taken = self._work.take(self)
             if isinstance(taken, bytes):
                 self._connection.write(taken)
             elif taken is not None:
                 self._send(taken)
 
+    def _has_room(self) -> bool:
+        """Whether the peer acknowledges what it is sent; waits a moment for that."""
+        with self._room:
+            return self._room.wait_for(lambda: len(self._in_flight) < MAX_UNACKNOWLEDGED, WRITABLE_SECONDS)
+
     def _send(self, taken: Taken) -> None:
         chunk, slab = taken.chunk, taken.chunk.slab
         samples: list[PackSample] = []
         with self._lock:
-            self._in_flight.append(chunk)
+            self._in_flight.append((time.monotonic(), chunk))
+            self.pulse.oldest_at = self._in_flight[0][0]
             self.in_flight_bytes += slab.num_bytes
         try:
             source = taken.transfer.source
@@ -188,8 +223,8 @@ class Line:
 
     def _read_forever(self) -> None:
         try:
-            while True:
-                self._heard(self._connection.read_header())
+            while self._in_flight or not self._is_retiring:
+                self._heard(self._next_header())
         except OSError:
             pass
         except RemoteProtocolError as error:
@@ -198,6 +233,15 @@ class Line:
         finally:  # whatever ended it: nobody would hear acknowledgements any more
             self.abort()
             self._work.wake()
+
+    def _next_header(self) -> Header:
+        """The peer may be silent while it is taking what is sent to it."""
+        while True:
+            try:
+                return self._connection.read_header()
+            except BlockingIOError:
+                if time.monotonic() - self.pulse.moved_at > MOVING_SECONDS:
+                    raise
 
     def _heard(self, header: Header) -> None:
         kind, transfer_id = header.type, header.transfer_id
@@ -212,9 +256,11 @@ class Line:
             self._work.done(transfer_id, messages.decode_done(payload))
         elif kind is FrameType.REOPEN:
             self._work.reopen(transfer_id)
-        elif kind is not FrameType.PONG and transfer_id == NO_TRANSFER:
+        elif kind is FrameType.PONG:
+            self.pulse.ponged()
+        elif transfer_id == NO_TRANSFER:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
-        elif kind is not FrameType.PONG:
+        else:
             self._work.refused(transfer_id, messages.decode_ending(payload))
 
     def _came_changed(self, number: int) -> None:
@@ -227,13 +273,19 @@ class Line:
         """The first `count` chunks of this connection have been dealt with."""
         landed: list[Chunk] = []
         changed: list[Chunk] = []
-        with self._lock:
+        left_at: list[float] = []
+        with self._room:
             if not self._num_acknowledged <= count <= self._num_acknowledged + len(self._in_flight):
                 raise RemoteProtocolError("ack", f"{count} chunks acknowledged")
             while self._num_acknowledged < count:
-                chunk = self._in_flight.popleft()
+                at, chunk = self._in_flight.popleft()
+                left_at.append(at)
                 self.in_flight_bytes -= chunk.slab.num_bytes
                 (changed if self._num_acknowledged in self._changed else landed).append(chunk)
                 self._changed.discard(self._num_acknowledged)
                 self._num_acknowledged += 1
+            if left_at:
+                oldest_at = self._in_flight[0][0] if self._in_flight else None
+                self.pulse.acknowledged(left_at[0], left_at[-1], oldest_at=oldest_at, now=time.monotonic())
+                self._room.notify()
         self._work.acknowledged(self, landed, changed)

@@ -36,6 +36,7 @@ from prfaas.transport.outbound import (
 from prfaas.transport.outbox import Outbox, Standing
 from prfaas.transport.packing_choice import PackSample
 from prfaas.transport.reach import Reach
+from prfaas.transport.stalls import StallWatch
 from prfaas.transport.wire import Header
 from prfaas.types import FailureReason
 
@@ -59,7 +60,6 @@ PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
 MUCH = 4  # times as large, or as small: a change of the chunk size that the log has
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
 NOT_DIALLED = "(it dials this agent, and has no connection)"
-_log = logs.get("transport")
 
 
 class Link:
@@ -94,6 +94,7 @@ class Link:
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
+        self._stalls: StallWatch[Line] = StallWatch()
         # of all connections together; 0: none is told, infinity: none any more
         self._pace = config.max_bytes_per_second
         self._logged_chunk_bytes = 0
@@ -249,6 +250,7 @@ class Link:
         self._ask_again(now)
         self._free_stuck_memory(now)
         self._measure(now)
+        self._end_stalled(now)
 
     def _end_late(self, now: float) -> None:
         patience = self._config.reconnect_seconds
@@ -284,6 +286,17 @@ class Link:
             self._tell_rate()
         if self._config.budgets:
             self._follow_budgets(now)
+
+    def _end_stalled(self, now: float) -> None:
+        """Have what a stalled connection carries leave over the others."""
+        with self._changed:
+            pulses = {line: line.look(now) for line in self._lines if line.is_alive}
+            verdict = self._stalls.look(pulses, now=now)
+            for line in verdict.stalled:
+                _log.warning("link.stalled", peer=self._peer_name, unacknowledged_bytes=line.in_flight_bytes)
+                line.abort()
+        for line in pulses if verdict.wants_pings else ():
+            line.ping()
 
     # Lines come and go
 

@@ -81,8 +81,8 @@ class RawSender:
 class RawReceiver:
     """Listens, lets everybody in, and then does what `serve` does, on a thread for each connection."""
 
-    def __init__(self, serve: Callable[[Connection], None]) -> None:
-        self._serve = serve
+    def __init__(self, serve: Callable[[Connection], None], *, certificates: Certificates | None = None) -> None:
+        self._serve, self._certificates = serve, certificates
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._connections: list[Connection] = []
         self._threads = [threading.Thread(target=self._accept_forever)]
@@ -112,6 +112,8 @@ class RawReceiver:
 
     def _run(self, connection: Connection) -> None:
         with contextlib.suppress(OSError, RemoteProtocolError):
+            if self._certificates is not None:
+                connection.secure(self._certificates, is_listener=True)
             handshake.answer(connection, Identity("far", KEY, bytes(16)))
             self._serve(connection)
         connection.close()

@@ -1,0 +1,92 @@
+"""Which connections of a link stand still while others are answered (pure). Times are monotonic seconds.
+
+What a connection carries leaves again once it is lost, and one whose packets vanish on the way is lost after 10 to 15 s.
+Nothing of its own tells it from one on a slow link, or to a peer that pauses; the others do. It is stalled when something has
+been answered that left long after it last moved, and a moment later it still has not moved. Long is 2 s, and four times what
+chunks have taken of late: behind a queue of seconds, or at a busy peer, they wait on every connection. While nothing is
+answered, as by a peer that is suspended, none is stalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+STALL_SECONDS, STALL_ANSWERS = 2.0, 4
+GRACE_SECONDS = 1.0  # a peer that has paused comes to each of its connections in that time
+
+
+@dataclass(eq=False)
+class Pulse:
+    """Signs of life of one connection. Any thread may look; each field is set by one, or under one lock."""
+
+    oldest_at: float | None = None  # when the first chunk left that waits for its acknowledgement; None: none does
+    acknowledged_at: float = 0.0  # when a chunk was
+    chunk_seconds: float = 0.0  # that it took
+    answered: float = 0.0  # when that left which was answered last, a chunk or a PING
+    pinged_at: float | None = None  # when the PING left that waits for its answer
+    moved_at: float = 0.0  # when the peer's kernel was last seen to take some of what waits here
+    _delivered_segments: int = 0
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when chunks wait and nothing has moved; None: no chunk waits."""
+        oldest_at = self.oldest_at
+        return None if oldest_at is None else max(oldest_at, self.acknowledged_at, self.moved_at)
+
+    def acknowledged(self, first_at: float, last_at: float, *, oldest_at: float | None, now: float) -> None:
+        """Of the chunks that waited, those that left between these two moments have arrived."""
+        self.acknowledged_at, self.chunk_seconds, self.oldest_at = now, now - first_at, oldest_at
+        self.answered = max(self.answered, last_at)
+
+    def pinged(self, now: float) -> None:
+        """A PING leaves."""
+        if self.pinged_at is None:
+            self.pinged_at = now
+
+    def ponged(self) -> None:
+        """The first PING under way is answered."""
+        if self.pinged_at is not None:
+            self.answered, self.pinged_at = max(self.answered, self.pinged_at), None
+
+    def saw(self, *, unsent_bytes: int, delivered_segments: int, now: float) -> None:
+        """What the kernel still has to send, and how much the peer's has taken."""
+        if unsent_bytes and delivered_segments != self._delivered_segments:
+            self.moved_at = now
+        self._delivered_segments = delivered_segments
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Verdict(NamedTuple, Generic[_Key]):
+    """Of a link's connections: which are stalled, and whether PINGs are wanted, as nobody's answer tells of another."""
+
+    stalled: list[_Key]
+    wants_pings: bool
+
+
+class StallWatch(Generic[_Key]):
+    """Of one link; asked every few tens of milliseconds."""
+
+    def __init__(self) -> None:
+        self._overtaken_at: dict[_Key, float] = {}
+        self._ended_at = 0.0
+        self._num_ended = 0  # since a chunk was acknowledged anywhere: the link may be slower than it seems
+
+    def look(self, pulses: Mapping[_Key, Pulse], *, now: float) -> Verdict[_Key]:
+        """Whoever asks ends the connections that are stalled."""
+        if any(its.acknowledged_at > self._ended_at for its in pulses.values()):
+            self._num_ended = 0
+        took = max((its.chunk_seconds for its in pulses.values()), default=0.0)
+        patience = max(STALL_SECONDS, STALL_ANSWERS * took) * 2**self._num_ended
+        answered = max((its.answered for its in pulses.values()), default=0.0)
+        ends = {key: since + patience for key, its in pulses.items() if (since := its.waits_since) is not None}
+        overtaken = [key for key, end in ends.items() if end <= answered]
+        self._overtaken_at = {key: self._overtaken_at.get(key, now) for key in overtaken}
+        stalled = [key for key, at in self._overtaken_at.items() if now - at >= GRACE_SECONDS]
+        if stalled:
+            self._ended_at = now
+            self._num_ended += 1
+        return Verdict(stalled, wants_pings=any(answered < end <= now for end in ends.values()))

@@ -1,0 +1,147 @@
+"""Connections that stand still, and peers that pause: what waits leaves over another, or waits, and nothing piles up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prfaas.transport.area import Area
+from prfaas.transport.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.line import MAX_UNACKNOWLEDGED
+from prfaas.transport.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted
+from prfaas.transport.stalls import GRACE_SECONDS, STALL_SECONDS
+from prfaas.transport.wire import FrameType, Header
+from tests.integration.transport.ends import Far, Near, objects_of, send
+from tests.integration.transport.raw_peers import RawReceiver
+from tests.waiting import PATIENCE_SECONDS, wait_until
+from tools.link import Filter, Relay
+
+MIB = 1 << 20
+PONG = Header(FrameType.PONG, 0).encode()
+
+
+def _ready(near: Near, transfer_id: bytes, objects: list[bytes], numbers: range) -> None:
+    for number in numbers:
+        size = len(objects[number])
+        near.link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=size)
+
+
+def test_what_a_connection_carries_that_stands_still_arrives_over_the_others(near_to: Callable[..., Near]) -> None:
+    """It answers PINGs, so that it is lost in no other way."""
+    objects, arrived, lock = objects_of(*[MIB] * 8), Area(), threading.Lock()
+    stuck: list[Connection] = []
+
+    def serve(connection: Connection) -> None:
+        num_chunks = 0
+        while True:
+            header = connection.read_header()
+            connection.read_payload(header)
+            if header.type is FrameType.PING:
+                connection.write(PONG)
+            elif header.type is FrameType.OPEN:
+                with lock:
+                    connection.write(encode_have(header.transfer_id, Have(Ranges(), tuple(arrived.slabs()))))
+            elif header.type is FrameType.CHUNK:
+                with lock:
+                    stuck.extend(() if stuck else (connection,))
+                    if connection is stuck[0]:
+                        continue
+                    num_chunks += 1
+                    arrived.add(header.slab)
+                    connection.write(Header(FrameType.ACK, 0, offset=num_chunks).encode())
+                    if arrived.num_bytes == 8 * MIB:
+                        connection.write(encode_done(header.transfer_id, Done(8 * MIB, 0)))
+
+    with RawReceiver(serve) as receiver:
+        near = near_to(receiver.address)
+        transfer_id = send(near, objects, ready=False)
+        wait_until(lambda: near.link.snapshot().num_connections == 4)
+        _ready(near, transfer_id, objects, range(8))
+        assert isinstance(near.end(transfer_id), SendCompleted)
+        assert stuck
+
+
+@contextmanager
+def _far_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A receiving end that may be suspended, and its address."""
+    command = [sys.executable, "-m", "tests.integration.transport.far_process", "127.0.0.1:0"]
+    far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert far.stdout is not None
+        yield far, far.stdout.readline().strip()
+    finally:
+        far.kill()
+        far.communicate()
+
+
+def test_a_receiver_that_is_suspended_for_a_while_loses_no_connection(near_to: Callable[..., Near]) -> None:
+    dialled: list[int] = []
+
+    def count() -> Filter:
+        dialled.append(len(dialled))
+        return bytes
+
+    objects = objects_of(*[64 << 10] * 8)
+    with _far_process() as (far, address), Relay(address) as relay:
+        relay.filter(count)
+        near = near_to(relay.address)
+        transfer_id = send(near, objects, ready=False)
+        wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
+        far.send_signal(signal.SIGSTOP)
+        _ready(near, transfer_id, objects, range(2))
+        wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 2 * 64 << 10)
+        threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # the fault itself: some wait, some are idle
+        far.send_signal(signal.SIGCONT)
+        _ready(near, transfer_id, objects, range(2, 8))
+        assert isinstance(near.end(transfer_id), SendCompleted)
+        assert len(dialled) == 4
+
+
+def test_an_open_that_takes_longer_than_a_peer_may_be_silent_arrives(far: Far, near_to: Callable[..., Near]) -> None:
+    bytes_per_second, transfer_id = 200_000, os.urandom(16)
+    near = near_to(far.address, num_connections=1, max_bytes_per_second=bytes_per_second)
+    body = bytes(int((SILENCE_SECONDS + 3) * bytes_per_second))
+    near.link.open(Outgoing(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
+    assert isinstance(near.end(transfer_id), SendCompleted)
+
+
+def test_a_peer_that_acknowledges_nothing_is_sent_so_many_chunks_and_the_rest_once_it_does(
+    near_to: Callable[..., Near],
+) -> None:
+    goes_on, num_heard, count = threading.Event(), 0, 2 * MAX_UNACKNOWLEDGED
+
+    def serve(connection: Connection) -> None:
+        nonlocal num_heard
+        while True:
+            header = connection.read_header()
+            connection.read_payload(header)
+            if header.type is FrameType.PING:
+                connection.write(PONG)
+            elif header.type is FrameType.OPEN:
+                connection.write(encode_have(header.transfer_id, Have(Ranges(), ())))
+            elif header.type is FrameType.CHUNK:
+                num_heard += 1
+                if num_heard in (MAX_UNACKNOWLEDGED, count):
+                    goes_on.wait(PATIENCE_SECONDS)
+                    connection.write(Header(FrameType.ACK, 0, offset=num_heard).encode())
+                if num_heard == count:
+                    connection.write(encode_done(header.transfer_id, Done(count, 0)))
+
+    with RawReceiver(serve) as receiver:
+        near = near_to(receiver.address, num_connections=1)
+        transfer_id = os.urandom(16)
+        near.link.open(
+            Outgoing(transfer_id, b"", [1] * 2 * count, lambda index: memoryview(b"x"), 0, 2 * PATIENCE_SECONDS)
+        )
+        for number in range(count):  # each a chunk of its own, as its neighbour is not ready
+            near.link.ready(transfer_id, first_object=2 * number, num_objects=1, offset_bytes=0, length_bytes=1)
+        wait_until(lambda: num_heard == MAX_UNACKNOWLEDGED == near.link.snapshot().unacknowledged_bytes)
+        goes_on.set()
+        assert isinstance(near.end(transfer_id), SendCompleted)
