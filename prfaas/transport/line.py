@@ -27,7 +27,6 @@ from prfaas.transport.wire import NO_TRANSFER, FrameType, Header, chunk_checksum
 WRITABLE_SECONDS = 0.5  # how long a connection waits for room before it looks at what there is to do again
 MAX_UNACKNOWLEDGED = 4096  # chunks of a connection; the kernels' buffers are full before, but of very small ones
 LAST_ACK_SECONDS = 10.0  # a connection that has served for long enough waits for its last acknowledgement
-MOVING_SECONDS = 5.0  # a peer that takes a long frame may say nothing until so long after the last of it has left
 _PING = Header(FrameType.PING, 0).encode()
 
 
@@ -67,7 +66,7 @@ class Line:
         self.is_alive = True
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
-        self.pulse = Pulse()
+        self.pulse = Pulse(began_at=time.monotonic())
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
         self.casts = lossy_cast.LOSSY_FP8 in capabilities
@@ -240,7 +239,7 @@ class Line:
             try:
                 return self._connection.read_header()
             except BlockingIOError:
-                if time.monotonic() - self.pulse.moved_at > MOVING_SECONDS:
+                if not self.pulse.is_moving(time.monotonic()):
                     raise
 
     def _heard(self, header: Header) -> None:

@@ -255,7 +255,7 @@ class Link:
     def _end_late(self, now: float) -> None:
         patience = self._config.reconnect_seconds
         with self._changed:
-            is_owed = self._outbox.is_owed
+            is_owed = self._outbox.is_owed and not any(line.pulse.is_slow(now) for line in self._lines)
             is_gone = self._reach.gone_seconds(now=now, is_connected=bool(self._lines), is_owed=is_owed) >= patience
             late = self._outbox.late(now=now, unreachable_before=now - patience if is_gone else float("-inf"))
         for transfer_id, reason in late:

@@ -15,12 +15,17 @@ from typing import Generic, NamedTuple, TypeVar
 
 STALL_SECONDS, STALL_ANSWERS = 2.0, 4
 GRACE_SECONDS = 1.0  # a peer that has paused comes to each of its connections in that time
+MOVING_SECONDS = 5.0  # a peer that takes a long frame may say nothing until so long after the last of it has left
+LASTING_SECONDS = (
+    10.0  # a connection on which bytes still move after this is slow; others may be cut off again and again
+)
 
 
 @dataclass(eq=False)
 class Pulse:
     """Signs of life of one connection. Any thread may look; each field is set by one, or under one lock."""
 
+    began_at: float = 0.0
     oldest_at: float | None = None  # when the first chunk left that waits for its acknowledgement; None: none does
     acknowledged_at: float = 0.0  # when a chunk was
     chunk_seconds: float = 0.0  # that it took
@@ -34,6 +39,14 @@ class Pulse:
         """Since when chunks wait and nothing has moved; None: no chunk waits."""
         oldest_at = self.oldest_at
         return None if oldest_at is None else max(oldest_at, self.acknowledged_at, self.moved_at)
+
+    def is_moving(self, now: float) -> bool:
+        """Whether the peer is taking what is sent to it."""
+        return now - self.moved_at <= MOVING_SECONDS
+
+    def is_slow(self, now: float) -> bool:
+        """Whether it still does so long after the connection began: the peer may have had nothing to answer yet."""
+        return self.is_moving(now) and self.moved_at - self.began_at >= LASTING_SECONDS
 
     def acknowledged(self, first_at: float, last_at: float, *, oldest_at: float | None, now: float) -> None:
         """Of the chunks that waited, those that left between these two moments have arrived."""

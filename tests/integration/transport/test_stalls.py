@@ -106,8 +106,8 @@ def test_a_receiver_that_is_suspended_for_a_while_loses_no_connection(near_to: C
 
 def test_an_open_that_takes_longer_than_a_peer_may_be_silent_arrives(far: Far, near_to: Callable[..., Near]) -> None:
     bytes_per_second, transfer_id = 200_000, os.urandom(16)
-    near = near_to(far.address, num_connections=1, max_bytes_per_second=bytes_per_second)
-    body = bytes(int((SILENCE_SECONDS + 3) * bytes_per_second))
+    near = near_to(far.address, num_connections=1, max_bytes_per_second=bytes_per_second, reconnect_seconds=3.0)
+    body = bytes(int((SILENCE_SECONDS + 8) * bytes_per_second))
     near.link.open(Outgoing(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
     assert isinstance(near.end(transfer_id), SendCompleted)
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from prfaas.transport.stalls import GRACE_SECONDS, STALL_ANSWERS, STALL_SECONDS, Pulse, StallWatch
+from prfaas.transport.stalls import (
+    GRACE_SECONDS,
+    LASTING_SECONDS,
+    MOVING_SECONDS,
+    STALL_ANSWERS,
+    STALL_SECONDS,
+    Pulse,
+    StallWatch,
+)
 
 TICK = 0.05
 LATE = STALL_SECONDS + GRACE_SECONDS + 2 * TICK
@@ -78,6 +86,15 @@ def test_bytes_that_the_kernel_has_sent_all_of_are_no_movement() -> None:
     assert pulse.waits_since == 100.0
     pulse.saw(unsent_bytes=9, delivered_segments=6, now=103.0)
     assert pulse.waits_since == 103.0
+
+
+def test_a_connection_that_lasts_and_still_moves_is_slow() -> None:
+    pulse = Pulse(began_at=100.0)
+    for segments, now in ((1, 101.0), (2, 100.0 + LASTING_SECONDS)):
+        assert not pulse.is_slow(now)
+        pulse.saw(unsent_bytes=1, delivered_segments=segments, now=now)
+    assert pulse.is_slow(now) and pulse.is_slow(now + MOVING_SECONDS)
+    assert not pulse.is_slow(now + MOVING_SECONDS + TICK)
 
 
 def test_behind_a_queue_of_seconds_everybody_has_longer() -> None:
