@@ -100,13 +100,12 @@ class LinkGauge:
         return carried
 
     def _count(self, infos: list[tuple[Line, TcpInfo]]) -> None:
-        num_segments: dict[Line, int] = {}
+        heard: dict[Line, int] = {}
         for line, info in infos:
-            grown = info.grown_since(line.seen)
-            self._grown = Growth(*map(operator.add, self._grown, grown))
-            num_segments[line] = grown.delivered_bytes // max(1, info.segment_bytes)
+            self._grown = Growth(*map(operator.add, self._grown, info.grown_since(line.seen)))
+            heard[line] = info.heard_since(line.seen)
             line.seen = info
-        self._round_trips.delivered(num_segments, in_flight=[line for line, _ in infos if line.in_flight_bytes])
+        self._round_trips.heard(heard, in_flight=[line for line, _ in infos if line.in_flight_bytes])
 
     def round_trip(self, infos: list[tuple[Line, TcpInfo]]) -> RoundTrip:
         """Of the connection that is used and on which it has risen most, by these figures of all of them."""

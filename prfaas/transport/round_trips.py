@@ -1,8 +1,8 @@
 """Which of its connections' round trips a link goes by (pure).
 
-A kernel's mean moves with what is acknowledged, by an eighth each time: on a connection that falls idle it stays where the last
-burst left it. So only those count that have delivered a few segments since they were idle. Connections may take unlike ways, of
-which each is compared with its own least.
+A kernel's mean moves by an eighth with each acknowledgement: on a connection that falls idle it stays where the last burst left
+it. So only those count that have heard enough of them since they were idle. Connections may take unlike ways, of which each is
+compared with its own least.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T", bound=Hashable)
-FRESH_SEGMENTS = 8  # after which five times the least has come down to two and a half
+FRESH_SEGMENTS = 16  # heard: after so many, twelve times the least has come down to two and a half
 RTT_INFLATION = 2.5  # over the smallest round trip
 RTT_RISE_SECONDS = 0.005  # and by at least so much: within a datacenter a busy host alone multiplies a round trip
 
@@ -37,10 +37,10 @@ class RoundTrips(Generic[T]):
     """Of one link; its connections are named by whatever the caller has for them."""
 
     def __init__(self) -> None:
-        self._fresh: dict[T, int] = {}  # segments that each has delivered since it was idle
+        self._fresh: dict[T, int] = {}  # segments that each has heard since it was idle
 
-    def delivered(self, num_segments: Mapping[T, int], *, in_flight: Sequence[T]) -> None:
-        """What each has delivered since this was called last, and on which something is under way."""
+    def heard(self, num_segments: Mapping[T, int], *, in_flight: Sequence[T]) -> None:
+        """How many each has heard since this was called last, and on which something is under way."""
         busy = {line for line, count in num_segments.items() if count} | set(in_flight)
         self._fresh = {line: self._fresh.get(line, 0) + num_segments.get(line, 0) for line in busy}
 

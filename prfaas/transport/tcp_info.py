@@ -14,8 +14,8 @@ _NUMBER = struct.Struct("=I")
 _MSS_AT, _SACKED_AT, _RTT_AT = 16, 28, 68
 _MAX_PACING_RATE = struct.Struct("=Q")
 _MAX_PACING_RATE_AT = 112
-_UNSENT_AND_MIN_RTT = struct.Struct("=II")
-_UNSENT_AT = 144
+_HEARD_UNSENT_AND_MIN_RTT = struct.Struct("=III")
+_HEARD_AT = 140
 # delivery rate, busy time, of that limited by the receive window, by the send buffer; delivered, of that with ECN; sent, resent
 _PROGRESS = struct.Struct("=QQQQIIQQ")
 _PROGRESS_AT = 160
@@ -39,6 +39,7 @@ class TcpInfo:
 
     rtt_seconds: float
     min_rtt_seconds: float
+    heard_segments: int  # modulo 2^32; acknowledgements too, each of which may be a sample of the round trip
     # modulo 2^32; also those behind a hole, which acknowledged bytes leave out for a round trip
     delivered_segments: int
     segment_bytes: int
@@ -51,6 +52,10 @@ class TcpInfo:
     busy_seconds: float
     receiver_limited_seconds: float
     buffer_limited_seconds: float
+
+    def heard_since(self, before: TcpInfo | None) -> int:
+        """Segments that have come from the peer since an earlier moment, or the start."""
+        return (self.heard_segments - (before.heard_segments if before else 0)) % (1 << 32)
 
     def grown_since(self, before: TcpInfo | None) -> Growth:
         """What has come since an earlier moment, or the start."""
@@ -81,12 +86,13 @@ def read(connection: socket.socket) -> TcpInfo | None:
         return None
     if len(raw) < _PROGRESS_AT + _PROGRESS.size:
         return None
-    unsent, min_rtt = _UNSENT_AND_MIN_RTT.unpack_from(raw, _UNSENT_AT)
+    heard, unsent, min_rtt = _HEARD_UNSENT_AND_MIN_RTT.unpack_from(raw, _HEARD_AT)
     rate, busy, by_receiver, by_buffer, delivered, _, sent, resent = _PROGRESS.unpack_from(raw, _PROGRESS_AT)
     segment_bytes = _NUMBER.unpack_from(raw, _MSS_AT)[0]
     return TcpInfo(
         rtt_seconds=_NUMBER.unpack_from(raw, _RTT_AT)[0] * _MICROSECOND,
         min_rtt_seconds=min_rtt * _MICROSECOND,
+        heard_segments=heard,
         delivered_segments=delivered,
         segment_bytes=segment_bytes,
         out_of_order_bytes=_NUMBER.unpack_from(raw, _SACKED_AT)[0] * segment_bytes,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.transport import messages
+from prfaas.transport import messages, tcp_info
 from prfaas.transport.answers import say
 from prfaas.transport.connection import Connection
 from prfaas.transport.egress_budget import EgressBudget
@@ -321,3 +321,16 @@ def test_the_log_says_once_how_large_chunks_are_and_why(
             assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     (line,) = _logged(caplog, "link.chunks")
     assert "bytes=131072" in line and "a connection carries 2.0 MB/s" in line
+
+
+def test_the_kernel_counts_what_a_connection_hears() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as near:
+        before = tcp_info.read(near)
+        far, _ = listener.accept()
+        for _ in range(20):
+            near.sendall(b"?")
+            far.sendall(far.recv(1))
+            assert near.recv(1) == b"?"
+        now = tcp_info.read(near)
+        assert now is not None and 20 <= now.heard_since(before) <= now.heard_segments <= 60
+        far.close()

@@ -15,7 +15,7 @@ from prfaas.transport.outbox import Outbox
 from prfaas.transport.tcp_info import TcpInfo
 
 SEGMENT_BYTES = 1448
-NOTHING = TcpInfo(0.03, 0.03, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+NOTHING = TcpInfo(0.03, 0.03, 0, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class Figures:
         self.info = replace(
             self.info,
             rtt_seconds=rtt_seconds,
+            heard_segments=self.info.heard_segments + num_segments // 2,
             delivered_segments=self.info.delivered_segments + num_segments,
             bytes_sent=self.info.bytes_sent + num_bytes,
         )

@@ -12,33 +12,33 @@ LATE = RoundTrip(0.15, 0.03)  # as a burst left it
 
 def test_what_a_connection_measured_before_it_fell_idle_is_not_the_links_round_trip() -> None:
     trips, known = RoundTrips[str](), {"was full": LATE, "is used": RoundTrip(0.032, 0.03)}
-    trips.delivered({"was full": 400, "is used": 0}, in_flight=["was full"])
+    trips.heard({"was full": 400, "is used": 0}, in_flight=["was full"])
     assert trips.of(known) == LATE
-    trips.delivered({"was full": 0, "is used": 45}, in_flight=["is used"])
+    trips.heard({"was full": 0, "is used": 45}, in_flight=["is used"])
     assert trips.of(known) == RoundTrip(0.032, 0.03)
 
 
 def test_a_connection_that_is_used_again_counts_once_enough_was_acknowledged() -> None:
     trips, known = RoundTrips[str](), {"a": LATE, "b": NEAR}
-    trips.delivered({"a": 0, "b": 0}, in_flight=["a"])
+    trips.heard({"a": 0, "b": 0}, in_flight=["a"])
     assert trips.of(known) == NEAR, "nothing has come back yet"
-    trips.delivered({"a": FRESH_SEGMENTS - 1, "b": 0}, in_flight=["a"])
+    trips.heard({"a": FRESH_SEGMENTS - 1, "b": 0}, in_flight=["a"])
     assert trips.of(known) == NEAR
-    trips.delivered({"a": 1, "b": 0}, in_flight=[])
+    trips.heard({"a": 1, "b": 0}, in_flight=[])
     assert trips.of(known) == LATE
 
 
 def test_pings_measure_nothing_that_counts() -> None:
     trips = RoundTrips[str]()
     for _ in range(3 * FRESH_SEGMENTS):
-        trips.delivered({"a": 1}, in_flight=[])
-        trips.delivered({"a": 0}, in_flight=[])
+        trips.heard({"a": 1}, in_flight=[])
+        trips.heard({"a": 0}, in_flight=[])
     assert trips.of({"a": LATE}) == RoundTrip(0.03, 0.03)
 
 
 def test_connections_over_unlike_ways_are_each_compared_with_their_own_least() -> None:
     trips, known = RoundTrips[str](), {"near": NEAR, "far": FAR}
-    trips.delivered({"near": 100, "far": 100}, in_flight=["near", "far"])
+    trips.heard({"near": 100, "far": 100}, in_flight=["near", "far"])
     assert not trips.of(known).is_long
     assert trips.of({**known, "near": RoundTrip(0.078, 0.03)}) == RoundTrip(0.078, 0.03), "which has risen most"
 
