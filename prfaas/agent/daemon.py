@@ -414,6 +414,7 @@ class Agent:
             "copying": len(self._copying),
             "receiving": len(self._receiving),
             "keeping": len(self._keeping),
+            "early": len(self._early),
             **occupancy.page(self._pool, self._ssd),
             "pins": self._pins.status(),
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],

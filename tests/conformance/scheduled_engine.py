@@ -7,6 +7,7 @@ class documents it. Blocks hold bytes that say what they are, as in the fake eng
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -167,6 +168,21 @@ class ScheduledEngine:
         """Whether vLLM goes on stepping."""
         return bool(self.scheduler.has_requests())
 
+    def leftovers(self) -> list[Any]:
+        """What vLLM and the connector keep of requests; nothing of those that have ended."""
+        connector = self.scheduler.connector
+        side, worker = connector._scheduler, self.worker._worker
+        kept = [
+            self.scheduler.requests,
+            connector._parked._asked,
+            connector._parked._marked,
+            connector._num_preemptions,
+        ]
+        kept += [connector._divergent._awaited, side._refused, side._outgoing._given_up, side._outgoing._by_request]
+        kept += [side._incoming._by_request, side._lookups._by_request, side._checkpoints._prompts]
+        kept += [side._has_work, side.pins_blocks, side.will_free_blocks, worker._pending, worker._unpushed]  # type: ignore[union-attr]
+        return [its for its in kept if its]
+
     def submit(
         self,
         request_id: str,
@@ -216,6 +232,11 @@ class ScheduledEngine:
 
     def num_preemptions(self, request_id: str) -> int:
         return int(self._requests[request_id].num_preemptions)
+
+    def preempt_all(self) -> None:
+        """Have vLLM take the blocks of all running requests. It complains afterwards where others wait that have blocks."""
+        with contextlib.suppress(RuntimeError):
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def evict_states(self) -> None:
         """Have vLLM's own prefix cache lose all states, and keep all attention."""
@@ -307,14 +328,21 @@ class ScheduledEngine:
     def _compute(self, name: str, layer: LayerBlocks, request_id: str, before: int, after: int) -> None:
         request, group = self._requests[request_id], self._groups[layer.group]
         table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[layer.group]
-        for position, tokens in _held(group, before):
+        for position, end in _held(group, before):
             if table[position] == NULL_BLOCK or not torch.equal(
-                layer.pages[table[position]], _content(request, layer, position, tokens)
+                layer.pages[table[position]], self._content(request, layer, end)
             ):
                 self.told.wrong_blocks.append((request_id, before, name, position))
-        for position, tokens in _changed(group, before, after):
+        for position, end in _changed(group, before, after):
             if table[position] != NULL_BLOCK:
-                layer.pages[table[position]] = _content(request, layer, position, tokens)
+                layer.pages[table[position]] = self._content(request, layer, end)
+
+    def _content(self, request: Request, layer: LayerBlocks, num_tokens: int) -> torch.Tensor:
+        """What a layer's block holds after so many tokens, of which vLLM may not have heard of the last one yet."""
+        prompt = request.prompt_token_ids
+        assert prompt is not None
+        answer = [self._answer_token(request, number) for number in range(1, num_tokens - len(prompt) + 1)]
+        return content([*prompt[:num_tokens], *answer], (layer.group, layer.layer), layer.pages.shape[1])
 
     def _sampled(self, output: SchedulerOutput, transferred: KVConnectorOutput) -> ModelRunnerOutput:
         """A token for each request whose prompt is computed."""
@@ -329,26 +357,24 @@ class ScheduledEngine:
         )
 
     def _next_token(self, request: Request) -> int:
-        its = request.request_id
-        self._num_sampled[its] += 1
-        return END_TOKEN if self._num_sampled[its] == self._lengths.get(its) else ANSWER_TOKEN
+        self._num_sampled[request.request_id] += 1
+        return self._answer_token(request, self._num_sampled[request.request_id])
 
-
-def _content(request: Request, layer: LayerBlocks, position: int, tokens: int) -> torch.Tensor:
-    assert request.prompt_token_ids is not None
-    return content(request.prompt_token_ids, (layer.group, layer.layer, position, tokens), layer.pages.shape[1])
+    def _answer_token(self, request: Request, number: int) -> int:
+        """Of an answer, counted from 1."""
+        return END_TOKEN if number == self._lengths.get(request.request_id) else ANSWER_TOKEN
 
 
 def _changed(group: EngineGroup, before: int, after: int) -> list[tuple[int, int]]:
-    """(position, tokens in the block afterwards) of what computing tokens [before, after) writes."""
+    """(position, tokens up to the block's last one afterwards) of what computing tokens [before, after) writes."""
     if group.kind == "linear_state":
         return [(group.state_entry(after), after)]
     positions = range(before // group.block_tokens, -(-after // group.block_tokens))
-    return [(its, min(after, (its + 1) * group.block_tokens) - its * group.block_tokens) for its in positions]
+    return [(its, min(after, (its + 1) * group.block_tokens)) for its in positions]
 
 
 def _held(group: EngineGroup, num_tokens: int) -> list[tuple[int, int]]:
-    """(position, tokens in the block) of what the token after `num_tokens` reads."""
+    """(position, tokens up to the block's last one) of what the token after `num_tokens` reads."""
     if not num_tokens:
         return []
     if group.kind == "linear_state":

@@ -21,7 +21,7 @@ import pytest
 
 from prfaas.hashing import HashChain, root_hash
 from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
-from tests.conformance.test_connector import SHAPES
+from tests.conformance.site import SHAPES
 from tests.e2e.pair import Pair, counts, outcome, random_prompt, running_pair
 from tests.integration.connector.nodes import prompt_of
 from tests.integration.connector.vllm_caches import caches_of, config_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import time
@@ -18,7 +19,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
-from tools.demo.client import Answer, answers, complete, get_json, prompt_tokens, transfers
+from tools.demo.client import REQUEST_SECONDS, Answer, answers, complete, get_json, prompt_tokens, transfers
 from tools.processes import Child, Children
 from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
@@ -142,6 +143,12 @@ class Pair:
         """The grant as it stands in `kv_transfer_params`."""
         return grants.to_text(self.signed(prompt, **changes)[1])
 
+    def nothing_is_left(self) -> bool:
+        """Whether no transfer is under way in either agent, and no slot or lease of one is left."""
+        pages = [get_json(f"{agent.status_url}/status") for agent in (self.east, self.west)]
+        words = ("sending", "receiving", "keeping", "early", "leases")
+        return not any(its["pool"]["transfer"] + sum(its[word] for word in words) for its in pages)
+
     def last_sent(self) -> dict[str, Any]:
         """What the east's agent says of its latest transfer."""
         return list(transfers(self.east.status_url).values())[-1]
@@ -153,6 +160,18 @@ class Pair:
 
 def _parameters(direction: str, grant: str) -> dict[str, Any]:
     return {direction: True, "prfaas_grant": grant}
+
+
+def post(url: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, JSON and headers of what a server answers to a completion, whatever it answers."""
+    client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=REQUEST_SECONDS)
+    try:
+        client.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = client.getresponse()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, json.loads(response.read()), headers
+    finally:
+        client.close()
 
 
 def counts(engine: EngineProcess) -> dict[str, float]:

@@ -6,7 +6,6 @@ import http.client
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
@@ -33,10 +32,6 @@ def _status(pair: Pair) -> list[dict[str, Any]]:
     return [get_json(f"{agent.status_url}/status") for agent in (pair.east, pair.west)]
 
 
-def _nothing_is_left(pair: Pair) -> bool:
-    return all(its["pool"]["transfer"] == its["sending"] == its["receiving"] == 0 for its in _status(pair))
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -53,7 +48,7 @@ def test_a_grant_that_does_not_fit_is_no_transfer(pair: Pair, changes: dict[str,
     before = _received(pair, reason)
     assert pair.decode_leg(prompt, pair.grant(prompt, **changes)) == pair.alone(prompt)
     assert _received(pair, reason) == before + 1
-    wait_until(partial(_nothing_is_left, pair))
+    wait_until(pair.nothing_is_left)
 
 
 def test_a_transfer_that_never_comes_ends_at_its_deadline(pair: Pair) -> None:
@@ -80,7 +75,7 @@ def test_a_client_that_leaves_takes_its_parked_request_along(pair: Pair) -> None
     wait_until(lambda: _status(pair)[1]["receiving"] == 1)
     client.close()
     wait_until(lambda: _received(pair, "aborted") == before + 1)
-    wait_until(partial(_nothing_is_left, pair))
+    wait_until(pair.nothing_is_left)
 
 
 def test_the_same_transfer_twice_is_taken_once(pair: Pair) -> None:

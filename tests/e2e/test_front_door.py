@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import pytest
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
 from prfaas.types import ClusterKind, InstanceRole
-from tests.e2e.pair import CHUNK_TOKENS, Pair
-from tests.waiting import until
+from tests.e2e.pair import CHUNK_TOKENS, MAX_MODEL_LEN, Pair, post, random_prompt
+from tests.waiting import until, wait_until
 from tools.demo.client import prefilled_tokens, transfers
 
 pytestmark = [
@@ -130,3 +131,55 @@ async def test_short_requests_and_engine_errors_come_through(pair: Pair, door: o
         await door.completions.create(model="unheard-of", prompt=LONG_TEXT)
     with pytest.raises(openai.BadRequestError, match="context"):
         await door.completions.create(model=pair.family, prompt=LONG_TEXT * 20, **GREEDY)
+
+
+async def _ask(pair: Pair, url: str, prompt: list[int], **more: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
+    body = {"model": pair.family, "prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 16}
+    return await asyncio.to_thread(post, url, body | {"return_token_ids": True} | more)
+
+
+@contextlib.asynccontextmanager
+async def _door_that_transfers(pair: Pair, *, seed: int) -> AsyncIterator[str]:
+    """A router whose grants last an hour: what is given up at once is not given up for their sake. Such a request was
+    transferred before, and is afterwards, when nothing is left."""
+
+    async def ask() -> Any:
+        _, _, headers = await _ask(pair, url, random_prompt(3 * T, seed=next(seeds)))
+        return headers
+
+    seeds = itertools.count(seed)
+    async with _door(pair, transfer_deadline=3600.0) as url:
+        async with asyncio.timeout(60):
+            while (await ask())["x-prfaas-route"] != "remote":  # until both engines have been probed
+                pass
+        yield url
+        assert await _is_transferred(pair, await ask())
+        await asyncio.to_thread(wait_until, pair.nothing_is_left, what="agents without transfers")
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "changes"),
+    [(MAX_MODEL_LEN + T, {}), (MAX_MODEL_LEN - T, {"temperature": -1})],
+    ids=["either leg", "the decode leg, beside which the other one computes"],
+)
+async def test_a_request_that_an_engine_refuses_gets_its_error_as_it_is_and_leaves_no_transfer(
+    pair: Pair, num_tokens: int, changes: dict[str, Any]
+) -> None:
+    prompt = random_prompt(num_tokens, seed=9000 + num_tokens)
+    status, wanted, _ = await _ask(pair, pair.decode.url, prompt, **changes)
+    assert status == 400
+    async with _door_that_transfers(pair, seed=9100 + num_tokens) as url:
+        status, answer, headers = await _ask(pair, url, prompt, **changes)
+        assert (status, answer, headers["x-prfaas-route"]) == (400, wanted, "remote")
+
+
+async def test_a_prefill_leg_that_its_engine_refuses_ends_in_a_local_answer_and_leaves_no_transfer(pair: Pair) -> None:
+    """Of the whole prompt; the decode engine is told to cut it."""
+    prompt = random_prompt(MAX_MODEL_LEN + T, seed=9300)
+    cut = {"truncate_prompt_tokens": 2 * T}
+    status, wanted, _ = await _ask(pair, pair.decode.url, prompt, cache_salt="alone", **cut)
+    assert status == 200
+    async with _door_that_transfers(pair, seed=9301) as url:
+        status, answer, headers = await _ask(pair, url, prompt, **cut)
+        assert (status, headers["x-prfaas-route"]) == (200, "remote")
+        assert answer["choices"][0]["token_ids"] == wanted["choices"][0]["token_ids"]

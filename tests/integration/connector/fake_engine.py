@@ -1,7 +1,7 @@
 """An engine without a model: calls both sides of the connector in vLLM's order and fills its blocks with known bytes.
 
-What a block must hold is a function of its group, layer, position and of how many of its tokens are computed, so that a block
-copied too early, from the wrong place, or not at all shows.
+What a block must hold is a function of its group, its layer and all tokens up to the last one that is computed in it, so that
+a block copied too early, from the wrong place or prompt, or not at all shows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -329,20 +330,20 @@ class FakeEngine:
     def _fill(self, running: Running, start: int, end: int, *, only: tuple[int, int] | None = None) -> None:
         """Write what computing tokens [start, end) leaves in the blocks."""
         for g, n in [only] if only else list(self.caches):
-            for position, tokens in self._positions(g, start, end):
+            for position, num_tokens in self._positions(g, start, end):
                 block = running.tables[g][position]
                 if block != NULL_BLOCK:
                     size = self.caches[g, n].shape[1]
-                    self.caches[g, n][block] = content(running.prompt, (g, n, position, tokens), size)
+                    self.caches[g, n][block] = content(running.prompt[:num_tokens], (g, n), size)
 
     def _positions(self, g: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(position, tokens in the block afterwards) of the blocks that tokens [start, end) change."""
+        """(position, tokens up to the block's last one afterwards) of the blocks that tokens [start, end) change."""
         engine = self.groups[g]
         if engine.kind == "linear_state":
             yield engine.state_entry(end), end
             return
         for position in range(start // engine.block_tokens, -(-end // engine.block_tokens)):
-            yield position, min(end, (position + 1) * engine.block_tokens) - position * engine.block_tokens
+            yield position, min(end, (position + 1) * engine.block_tokens)
 
     def wrong_blocks(self, running: Running, num_tokens: int) -> list[tuple[int, int, int]]:
         """(group, layer, position) of the blocks that a model which resumes after `num_tokens` reads and that are not right."""
@@ -351,14 +352,14 @@ class FakeEngine:
             engine = self.groups[g]
             first = engine.first_block(num_tokens)
             start = num_tokens - 1 if engine.kind == "linear_state" else first * engine.block_tokens
-            for position, tokens in self._positions(g, start, num_tokens):
+            for position, end in self._positions(g, start, num_tokens):
                 got = self.caches[g, n][running.tables[g][position]]
-                if not torch.equal(got, content(running.prompt, (g, n, position, tokens), len(got))):
+                if not torch.equal(got, content(running.prompt[:end], (g, n), len(got))):
                     wrong.append((g, n, position))
         return wrong
 
 
-def content(prompt: Sequence[int], place: tuple[int, int, int, int], size: int) -> torch.Tensor:
-    """The bytes at (group, layer, position, tokens computed) of a prompt."""
-    seed = hashlib.sha256(repr((prompt[0], prompt[1], place)).encode()).digest()
+def content(tokens: Sequence[int], place: tuple[int, int], size: int) -> torch.Tensor:
+    """The bytes that computing the last of these tokens leaves at (group, layer)."""
+    seed = hashlib.sha256(repr(place).encode() + array("q", tokens).tobytes()).digest()
     return torch.frombuffer(bytearray(hashlib.shake_128(seed).digest(size)), dtype=torch.uint8)

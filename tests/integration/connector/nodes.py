@@ -91,7 +91,8 @@ class Nodes:
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)
         slots = status["pool"]["transfer"] + status["pool"]["quarantined"]
-        return bool(slots + status["sending"] + status["receiving"] + status["keeping"] + status["leases"] == 0)
+        uses = sum(status[its] for its in ("sending", "receiving", "keeping", "early", "leases"))
+        return bool(slots + uses == 0)
 
     def kill_agent(self, name: Literal["east", "west"]) -> None:
         """Kill an agent and start it again, empty, at the same addresses."""

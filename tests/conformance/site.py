@@ -1,0 +1,91 @@
+"""Two nodes with real agents, and engines of vLLM's own scheduler on them, of models of several shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
+
+from prfaas.hashing import HashChain, root_hash
+from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
+from tests.integration.connector.nodes import Nodes
+from tests.integration.connector.vllm_caches import KDA, attention, caches_of, config_of
+from tests.waiting import wait_until
+from tools.demo.client import get_json
+from tools.stack import AgentProcess
+
+NUM_BLOCKS = 128
+FULL = attention(block_size=BLOCK_TOKENS)
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK_TOKENS,
+    num_kv_heads=FULL.num_kv_heads,
+    head_size=FULL.head_size,
+    dtype=FULL.dtype,
+    sliding_window=100,
+)
+CHECKPOINTS = replace(KDA, block_size=BLOCK_TOKENS, mamba_cache_mode="align")
+SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
+    "dense": [(["full.0", "full.1"], FULL)],
+    "windowed": [(["window.0"], WINDOW), (["full.0"], FULL)],
+    "recurrent": [(["state.0"], KDA), (["state.1"], KDA), (["full.0"], FULL)],
+    "checkpointed": [(["state.0"], CHECKPOINTS), (["state.1"], CHECKPOINTS), (["full.0"], FULL)],
+    "checkpointed and windowed": [(["state.0"], CHECKPOINTS), (["window.0"], WINDOW), (["full.0"], FULL)],
+}
+
+
+@dataclass
+class Site:
+    """Two nodes that other tests use too, an engine each where a test starts one, of a model of its own."""
+
+    nodes: Nodes
+    model: Path
+    identity: str
+    engines: list[ScheduledEngine] = field(default_factory=list)
+
+    def start(
+        self, agent: AgentProcess, shape: str, *, num_blocks: int = NUM_BLOCKS, **settings: Any
+    ) -> ScheduledEngine:
+        kv = config_of(*SHAPES[shape], num_blocks=num_blocks)
+        name = f"{agent.name}-engine of {self.identity}"
+        engine = ScheduledEngine(
+            self.model, agent.socket, kv, caches_of(kv), name=name, identity=self.identity, **settings
+        )
+        self.engines.append(engine)
+        return engine
+
+    def prefiller(self, shape: str, **settings: Any) -> ScheduledEngine:
+        return self.start(self.nodes.east, shape, role="kv_producer", **settings)
+
+    def decoder(self, shape: str, **settings: Any) -> ScheduledEngine:
+        return self.start(self.nodes.west, shape, role="kv_both", **settings)
+
+    def grant(self, prompt: Sequence[int], **changes: Any) -> str:
+        prompt_hash = HashChain(root_hash(self.identity), prompt[:-1]).at(len(prompt) - 1)
+        return self.nodes.grant(prompt, prompt_hash=prompt_hash, **changes)
+
+    def num_come(self) -> int:
+        """Transfers that have come to the west, of all tests."""
+        transfers = get_json(f"{self.nodes.west.status_url}/transfers")
+        return sum((its["direction"], its["outcome"]) == ("in", "completed") for its in transfers)
+
+    def run_until_finished(self, request_ids: Sequence[str]) -> None:
+        """Step all engines in turn until these requests have ended."""
+
+        def finished() -> bool:
+            for engine in self.engines:
+                engine.step()
+            return set(request_ids) <= {its for engine in self.engines for its in engine.told.finished}
+
+        wait_until(finished, what=f"the end of {request_ids}")
+
+    def assert_nothing_is_left(self) -> None:
+        for engine in self.engines:
+            wait_until(lambda engine=engine: self._is_idle(engine), what="an idle engine")  # type: ignore[misc]
+        self.nodes.assert_nothing_is_left()
+
+    def _is_idle(self, engine: ScheduledEngine) -> bool:
+        engine.step()
+        return engine.num_free_blocks == engine.num_blocks - 1 and not engine.leftovers()  # all but the null block

@@ -1,0 +1,150 @@
+"""What a client writes into `kv_transfer_params` of a real engine itself: an error of its own, or a prompt computed here."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgpack
+import pytest
+
+from prfaas import grants
+from prfaas.connector.outcomes import Outcome
+from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, post, random_prompt
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.parametrize("pair", ["granite4h"], indirect=True),
+]
+PROMPT_TOKENS = 100
+DIRECTIONS: dict[Literal["send", "receive"], str] = {"send": "do_remote_decode", "receive": "do_remote_prefill"}
+
+
+def _nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def _text(body: bytes) -> str:
+    """A grant's text around any bytes."""
+    return base64.urlsafe_b64encode(body + bytes(32)).decode()
+
+
+def _honest(pair: Pair, prompt: list[int]) -> dict[str, Any]:
+    return vars(pair.signed(prompt)[0])
+
+
+# How grants of no use read, and what the connector counts them as.
+GRANTS: dict[str, tuple[Callable[[Pair, list[int]], Any], Outcome]] = {
+    "a number": (lambda pair, prompt: 7, "no_grant"),
+    "a list": (lambda pair, prompt: _nested(100), "no_grant"),
+    "an object": (lambda pair, prompt: {"prfaas_grant": {"": None}}, "no_grant"),
+    "no base64": (lambda pair, prompt: "%%%", "no_grant"),
+    "empty": (lambda pair, prompt: "", "no_grant"),
+    "a mebibyte": (lambda pair, prompt: "A" * (1 << 20), "no_grant"),
+    "no msgpack": (lambda pair, prompt: _text(b"\xc1" * 50), "no_grant"),
+    "msgpack as deep as a grant is long": (lambda pair, prompt: _text(b"\x91" * 2000), "no_grant"),
+    "a field of another type": (
+        lambda pair, prompt: _text(msgpack.packb(_honest(pair, prompt) | {"v": 1, "num_tokens": str(len(prompt))})),
+        "no_grant",
+    ),
+    "a huge length": (lambda pair, prompt: pair.grant(prompt, num_tokens=(1 << 63) - 1), "wrong_length"),
+    "a length below zero": (lambda pair, prompt: pair.grant(prompt, num_tokens=-1), "wrong_length"),
+    "a transfer that nobody knows": (
+        lambda pair, prompt: grants.to_text(grants.sign(pair.signed(prompt)[0], b"a key of the client's own")),
+        "grant_refused",
+    ),
+}
+# What stands beside a direction, or in its place: no transfer is asked for, and nothing is counted.
+PARAMETERS: dict[str, Any] = {
+    "a text": "do_remote_prefill",
+    "a list": ["do_remote_prefill"],
+    "nothing": {},
+    "directions that are texts": {"do_remote_prefill": "true", "do_remote_decode": "true", "prfaas_grant": "x"},
+    "directions that are numbers": {"do_remote_prefill": 1, "do_remote_decode": 1.5, "prfaas_grant": "x"},
+    "no direction": {"prfaas_grant": _nested(50)},
+    "a promise that is a text": {"prfaas_promised_tokens": "all"},
+    "a promise of more than there can be": {"prfaas_promised_tokens": (1 << 63) - 1},
+    "a promise of more than an engine can read": {"prfaas_promised_tokens": 1 << 70},
+    "a promise below zero": {"prfaas_promised_tokens": -1},
+    "a promise that is no number": {"prfaas_promised_tokens": float("nan")},
+    "a trace that is a list": {"prfaas_trace": _nested(10)},
+    "both directions, without a grant": {"do_remote_prefill": True, "do_remote_decode": True},
+    "another connector's, of wrong types": {
+        "do_remote_prefill": True,
+        "remote_engine_id": {},
+        "remote_block_ids": "all",
+        "remote_host": [None],
+        "remote_port": -1e308,
+        "remote_prefill_cached_tokens": -(1 << 62),
+    },
+    "nested as deep as JSON is read": {"x": _nested(400)},
+}
+
+
+def _body(pair: Pair, prompt: list[int], parameters: Any) -> dict[str, Any]:
+    body = {"model": pair.family, "prompt": prompt, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    return body | {"return_token_ids": True, "kv_transfer_params": parameters}
+
+
+def _assert_is_harmless(pair: Pair, direction: Literal["send", "receive"], parameters: Any) -> int:
+    """The status of the answer, which is the right one or an error of the client's. Another request is refused with them."""
+    engine, prompt = pair.prefill if direction == "send" else pair.decode, random_prompt(PROMPT_TOKENS, seed=48)
+    wanted = post(engine.url, _body(pair, prompt, None))[1]["choices"][0]["token_ids"]
+    status, answer, _ = post(engine.url, _body(pair, prompt, parameters))
+    assert 400 <= status < 500 or answer["choices"][0]["token_ids"] == wanted, answer
+    assert post(engine.url, _body(pair, prompt, parameters) | {"temperature": -1})[0] == 400
+    return status
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", GRANTS)
+def test_a_grant_that_is_none_costs_a_counted_recompute(
+    pair: Pair, name: str, direction: Literal["send", "receive"]
+) -> None:
+    make, word = GRANTS[name]
+    engine = pair.prefill if direction == "send" else pair.decode
+    prompt = random_prompt(PROMPT_TOKENS + (direction == "send"), seed=48)  # whose grant fits
+    before = counts(engine).get(outcome(direction, word), 0)
+    parameters = {DIRECTIONS[direction]: True, "prfaas_grant": make(pair, prompt)}
+    assert _assert_is_harmless(pair, direction, parameters) == 200
+    wait_until(lambda: counts(engine).get(outcome(direction, word), 0) > before, what=word)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_that_make_no_sense_are_no_transfer(pair: Pair, name: str) -> None:
+    for direction in DIRECTIONS:
+        _assert_is_harmless(pair, direction, PARAMETERS[name])
+
+
+def test_both_engines_still_transfer_and_nothing_is_left(pair: Pair) -> None:
+    """After all that."""
+    prompt = random_prompt(3 * CHUNK_TOKENS + 1, seed=49)
+    before = counts(pair.decode).get(outcome("receive", "completed"), 0)
+    assert pair.through_both(prompt) == pair.alone(prompt)
+    assert counts(pair.decode)[outcome("receive", "completed")] == before + 1
+    wait_until(pair.nothing_is_left)
+
+
+@pytest.mark.parametrize("is_here", [False, True], ids=["under way", "here"])
+def test_a_decode_leg_that_the_api_refuses_gives_up_what_was_granted_for_it(pair: Pair, is_here: bool) -> None:
+    """Before its grant ends, which is in an hour."""
+    prompt = random_prompt(3 * CHUNK_TOKENS + 1, seed=50 + is_here)
+    grant = pair.grant(prompt, expires_at=time.time() + 3600.0)
+    before = counts(pair.decode).get(outcome("receive", "rejected"), 0)
+    if is_here:
+        pair.prefill_leg(prompt, grant)
+        wait_until(lambda: pair.last_sent()["outcome"] == "completed")
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    status, answer, _ = post(pair.decode.url, _body(pair, prompt, parameters) | {"temperature": -1})
+    assert (status, answer["error"]["code"]) == (400, 400)
+    if not is_here:
+        pair.prefill_leg(prompt, grant)
+    wait_until(lambda: counts(pair.decode).get(outcome("receive", "rejected"), 0) == before + 1)
+    wait_until(pair.nothing_is_left)
