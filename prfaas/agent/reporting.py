@@ -21,6 +21,7 @@ from prfaas.events import PoolChange
 from prfaas.index.engine_feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
 from prfaas.rpc.reporter import Reporter
+from prfaas.transport.link_meter import LOSS_SEGMENTS
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.tls import CertificateFiles
 from prfaas.types import (
@@ -160,6 +161,7 @@ class Reporting:
             state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now, state.is_probing
         )
         counts = not (state.is_probing or last.is_probing)  # what a probe does to a link is no congestion
+        is_enough = sent > 0 and sent >= LOSS_SEGMENTS * state.segment_bytes
         return LinkFigures(
             peer=AgentName(state.peer),
             bytes_per_second=rate,
@@ -167,7 +169,7 @@ class Reporting:
             rtt_seconds=state.rtt_seconds if counts else state.min_rtt_seconds,
             min_rtt_seconds=state.min_rtt_seconds,
             queued_bytes=state.queued_bytes + state.unacknowledged_bytes if counts else 0,
-            retransmit_ratio=retransmitted / sent if sent > 0 and counts else 0.0,
+            retransmit_ratio=retransmitted / sent if is_enough and counts else 0.0,
             num_connections=state.num_connections,
             is_down=state.is_down,
             queue_seconds=state.queue_seconds,

@@ -149,13 +149,15 @@ class Paths:
         its.weighed_at = now
         its.mean_use_ratio += (fmean(its.use_ratios) - its.mean_use_ratio) * min(1.0, seconds / MEAN_SECONDS)
         capacity = _capacity(its.known)
+        used = [link for link in figures if link.min_rtt_seconds and _is_used(link)]
+        slowest = max(used, key=lambda link: link.rtt_seconds / link.min_rtt_seconds, default=None)
         sample = PathSample(
             bytes_per_second=its.mean_use_ratio * capacity,  # a link comes to be known, or is forgotten, with both
             capacity_bytes_per_second=capacity,
             queued_bytes=sum(link.queued_bytes for link in its.known),
             retransmit_ratio=its.retransmit_ratio,
-            rtt_seconds=max((link.rtt_seconds for link in figures if _is_used(link)), default=0.0),
-            min_rtt_seconds=min((link.min_rtt_seconds for link in figures if link.min_rtt_seconds), default=0.0),
+            rtt_seconds=slowest.rtt_seconds if slowest else 0.0,
+            min_rtt_seconds=slowest.min_rtt_seconds if slowest else 0.0,
         )
         its.congestion = step(before, sample, now=now, limits=LIMITS)
         its.pressures = pressures(sample, LIMITS)

@@ -37,6 +37,7 @@ class LinkState:
     is_probing: bool
     sent_bytes: int  # by the kernel, headers left out
     retransmitted_bytes: int  # of those
+    segment_bytes: int  # the largest that a connection sends
     packing: str  # how chunks are compressed at present, as "zstd/2" (codec, bytes of an element); "": they are not
     saved_bytes: int  # by compression
     lossy_fp8: bool  # attention blocks are cast to 8 bits, which loses some of each value

@@ -206,6 +206,7 @@ class Link:
                 min_rtt_seconds=round_trip.min_seconds,
                 sent_bytes=self._gauge.sent_bytes,
                 retransmitted_bytes=self._gauge.retransmitted_bytes,
+                segment_bytes=max((info.segment_bytes for info in infos), default=0),
                 **vars(self._gauge.health),
                 is_probing=self._gauge.is_probing,
                 packing=f"{way.codec}/{way.width}" if (way := self._gauge.packing.way) else "",

@@ -59,3 +59,13 @@ async def test_what_a_probe_does_to_a_link_is_no_congestion_until_the_figures_af
     reporting = _reporting(lambda: [states.pop(0)])
     links = [reporting.figures().links[0] for _ in range(3)]
     assert [(its.rtt_seconds, its.queued_bytes > 0) for its in links] == [(0.03, False), (0.03, False), (0.09, True)]
+
+
+async def test_one_segment_that_is_sent_again_among_few_is_not_reported_as_loss() -> None:
+    sent = (0, 48_000, 48_000 + 480_000)
+    states = [
+        replace(CHOKED, sent_bytes=its, retransmitted_bytes=its // 20, segment_bytes=1448, is_probing=False)
+        for its in sent
+    ]
+    reporting = _reporting(lambda: [states.pop(0)])
+    assert [reporting.figures().links[0].retransmit_ratio for _ in range(3)] == [0.0, 0.0, 0.05]

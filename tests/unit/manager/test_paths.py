@@ -159,6 +159,18 @@ def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_ra
     assert multipliers == [1.0, 2.0]
 
 
+def test_the_links_of_a_path_are_each_compared_with_their_own_least_round_trip(site: Site) -> None:
+    site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
+    multipliers = []
+    for seconds in (0.2, 0.9):
+        for _ in range(3):
+            site.now += STEP_SECONDS
+            site.report(LINK, replace(LINK, peer=AgentName("d2"), rtt_seconds=seconds, min_rtt_seconds=0.2))
+            site.paths.step()
+        multipliers.append(site.paths.views()[0].congestion.multiplier)
+    assert multipliers[0] == 1.0 < multipliers[1]
+
+
 def test_a_path_that_is_reported_no_more_raises_t_no_more(site: Site) -> None:
     def states() -> int:
         clusters = (ClusterName("east"), ClusterName("west"))
