@@ -383,9 +383,9 @@ def test_a_cancel_leaves_at_once_although_more_connections_were_dialled_than_are
 
 def test_a_cancel_leaves_over_connections_that_nobody_wants_any_more(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
-    near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
     transfer_id = send(near, objects_of(10), ready=False)
-    wait_until(lambda: bool(near.of(SendAccepted)))
+    wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
+    near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
     near.link.cancel(transfer_id, "cancelled", "no longer wanted")
     wait_until(lambda: bool(far.of(ReceiveFailed)))
     [failed] = far.of(ReceiveFailed)
@@ -398,12 +398,12 @@ def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_mor
 ) -> None:
     with Relay(far.address) as relay:
         near = near_to(relay.address)
-        near.link._dialler.keeps_warm = False
         first = send(near, objects_of(10), ready=False)
         wait_until(lambda: bool(near.of(SendAccepted)))
         relay.cut_after(0)
         second = send(near, objects_of(10), ready=False)
         wait_until(lambda: relay.is_cut and near.link.snapshot().num_connections == 0)
+        near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
         for transfer_id in (first, second):
             near.link.cancel(transfer_id, "cancelled", "no longer wanted")
         relay.mend()
