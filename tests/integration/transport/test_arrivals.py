@@ -83,7 +83,7 @@ def site() -> Iterator[Site]:
 
 def test_chunks_that_cut_what_has_come_keep_to_the_bound_however_many_come_at_once(site: Site) -> None:
     """Each transfer has one column of every second object, which a chunk that begins and ends within it makes three."""
-    num_objects, cuts = 4 * FAIR_PIECES, Slab(1, 1, 10, 20)
+    num_objects, cuts = 4 * FAIR_PIECES, Slab(0, 2, 10, 20)
     connections = [site.connection()[0] for _ in range(6)]
     transfers = [site.open(its, (100, num_objects)) for its in connections]
     for connection, transfer_id in zip(connections, transfers, strict=True):
@@ -108,7 +108,7 @@ def test_a_chunk_that_would_cut_what_has_come_beyond_the_bound_is_refused(site: 
     for first in range(0, 10 * FAIR_PIECES, 2):
         site.land(connection, transfer_id, Slab(first, 1, 0, 90))
     with pytest.raises(RemoteProtocolError) as refused:
-        site.begin(connection, transfer_id, Slab(1, 1, 10, 20))
+        site.begin(connection, transfer_id, Slab(0, 2, 10, 20))
     assert refused.value.reason == "fragments"
 
 

@@ -122,7 +122,7 @@ def test_chunks_that_are_checked_and_not_kept_cost_their_receiver_a_piece_of_eac
 
 
 def test_control_frames_that_come_slowly_cost_their_receiver_their_length(far: Far) -> None:
-    count, body = 40, bytes(LARGE_FRAME_BYTES // 2)
+    count, body = 40, bytes(LARGE_FRAME_BYTES - 100)
     with traced() as grown:
         peers = [RawSender(far.address, name=f"stops{number}") for number in range(count)]
         ids = [os.urandom(16) for _ in peers]

@@ -73,7 +73,7 @@ def _scattered() -> Assembler:
     return assembler
 
 
-CUTS_THE_COLUMN = Slab(1, 1, 10, 20)  # in three, objects and all
+CUTS_THE_COLUMN = Slab(0, 2, 10, 20)  # in three, objects and all
 
 
 def test_a_chunk_that_would_make_it_too_many_pieces_is_refused_before_it_is_written() -> None:
