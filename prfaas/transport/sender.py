@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from prfaas.transport.line import Line, Taken
 from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_meter import LinkHealth
+from prfaas.transport.link_pacing import LinkPacing
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.messages import Challenge, Done, Ending, Hello
 from prfaas.transport.ordered_events import OrderedEvents
@@ -56,8 +56,6 @@ _log = logs.get("transport")
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that takes more is asked for again
-PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
-MUCH = 4  # times as large, or as small: a change of the chunk size that the log has
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
 NOT_DIALLED = "(it dials this agent, and has no connection)"
 
@@ -95,9 +93,7 @@ class Link:
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
         self._stalls: StallWatch[Line] = StallWatch()
-        # of all connections together; 0: none is told, infinity: none any more
-        self._pace = config.max_bytes_per_second
-        self._logged_chunk_bytes = 0
+        self._pacing = LinkPacing(config, peer_name=peer_name)
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
@@ -173,8 +169,7 @@ class Link:
         self._dialler.join()
         if self._watcher.ident is not None:
             self._watcher.join()
-        for budget in self._config.budgets:  # not before: the watcher asks for shares
-            budget.forget(self)
+        self._pacing.leave_budgets(self)  # not before: the watcher asks for shares
 
     @property
     def peer_process(self) -> bytes | None:
@@ -250,7 +245,7 @@ class Link:
         self._end_late(now)
         self._ask_again(now)
         self._free_stuck_memory(now)
-        self._measure(now)
+        self._measure()
         self._end_stalled(now)
 
     def _end_late(self, now: float) -> None:
@@ -277,16 +272,16 @@ class Link:
                 if line.reads in stuck:
                     line.abort()
 
-    def _measure(self, now: float) -> None:
+    def _measure(self) -> None:
         with self._changed:  # which may take a while on a busy host, and bytes are counted now
             carried = self._gauge.measure(time.monotonic(), self._lines, self._outbox)
             if carried is not None and not self._config.awaits_peer:
                 self._dialler.count_anew(carried, rtt_seconds=self._gauge.min_rtt_seconds)
                 self._outbox.set_num_connections(self._dialler.num_wanted)
             self._dial()  # what no thread could be started for
-            self._tell_rate()
-        if self._config.budgets:
-            self._follow_budgets(now)
+            use = self._gauge.use(is_busy=self._outbox.num_transfers > 0)
+            self._pacing.follow_budgets(self, use, self._lines, now=time.monotonic())
+            self._fit_chunks()
 
     def _end_stalled(self, now: float) -> None:
         """Have what a stalled connection carries leave over the others."""
@@ -367,29 +362,12 @@ class Link:
             return line
 
     def _share_rate(self) -> None:
-        for line in self._lines if self._pace else ():
-            line.pace(self._pace / len(self._lines))
-        self._tell_rate()
+        self._pacing.divide(self._lines)
+        self._fit_chunks()
 
-    def _tell_rate(self) -> None:
-        """Have chunks no larger than what a connection carries in a while, as far as that is known."""
-        known = min(self._gauge.health.achievable_bytes_per_second or math.inf, self._pace or math.inf)
-        size, logged = self._outbox.set_rate(known / max(1, len(self._lines))), self._logged_chunk_bytes
-        has_changed = known < math.inf and not logged / MUCH < size.num_bytes < MUCH * logged
-        if self._lines and (has_changed or not logged):
-            _log.info("link.chunks", peer=self._peer_name, bytes=size.num_bytes, reason=size.reason)
-            self._logged_chunk_bytes = size.num_bytes
-
-    def _follow_budgets(self, now: float) -> None:
-        """Send no faster than this link's share of what it sends from together with others."""
-        with self._changed:
-            use = self._gauge.use(is_busy=self._outbox.num_transfers > 0)
-            shares = [budget.share(self, use, now=now) for budget in self._config.budgets]
-            none = math.inf if self._pace else 0.0
-            wanted = min(filter(None, (self._config.max_bytes_per_second, *shares)), default=none)
-            if not math.isclose(wanted, self._pace, rel_tol=PACE_STEP_RATIO):
-                self._pace = wanted
-                self._share_rate()
+    def _fit_chunks(self) -> None:
+        achievable = self._gauge.health.achievable_bytes_per_second
+        self._pacing.fit_chunks(self._outbox, achievable_bytes_per_second=achievable, num_connections=len(self._lines))
 
     def _peer_restarted(self, boot_id: bytes) -> None:
         """Another process answers: what the earlier one acknowledged is lost, its connections are dead."""

@@ -19,10 +19,11 @@ import pytest
 from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
 from prfaas.transport.egress_budget import EgressBudget, Use
+from prfaas.transport.link_pacing import PACE_STEP_RATIO
 from prfaas.transport.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender import PACE_STEP_RATIO, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
 from tests.integration.transport.ends import (
     GIVES_UP_SECONDS,
