@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending, standing_still
 from tests.waiting import wait_until
 
 PROMPT = prompt_of(1)
@@ -94,11 +94,8 @@ def test_a_prefix_of_this_node_gets_no_blocks_before_its_data(nodes: Nodes) -> N
     engine.finish(first, leaves=True)
     again = engine.submit("again", PROMPT, {})
     wait_until(lambda: engine.scheduler.poll(0.01) and engine.scheduler._num_offered_tokens("again"), what="an answer")
-    os.kill(nodes.west.child.process.pid, signal.SIGSTOP)
-    try:
+    with standing_still(nodes.west):
         assert engine.scheduler.num_external_tokens("again", 0) is None
-    finally:
-        os.kill(nodes.west.child.process.pid, signal.SIGCONT)
     assert engine.await_answer(again) == 288
     engine.finish(again)
     nodes.assert_nothing_is_left()

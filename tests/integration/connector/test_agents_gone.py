@@ -21,7 +21,7 @@ from prfaas.connector.steps import Load, Save, SlotSpan, Step
 from prfaas.connector.worker_side import Loaded, WorkerSide
 from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending, standing_still
 from tests.waiting import wait_until
 from tools.demo.client import answers
 
@@ -34,14 +34,11 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
     grant = nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
     prefiller.await_answer(prefilling)
-    os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
-    try:
+    with standing_still(nodes.east):
         _fill(prefiller.worker._client.ring)
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)
         prefiller.step([])
-    finally:
-        os.kill(nodes.east.child.process.pid, signal.SIGCONT)
     while prefiller.scheduler.needs_steps:  # as an engine without requests does
         prefiller.step([])
     assert decoder.await_answer(parked) == NUM_TOKENS

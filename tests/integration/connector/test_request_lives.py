@@ -17,7 +17,15 @@ from prfaas.agent.servable import MAX_UNCERTAIN
 from prfaas.connector.outcomes import Outcome
 from prfaas.types import AgentName
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
+from tests.integration.connector.nodes import (
+    NUM_TOKENS,
+    Nodes,
+    prompt_of,
+    receiving,
+    running_nodes,
+    sending,
+    standing_still,
+)
 from tests.waiting import wait_until
 from tools.demo.client import get_json
 
@@ -258,12 +266,9 @@ def test_an_agent_that_dies_costs_a_local_recompute(mortal_nodes: Nodes) -> None
 def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"], open_wait_seconds=0.02)
     prompt = prompt_of(13)
-    os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
-    try:
+    with standing_still(nodes.east):
         prefilling = sending(prefiller, prompt, nodes.grant(prompt))
         assert prefiller.await_answer(prefilling) == 0
-    finally:
-        os.kill(nodes.east.child.process.pid, signal.SIGCONT)
     assert prefiller.outcomes() == {"send agent_slow": 1}
     prefiller.prefill(prefilling, chunk_tokens=100)
     nodes.assert_nothing_is_left()
@@ -286,8 +291,7 @@ def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_
         engine.finish(its)
         return num_slow() == before
 
-    os.kill(nodes.east.child.process.pid, signal.SIGSTOP)
-    try:
+    with standing_still(nodes.east):
         first = sent()
         assert engine.await_answer(first) == 0
         second = sent()
@@ -298,8 +302,6 @@ def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_
         engine.end(first, leaves=True)
         engine.step([])
         assert engine.num_free_blocks == NUM_BLOCKS - 1, "its blocks wait for the agent"
-    finally:
-        os.kill(nodes.east.child.process.pid, signal.SIGCONT)
     wait_until(is_answered, what="an answer")
     nodes.assert_nothing_is_left()
 
