@@ -180,7 +180,7 @@ class ScheduledEngine:
         ]
         kept += [connector._divergent._awaited, side._refused, side._outgoing._given_up, side._outgoing._by_request]
         kept += [side._incoming._by_request, side._lookups._by_request, side._checkpoints._prompts]
-        kept += [side._has_work, side.pins_blocks, side.will_free_blocks, worker._pending, worker._unpushed]  # type: ignore[union-attr]
+        kept += [side._has_work, side.will_free_blocks, worker._pending, worker._unpushed]  # type: ignore[union-attr]
         return [its for its in kept if its]
 
     def submit(
