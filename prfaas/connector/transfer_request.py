@@ -59,6 +59,11 @@ def is_anothers(parameters: Mapping[str, Any]) -> bool:
     return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
 
+def without_direction(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """These parameters for whoever else reads them: of a transfer with a grant nothing that makes it another connector's."""
+    return {key: its for key, its in parameters.items() if GRANT_KEY not in parameters or key not in _DIRECTIONS}
+
+
 def read_parameters(request: EngineRequest, direction: Direction) -> AskedTransfer | None:
     """The transfer that the request asks for; None when its grant cannot be read."""
     text = request.parameters.get(GRANT_KEY)

@@ -60,7 +60,7 @@ from prfaas.connector.parked import ParkedRequests
 from prfaas.connector.scheduled import Scheduled
 from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import SENT_KEY
+from prfaas.connector.transfer_request import SENT_KEY, without_direction
 from prfaas.connector.unsupported import check_supported
 from prfaas.connector.vllm_request import computed_chain, engine_request
 from prfaas.connector.worker_side import WorkerSide
@@ -166,6 +166,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
         self._scheduler.on_new_request(engine_request(request, self._model, request.num_prompt_tokens))
+        if request.kv_transfer_params is not None:  # not changed in place: requests with n > 1 may share it
+            request.kv_transfer_params = without_direction(request.kv_transfer_params)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None

@@ -230,6 +230,10 @@ class ScheduledEngine:
     def num_computed_tokens(self, request_id: str) -> int:
         return int(self._requests[request_id].num_computed_tokens)
 
+    def parameters(self, request_id: str) -> Any:
+        """`kv_transfer_params` as every other connector reads them."""
+        return self._requests[request_id].kv_transfer_params
+
     def num_preemptions(self, request_id: str) -> int:
         return int(self._requests[request_id].num_preemptions)
 
@@ -318,24 +322,38 @@ class ScheduledEngine:
             is_reported = not is_linear and self.worker.has_connector_metadata()
             if is_reported:
                 self.worker.wait_for_layer_load(name)
-            for request_id, before in work:
-                self._compute(name, layer, request_id, before, before + output.num_scheduled_tokens[request_id])
+            self._compute(name, layer, [(its, at, at + output.num_scheduled_tokens[its]) for its, at in work])
             if is_linear:
                 self._modules[name](torch.zeros(1))
             elif is_reported:
                 self.worker.save_kv_layer(name, layer.pages, None)
 
-    def _compute(self, name: str, layer: LayerBlocks, request_id: str, before: int, after: int) -> None:
-        request, group = self._requests[request_id], self._groups[layer.group]
-        table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[layer.group]
-        for position, end in _held(group, before):
-            if table[position] == NULL_BLOCK or not torch.equal(
-                layer.pages[table[position]], self._content(request, layer, end)
-            ):
+    def _compute(self, name: str, layer: LayerBlocks, work: Sequence[tuple[str, int, int]]) -> None:
+        """`work`: each request, and from where to where it computes. One may attend to blocks that another of the same step
+        fills: a layer writes the keys and values of all of them before that. States it reads before it writes any."""
+        is_linear = self._groups[layer.group].kind == "linear_state"
+        wrong = [(its, before, position) for its, before, _ in work for position in self._wrong(layer, its, before)]
+        for request_id, before, after in work:
+            for position, end in _changed(self._groups[layer.group], before, after):
+                if (page := self._page(layer, request_id, position)) is not None:
+                    page[:] = self._content(self._requests[request_id], layer, end)
+        for request_id, before, position in wrong:
+            if is_linear or position in self._wrong(layer, request_id, before):
                 self.told.wrong_blocks.append((request_id, before, name, position))
-        for position, end in _changed(group, before, after):
-            if table[position] != NULL_BLOCK:
-                layer.pages[table[position]] = self._content(request, layer, end)
+
+    def _wrong(self, layer: LayerBlocks, request_id: str, num_tokens: int) -> list[int]:
+        """The positions of what the token after `num_tokens` reads that do not hold what they must."""
+        found = []
+        for position, end in _held(self._groups[layer.group], num_tokens):
+            page = self._page(layer, request_id, position)
+            if page is None or not torch.equal(page, self._content(self._requests[request_id], layer, end)):
+                found.append(position)
+        return found
+
+    def _page(self, layer: LayerBlocks, request_id: str, position: int) -> torch.Tensor | None:
+        """The block that a request has there, if it has one."""
+        block = self.scheduler.kv_cache_manager.get_block_ids(request_id)[layer.group][position]
+        return None if block == NULL_BLOCK else layer.pages[block]
 
     def _content(self, request: Request, layer: LayerBlocks, num_tokens: int) -> torch.Tensor:
         """What a layer's block holds after so many tokens, of which vLLM may not have heard of the last one yet."""

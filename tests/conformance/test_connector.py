@@ -280,6 +280,20 @@ def test_a_decode_leg_that_wants_log_probabilities_of_its_prompt_frees_what_was_
     site.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("direction", ["do_remote_prefill", "do_remote_decode"])
+def test_of_a_request_with_a_grant_no_other_connector_sees_a_direction(site: Site, direction: str) -> None:
+    """Under MultiConnector NixlConnector took it for its own, and its assertion ended the engine once our transfer failed."""
+    engine, prompt = site.decoder("dense"), prompt_of(23, LENGTH)
+    theirs = {direction: True, "remote_engine_id": "e"}
+    engine.submit("ours", prompt, {direction: True, "prfaas_grant": "no grant", "more": 1}, answer_tokens=1)
+    engine.submit("theirs", prompt, theirs, answer_tokens=1)
+    assert engine.parameters("ours") == {"prfaas_grant": "no grant", "more": 1}
+    assert engine.parameters("theirs") == theirs
+    site.run_until_finished(["ours", "theirs"])
+    assert engine.told.outcomes == {f"{'receive' if 'prefill' in direction else 'send'} no_grant": 1}
+    site.assert_nothing_is_left()
+
+
 def test_one_transfer_for_two_requests_serves_the_first(site: Site) -> None:
     prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
     prompt = prompt_of(12, LENGTH)

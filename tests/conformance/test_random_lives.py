@@ -185,3 +185,23 @@ def _run(site: Site, shape: str, *, num_requests: int, victims: list[Victim], se
 )
 def test_random_requests_and_two_kills_leave_nothing_behind(site: Site, shape: str, settings: dict[str, Any]) -> None:
     _run(site, shape, num_requests=16, victims=["west", "east"], seed=5, **settings)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "admission", "caches_prefixes"),
+    [
+        ("dense", "auto", True),
+        ("windowed", "preallocate", False),
+        ("recurrent", "wait", False),
+        ("checkpointed", "auto", True),
+        ("checkpointed and windowed", "preallocate", True),
+    ],
+)
+def test_two_hundred_random_requests_and_three_kills_leave_nothing_behind(
+    site: Site, shape: str, admission: str, caches_prefixes: bool, asynchronous: bool
+) -> None:
+    settings = {"admission": admission, "caches_prefixes": caches_prefixes, "asynchronous": asynchronous}
+    _run(site, shape, num_requests=200, victims=["west", "east", "west"], seed=6, **settings)

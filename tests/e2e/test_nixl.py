@@ -110,6 +110,17 @@ def test_tokens_equal_those_of_one_engine_and_nixl_brings_the_kv(cluster: Cluste
     assert [transfers(agent.status_url) for agent in cluster.agents] == [{}, {}]
 
 
+def test_a_granted_leg_that_has_no_transfer_is_not_taken_for_nixls(cluster: Cluster) -> None:
+    prompt = random_prompt(2 * CHUNK_TOKENS, seed=71)
+    alone = cluster.ask(cluster.decode.url, prompt, cache_salt=os.urandom(8).hex())
+    for direction, engine in (("do_remote_prefill", cluster.decode), ("do_remote_decode", cluster.prefill)):
+        granted = {direction: True, "prfaas_grant": "no grant"}
+        answer = cluster.ask(engine.url, prompt, kv_transfer_params=granted, cache_salt=os.urandom(8).hex())
+        assert answer.token_ids == alone.token_ids, direction
+    through = cluster.ask(cluster.router_url, random_prompt(2 * CHUNK_TOKENS, seed=72))
+    assert through.headers["x-prfaas-route"] == "remote" and "x-prfaas-fallback" not in through.headers
+
+
 def _num_nixl_transfers(engine: EngineProcess) -> int:
     """How many NIXL says it has pulled into an engine."""
     lines = get_text(f"{engine.url}/metrics").splitlines()
