@@ -54,16 +54,6 @@ def _cost() -> dict[str, Any]:
     return cost.measure()
 
 
-def _nixl() -> dict[str, Any]:
-    """Over the links of the latest `distance`."""
-    if reason := obstacle():
-        return _skipped("NixlConnector", reason)
-    table = _read()["ttft_over_distance"]
-    with Wan(WanShape(1e9, distance.ROUND_TRIPS[0])) as wan:
-        distance.add_nixl(table, wan)
-    return {"ttft_over_distance": table}
-
-
 def _slow_link() -> dict[str, Any]:
     if reason := obstacle():
         return _skipped("slow_link", reason)
@@ -77,7 +67,6 @@ def _skipped(name: str, reason: str) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "distance": _distance,
-    "nixl": _nixl,
     "cost": _cost,
     "decode_steps": lambda: {"decode_steps": decode_steps.measure()},
     "slow_link": _slow_link,

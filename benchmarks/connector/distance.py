@@ -6,7 +6,7 @@ which the KV takes as long as that. The engines' requests do not cross the link,
 trip late. *Pull* is a prefill that leaves its blocks in the pool, and a transfer that begins when it has ended: its open,
 its answer and its data take the one and a half round trips that telling the decode side, its question and its data take.
 The engines that prefill have a processor of their own; everything else, the link included, has the others.
-vLLM's NixlConnector, where it is installed, pulls over the same links afterwards, with engines inside the two ends.
+vLLM's NixlConnector, where it is installed, has engines of its own inside the two ends, and its turn with the others.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.connector import nixl_peer
+from benchmarks.connector.nixl_peer import NixlFailed
 from benchmarks.connector.sites import FAMILY, PROMPT_TOKENS, Sites
 from benchmarks.connector.timeline import timeline
 from prfaas.cachepool.layout import Layout
 from tools.stack import attached_layout
-from tools.wan import PAYLOAD_RATIO, Wan, WanShape
+from tools.wan import PAYLOAD_RATIO, WanShape
 
 ROUND_TRIPS = (0.030, 0.080)
 REPEATS, WARM_UP = 5, 1  # four minutes for one link
+NIXL = "NixlConnector"
 BAR_TRANSFER_RATIO = 0.15  # of the transfer time, beside one round trip
 
 
@@ -48,19 +49,7 @@ def merged(table: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, A
 
 
 def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> dict[str, Any]:
-    ways: dict[str, Callable[[], float]] = {
-        "layer by layer": lambda: sites.pushed_seconds(sites.prefill),
-        "store and forward": lambda: sites.pushed_seconds(sites.store_and_forward),
-        "pull after prefill": sites.pulled_seconds,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in ("local", *ways)}
-    sites.pushed.clear()
-    for turn in range(WARM_UP + REPEATS):
-        found = {"local": sites.local_seconds()}
-        sites.wan.set(WanShape(transfer_bytes / found["local"] * 8 / PAYLOAD_RATIO, rtt_seconds))
-        found |= {name: way() for name, way in ways.items()}
-        for name, value in found.items() if turn >= WARM_UP else ():
-            seconds[name].append(value)
+    seconds, not_measured = _turns(sites, rtt_seconds, transfer_bytes)
     transfer = statistics.median(seconds["local"])
     return {
         "rtt_seconds": rtt_seconds,
@@ -73,23 +62,33 @@ def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> dict[str, Any
         "moments_layer_by_layer": {
             name: _spread(values) for name, values in timeline(sites, sites.pushed[WARM_UP:]).items()
         },
+        "not_measured": not_measured,
         "bar_seconds": round(rtt_seconds + BAR_TRANSFER_RATIO * transfer, 4),
     }
 
 
-def add_nixl(table: dict[str, Any], wan: Wan) -> None:
-    """Add what vLLM's NixlConnector takes over the same links; its local figure is of its own decode engine."""
-    shapes = [WanShape(its["bits_per_second"], its["rtt_seconds"]) for its in table["links"]]
-    found = nixl_peer.measure(wan, shapes, warm_up=WARM_UP, repeats=REPEATS)
-    for index, link in enumerate(table["links"]):
-        link["nixl_connector"] = found if isinstance(found, str) else _nixl(found[index])
-
-
-def _nixl(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    return {
-        "ttft_seconds": {name: _spread(values) for name, values in seconds.items()},
-        "beyond_local_seconds": _spread(_beyond(seconds["pulled"], seconds["local"])),
+def _turns(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """The seconds of each way, a turn after another, and why a way has none."""
+    ways: dict[str, Callable[[], float]] = {
+        "layer by layer": lambda: sites.pushed_seconds(sites.prefill),
+        "store and forward": lambda: sites.pushed_seconds(sites.store_and_forward),
+        "pull after prefill": sites.pulled_seconds,
+        NIXL: sites.nixl_seconds,
     }
+    not_measured: dict[str, str] = {}
+    turns = []
+    sites.pushed.clear()
+    for _ in range(WARM_UP + REPEATS):
+        found = {"local": sites.local_seconds()}
+        sites.wan.set(WanShape(transfer_bytes / found["local"] * 8 / PAYLOAD_RATIO, rtt_seconds))
+        for name in [its for its in ways if its not in not_measured]:
+            try:
+                found[name] = ways[name]()
+            except NixlFailed as error:
+                not_measured[name] = str(error)
+        turns.append(found)
+    measured = ["local", *(name for name in ways if name not in not_measured)]
+    return {name: [found[name] for found in turns[WARM_UP:]] for name in measured}, not_measured
 
 
 def _beyond(values: Sequence[float], local: Sequence[float]) -> list[float]:

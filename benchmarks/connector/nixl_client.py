@@ -1,7 +1,6 @@
-"""A client at the near end of the link: a prompt prefilled far and pulled by NixlConnector, or computed near.
+"""A client at the near end of the link: the seconds to the first token of a prompt prefilled far and pulled by NixlConnector.
 
-Run inside the near namespace; prints seconds to the first token as JSON. The prefill request crosses the link on a
-connection that is open already, as a router's is.
+Run inside the near namespace. The prefill request crosses the link on a connection that is open already, as a router's is.
 """
 
 from __future__ import annotations
@@ -26,22 +25,15 @@ _PULL = {
 
 
 def main() -> None:
-    far, near, family, num_tokens, count, first_seed = sys.argv[1:]
-    seconds: dict[str, list[float]] = {"local": [], "pulled": []}
-    for number in range(2 * int(count)):
-        prompt = prompt_tokens(int(num_tokens), seed=int(first_seed) + number, vocabulary=VOCABULARY)
-        body = {"model": family, "prompt": prompt, "temperature": 0, "max_tokens": 1, "ignore_eos": True}
-        connection = http.client.HTTPConnection(far.removeprefix("http://"), timeout=120)
-        connection.connect()  # anew: the server hangs up on one that is idle for five seconds
-        start = time.perf_counter()
-        if number % 2:
-            found = _prefill(connection, {**body, "kv_transfer_params": _PULL})
-            prefilled = time.perf_counter() - start
-            seconds["pulled"].append(prefilled + complete(near, {**body, "kv_transfer_params": found}).ttft_seconds)
-        else:
-            seconds["local"].append(complete(near, body).ttft_seconds)
-        connection.close()
-    print(json.dumps(seconds))
+    far, near, family, num_tokens, seed = sys.argv[1:]
+    prompt = prompt_tokens(int(num_tokens), seed=int(seed), vocabulary=VOCABULARY)
+    body = {"model": family, "prompt": prompt, "temperature": 0, "max_tokens": 1, "ignore_eos": True}
+    connection = http.client.HTTPConnection(far.removeprefix("http://"), timeout=120)
+    connection.connect()
+    start = time.perf_counter()
+    found = _prefill(connection, {**body, "kv_transfer_params": _PULL})
+    prefilled = time.perf_counter() - start
+    print(prefilled + complete(near, {**body, "kv_transfer_params": found}).ttft_seconds)
 
 
 def _prefill(connection: http.client.HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:

@@ -7,70 +7,107 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, PROMPT_TOKENS
 from tools.processes import Child, Children
-from tools.stack import ENGINE_ENVIRONMENT, START_SECONDS, engine_flags
-from tools.tiny_models import make_model
-from tools.wan import FAR, NEAR, Wan, WanShape
+from tools.stack import ENGINE_ENVIRONMENT, START_SECONDS
+from tools.wan import FAR, NEAR, Wan
 
 HTTP_PORT, SIDE_PORT = 8000, 5600
 UCX = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "wan0"}
+HOSTS = {"near": NEAR, "far": FAR}
+End = Literal["near", "far"]
 
 
-def measure(wan: Wan, shapes: list[WanShape], *, warm_up: int, repeats: int) -> list[dict[str, list[float]]] | str:
-    """For each link the seconds to the first token, local and pulled; or why there are none."""
+class NixlFailed(RuntimeError):
+    """NixlConnector gave no token; the message is the last error that anything named."""
+
+
+@dataclass(frozen=True)
+class NixlEngines:
+    """An engine at each end of the link, of which the far one prefills.
+
+    They poll without a pause, half a core each with nothing to do: while others are measured they stand still.
+    """
+
+    wan: Wan
+    near: Child
+    far: Child
+    family: str
+
+    def pulled_seconds(self, num_tokens: int, *, seed: int) -> float:
+        """To the first token of a prompt that is prefilled far.
+
+        Raises:
+            NixlFailed: there was none.
+        """
+        with self._running():
+            return self._pulled_seconds(num_tokens, seed)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """But while they are asked."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for child in (self.near, self.far):
+            os.killpg(child.process.pid, number)
+
+    def _pulled_seconds(self, num_tokens: int, seed: int) -> float:
+        urls = [f"http://{HOSTS[end]}:{HTTP_PORT}" for end in ("far", "near")]
+        command = [sys.executable, "-m", "benchmarks.connector.nixl_client", *urls, self.family]
+        ended = subprocess.run(
+            [*self.wan.inside("near"), *command, str(num_tokens), str(seed)], capture_output=True, text=True
+        )
+        if ended.returncode:
+            raise NixlFailed("failed: " + _reason(ended.stderr, self.near.log, self.far.log))
+        return float(ended.stdout)
+
+
+def start_nixl(children: Children, wan: Wan, model: Path, *, flags: Sequence[str]) -> NixlEngines | None:
+    """Two engines with NixlConnector, once they answer; None where NIXL is not installed."""
     if importlib.util.find_spec("nixl") is None:
-        return "skipped: not installed"
-    with tempfile.TemporaryDirectory(prefix="prfaas-nixl-") as name, Children(Path(name)) as children:
-        model = make_model(FAMILY, Path(name) / FAMILY)
-        far, near = (_start(children, wan, end, model) for end in ("far", "near"))
-        for child, end in ((far, "far"), (near, "near")):
-            children.wait_until(child, lambda end=end: _answers(wan, end), seconds=START_SECONDS)  # type: ignore[misc]
-        rows = []
-        for number, shape in enumerate(shapes):
-            wan.set(shape)
-            try:
-                found = _ask(wan, warm_up + repeats, first_seed=10_000 * (number + 1))
-            except subprocess.CalledProcessError as error:
-                return f"failed: {_reason(error.stderr, near.log, far.log)}"
-            rows.append({name: values[warm_up:] for name, values in found.items()})
-        return rows
+        return None
+    near, far = (_start(children, wan, end, model, flags) for end in HOSTS)
+    for child, end in ((near, "near"), (far, "far")):
+        children.wait_until(child, lambda end=end: _answers(wan, end), seconds=START_SECONDS)  # type: ignore[misc]
+    return NixlEngines(wan, near, far, model.name)
 
 
 def _reason(said: str, *logs: Path) -> str:
-    """The last error that an engine names, or else the last line of the client."""
     lines = [line for log in logs for line in log.read_text().splitlines() if " ERROR " in line]
     return ([*said.splitlines(), *lines] or ["nothing was said"])[-1].strip()[-120:].replace("|", "/")
 
 
-def _start(children: Children, wan: Wan, end: str, model: Path) -> Child:
-    host = {"near": NEAR, "far": FAR}[end]
+def _start(children: Children, wan: Wan, end: End, model: Path, flags: Sequence[str]) -> Child:
     transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "fail"}
-    command = [*wan.inside(end), sys.executable, "-m", "vllm.entrypoints.openai.api_server"]  # type: ignore[arg-type]
-    command += ["--model", str(model), "--served-model-name", FAMILY, "--dtype", "float32"]
-    command += ["--host", host, "--port", str(HTTP_PORT), "--kv-transfer-config", json.dumps(transfer)]
-    command += engine_flags(chunk_tokens=CHUNK_TOKENS, max_model_len=PROMPT_TOKENS + 256)
-    side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_PORT)}
+    command = [*wan.inside(end), sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(model), "--served-model-name", model.name, "--dtype", "float32"]
+    command += ["--host", HOSTS[end], "--port", str(HTTP_PORT), "--kv-transfer-config", json.dumps(transfer), *flags]
+    side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOSTS[end], "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_PORT)}
     return children.start(f"nixl-{end}", command, environment={**ENGINE_ENVIRONMENT, **UCX, **side})
 
 
-def _url(end: str) -> str:
-    return f"http://{ {'near': NEAR, 'far': FAR}[end] }:{HTTP_PORT}"
-
-
-def _answers(wan: Wan, end: str) -> bool:
-    probe = f"import urllib.request; urllib.request.urlopen('{_url(end)}/health', timeout=2)"
+def _answers(wan: Wan, end: End) -> bool:
+    probe = f"import urllib.request; urllib.request.urlopen('http://{HOSTS[end]}:{HTTP_PORT}/health', timeout=2)"
     return not subprocess.run([*wan.inside("near"), sys.executable, "-c", probe], capture_output=True).returncode
-
-
-def _ask(wan: Wan, count: int, *, first_seed: int) -> dict[str, list[float]]:
-    command = [sys.executable, "-m", "benchmarks.connector.nixl_client", _url("far"), _url("near"), FAMILY]
-    command += [str(PROMPT_TOKENS), str(count), str(first_seed)]
-    ended = subprocess.run([*wan.inside("near"), *command], capture_output=True, text=True, check=True)
-    found: dict[str, list[float]] = json.loads(ended.stdout.splitlines()[-1])
-    return found

@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.connector.nixl_peer import NixlEngines, NixlFailed, start_nixl
 from prfaas import grants
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
@@ -33,7 +34,7 @@ TIMED = ("benchmarks.connector.timed", "TimedConnector")
 
 @dataclass
 class Sites:
-    """The decode engine near, two prefill engines far: one that pushes layers, one that stores and forwards."""
+    """The decode engine near, two prefill engines far: one that pushes layers, one that stores and forwards; and NIXL's."""
 
     wan: Wan
     near: AgentProcess
@@ -42,6 +43,7 @@ class Sites:
     prefill: EngineProcess
     store_and_forward: EngineProcess
     key: bytes
+    nixl: NixlEngines | None = None
     num_prompts: int = 0
     pushed: list[tuple[float, float]] = field(
         default_factory=list
@@ -68,6 +70,17 @@ class Sites:
         computed = self._ask(self.prefill, prompt[:-1])
         time.sleep(STORED_SECONDS)
         return self.wan.shape.rtt_seconds / 2 + computed + self._through_both(self.prefill, prompt, late_seconds=0.0)
+
+    def nixl_seconds(self) -> float:
+        """By NixlConnector.
+
+        Raises:
+            NixlFailed: it is not installed, or there was no token.
+        """
+        if self.nixl is None:
+            raise NixlFailed("skipped: not installed")
+        self.num_prompts += 1
+        return self.nixl.pulled_seconds(PROMPT_TOKENS, seed=self.num_prompts)
 
     def _through_both(self, engine: EngineProcess, prompt: Sequence[int], *, late_seconds: float) -> float:
         grant = self._grant(prompt)
@@ -118,7 +131,7 @@ def parameters(direction: str, grant: str) -> dict[str, Any]:
 
 @contextmanager
 def running_sites(directory: Path, wan: Wan, *, compares: bool = True) -> Iterator[Sites]:
-    """Start agents and engines; they end with the context. What `compares` not has no engine that stores and forwards."""
+    """Start agents and engines; they end with the context. What `compares` not has only those that push layer by layer."""
     model = make_model(FAMILY, directory / FAMILY)
     with Children(directory) as children:
         stack = Stack(children, directory)
@@ -128,15 +141,17 @@ def running_sites(directory: Path, wan: Wan, *, compares: bool = True) -> Iterat
         prefill = stack.start_engine(
             "prefill", model, agent=far, role="kv_producer", extra=flags, connector_class=TIMED
         )
-        stored = prefill
+        stored, nixl = prefill, None
         if compares:
+            nixl = start_nixl(children, wan, model, flags=flags)
             stored = stack.start_engine(
                 "stored", model, agent=far, role="kv_producer", extra=flags, connector_class=WHOLE
             )
         for engine in (decode, prefill, stored):
             stack.await_server(engine.child, engine.url)
-        with separated([prefill.child, stored.child]):
-            yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack))
+        still = nixl.standing_still() if nixl else nullcontext()
+        with separated([prefill.child, stored.child, *([nixl.far] if nixl else [])]), still:
+            yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack), nixl)
 
 
 @contextmanager
