@@ -197,7 +197,8 @@ CONNECTOR_STATE_TAIL_BYTES = _counter(
 )
 CONNECTOR_RING_OVERFLOWS = _counter(
     "prfaas_connector_ring_overflows",
-    "Steps that began with finished layers which the agent had no room to be told of: it hangs, or does not keep up.",
+    "Steps, of an engine without requests too, that began with finished layers which the agent had no room to be told "
+    "of: it hangs, or does not keep up.",
 )
 
 REQUESTS = _counter(

@@ -317,9 +317,10 @@ class SchedulerSide:
 
     def _plan(self, scheduled: Iterable[Scheduled]) -> Step:
         self.poll()
+        ask_until = self._ask_until()  # the last look at the agent: what follows is of the one that it has met
         now = time.monotonic()
         kept = [*self._leftovers.saves(now=now), *self._checkpoints.saves(now=now)]
-        idle, saves, ask_until = True, [], self._ask_until()
+        idle, saves = True, []
         for item in scheduled:
             idle = False
             saves.append(self._outgoing.save(item.request_id, item.computed_tokens, item.tables))
@@ -367,8 +368,8 @@ class SchedulerSide:
         return bool(self._leftovers)
 
     def on_backlog(self) -> None:
-        """A worker tells its agent the rest with the next step."""
-        self._has_backlog = True
+        """A worker tells its agent the rest with the next step. One that has gone is told nothing."""
+        self._has_backlog = self._client.connected
 
     @property
     def needs_steps(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prfaas.agent.protocol import HELD
 from prfaas.connector.block_map import BlockSpan
 
-PerRank = Sequence[Sequence[Sequence[int]]]
+PerRank = Sequence[Sequence[Sequence[int]]]  # [rank][group][block of the transfer's list]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SlotSpan:
 
     @classmethod
     def of(cls, span: BlockSpan, slots: PerRank, generations: PerRank = ()) -> SlotSpan:
-        """A span's blocks beside what the agent says of them, `slots[rank][group][i]` for block i of the transfer's list."""
+        """A span's blocks beside what the agent says of those of the whole transfer."""
         part = slice(span.first, span.first + len(span.block_ids))
         own, then = (tuple(tuple(rank[span.group][part]) for rank in its) for its in (slots, generations))
         return cls(span, own, then)

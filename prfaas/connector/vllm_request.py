@@ -1,4 +1,4 @@
-"""A request of vLLM as the connector sees it: what it asks for, and what of it later requests can begin with."""
+"""A request of vLLM as the connector sees it, at its beginning and at its end."""
 
 from __future__ import annotations
 

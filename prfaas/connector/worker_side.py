@@ -88,7 +88,10 @@ class WorkerSide:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether the agent's ring had no room for all that it is to be told: the next step says it."""
+        """Whether the agent's ring had no room for all that it is to be told: the next step says it.
+
+        On a GPU a step's own words are tried once its copies are made, which is not known of here before the next step's end.
+        """
         return bool(self._unpushed)
 
     def begin_step(self, step: Step) -> None:
@@ -107,7 +110,11 @@ class WorkerSide:
                     self._pending.setdefault(name, []).append((save, its))
 
     def _follow(self) -> None:
-        """Meet the next agent once this one has gone: the scheduler has met another one, which may have gone too meanwhile."""
+        """Meet the next agent once this one has gone: the scheduler has met another one, which may have gone too meanwhile.
+
+        An agent that hangs has not gone, though the scheduler may have left it for the next one: until it ends, steps run
+        without copies.
+        """
         self._client.poll()
         if not self._client.connected and self._client.reattach(self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS):
             self._take_arena()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from prfaas.colocate.board import Word
 from prfaas.colocate.sides import Side
 from prfaas.colocate.supervisor import Supervisor
-from tests.waiting import until, wait_until
+from tests import standstill
+from tests.waiting import until
 
 Request = tuple[tuple[int, ...], int]
 Answers = asyncio.Task[list[list[int]]]
@@ -38,14 +36,10 @@ class Hold:
     def stop(self, side: Side) -> None:
         """Return once the side stands still."""
         pid = self._stopped[side] = pid_of(self._executor, side)
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", what="the stop")
+        standstill.stop(pid)
 
     def resume(self, side: str) -> None:
-        try:
-            os.kill(self._stopped.pop(side), signal.SIGCONT)
-        except ProcessLookupError:
-            pass
+        standstill.go_on(self._stopped.pop(side))
 
 
 def ask(executor: Supervisor, requests: Sequence[Request]) -> Answers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 
 from prfaas.colocate.front import Blocks
 from tests.integration.colocate.pool_user import OTHERS, OURS, POISON, Executor, tokens_of
+from tests.standstill import standing_still
 from tests.waiting import until
 from tools.processes import Children
 from tools.stack import AgentProcess, Stack
@@ -61,14 +60,11 @@ async def test_what_a_dead_decode_had_lent_is_not_kept(executor: Executor, agent
     tokens = tokens_of(3)
     visit = await executor.pool.open(tokens, {})
     executor.pool.begin(1, visit)
-    os.kill(agent.child.process.pid, signal.SIGSTOP)
-    try:
+    with standing_still(agent.child.process.pid):
         executor.pool.leave(1, tokens, OURS)
         await until(visit.sent.done, what="its turn")
         executor.pool.decode_lost(lambda _: False)
         executor.poison(OURS)
-    finally:
-        os.kill(agent.child.process.pid, signal.SIGCONT)
     await executor.leave(3, tokens_of(8), OTHERS)  # whole turns have passed
     assert await executor.begin(2, (*tokens, 9)) == 0
     assert executor.freed == [3]

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.authority import Authority
+from tests.standstill import standing_still
 from tests.waiting import PATIENCE_SECONDS, until
 
 # One server for all tests: a start takes seconds, because both sides load torch.
@@ -177,8 +178,7 @@ async def test_the_request_of_a_client_that_goes_ends(http: aiohttp.ClientSessio
     """Decode stands still meanwhile, so that the answer cannot end by itself."""
     before = num_cancelled()
     decode = (await status_of(http))["pids"]["decode"]
-    os.kill(decode, signal.SIGSTOP)
-    try:
+    with standing_still(decode):
         asking = asyncio.ensure_future(complete(http, prompt="xyz", max_tokens=500, stream=stream))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not (await status_of(http))["live_requests"]:
@@ -186,8 +186,6 @@ async def test_the_request_of_a_client_that_goes_ends(http: aiohttp.ClientSessio
         asking.cancel()
         await until(lambda: num_cancelled() == before + 1, what="the end of the request")
         assert (await status_of(http))["live_requests"] == 0
-    finally:
-        os.kill(decode, signal.SIGCONT)
 
 
 async def status_of(http: aiohttp.ClientSession) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,18 +98,6 @@ class Nodes:
         """Kill an agent and start it again, empty, at the same addresses."""
         agent: AgentProcess = getattr(self, name)
         setattr(self, name, replace(agent, child=self.children.kill_and_restart(agent.child)))
-
-
-@contextmanager
-def standing_still(agent: AgentProcess) -> Iterator[None]:
-    """The agent runs nothing meanwhile, and has stopped before anything begins."""
-    pid = agent.child.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED)
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def prompt_of(seed: int, length: int = NUM_TOKENS + 1) -> list[int]:

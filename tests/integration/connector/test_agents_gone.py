@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from prfaas.agent.client import AgentClient
+from prfaas.agent.protocol import Message
 from prfaas.agent.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks
@@ -21,7 +22,8 @@ from prfaas.connector.steps import Load, Save, SlotSpan, Step
 from prfaas.connector.worker_side import Loaded, WorkerSide
 from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending, standing_still
+from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.standstill import standing_still
 from tests.waiting import wait_until
 from tools.demo.client import answers
 
@@ -34,7 +36,7 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
     grant = nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
     prefiller.await_answer(prefilling)
-    with standing_still(nodes.east):
+    with standing_still(nodes.east.child.process.pid):
         _fill(prefiller.worker._client.ring)
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)
@@ -47,6 +49,24 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
     assert prefiller.worker.tally.ring_overflows > 0
     decoder.finish(parked)
     nodes.assert_nothing_is_left()
+
+
+def test_an_idle_engine_whose_agent_died_with_a_full_ring_takes_no_more_steps(mortal_nodes: Nodes) -> None:
+    prefiller, _ = mortal_nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(1)
+    prefilling = sending(prefiller, prompt, mortal_nodes.grant(prompt))
+    prefiller.await_answer(prefilling)
+    agent = mortal_nodes.east.child.process
+    with standing_still(agent.pid):
+        _fill(prefiller.worker._client.ring)
+        prefiller.prefill(prefilling, chunk_tokens=100)
+        prefiller.end(prefilling)
+        prefiller.step([])
+        assert prefiller.scheduler.needs_steps
+        agent.kill()
+        agent.wait()
+    prefiller.step([])
+    assert prefiller.worker.has_backlog and not prefiller.scheduler.needs_steps
 
 
 def _fill(ring: RingWriter | None) -> None:
@@ -113,6 +133,40 @@ def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) ->
 
     wait_until(has_met_the_new_one, what="the new agent")
     assert ends == []
+
+
+def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
+    mortal_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a question has had no answer for too long, the agent is looked at twice in a step."""
+    engine = mortal_nodes.start(
+        mortal_nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=16, open_wait_seconds=0.0
+    )
+    first = engine.submit("first", prompt_of(1), {})
+    engine.await_answer(first)
+    engine.prefill(first, chunk_tokens=100)
+    engine.end(first, leaves=True)
+
+    def has_slots() -> bool:
+        engine.scheduler.poll()
+        return any(its.opened for its in engine.scheduler._leftovers._asked._by_transfer.values())
+
+    wait_until(has_slots, what="slots for what the first one leaves")
+    looks, look = itertools.count(1), engine.client.poll
+
+    def poll(timeout_seconds: float = 0.0) -> list[Message]:
+        if next(looks) == 1:
+            return []  # nothing has come
+        mortal_nodes.kill_agent("west")
+        wait_until(lambda: answers(f"{mortal_nodes.west.status_url}/healthz"), what="the new agent")
+        return look(timeout_seconds)
+
+    engine.submit("second", prompt_of(2), {})
+    monkeypatch.setattr(engine.client, "poll", poll)
+    step = engine.scheduler.plan_step([])
+    monkeypatch.undo()
+    assert next(looks) == 3
+    assert [save.spans for save in step.saves] == [()]
 
 
 def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_slots_behind(nodes: Nodes) -> None:

@@ -1,10 +1,11 @@
-"""A receiving end as a process of its own, which tests may kill: `python -m tests.integration.transport.far_process ADDRESS`.
+"""A receiving end as a process of its own, which tests may kill or stop.
 
 It prints its address, and then the digest of each transfer that is whole.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -13,6 +14,18 @@ import xxhash
 from prfaas.transport.receiver import ReceiveCompleted
 from tests.integration.transport.ends import Far, make_far
 from tests.waiting import wait_until
+
+
+def start(address: str) -> subprocess.Popen[str]:
+    """Such a process; it ends with its standard input."""
+    command = [sys.executable, "-m", "tests.integration.transport.far_process", address]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def next_line(far: subprocess.Popen[str]) -> str:
+    """What it says next."""
+    assert far.stdout is not None
+    return far.stdout.readline().strip()
 
 
 def digest_of(objects: list[bytes] | list[bytearray]) -> str:

@@ -17,8 +17,8 @@ import pytest
 
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import SendCompleted, SendFailed
+from tests.integration.transport import far_process
 from tests.integration.transport.ends import Far, Near, make_far, make_near, objects_of, send
-from tests.integration.transport.far_process import digest_of
 from tests.waiting import wait_until
 from tools.link import Filter, LinkShape, Relay
 
@@ -171,8 +171,8 @@ def test_a_byte_that_is_changed_on_the_way_never_arrives_a_hundred_times(
 
 def _kill_receivers(count: int, *, seed: int) -> None:
     chance = random.Random(seed)
-    far = _far_process("127.0.0.1:0")
-    address = _line(far)
+    far = far_process.start("127.0.0.1:0")
+    address = far_process.next_line(far)
     with Relay(address, LinkShape(bytes_per_second=RATE)) as relay:
         near = make_near(relay.address)
         for number in range(count):
@@ -181,23 +181,13 @@ def _kill_receivers(count: int, *, seed: int) -> None:
             transfer_id = send(near, objects)
             wait_until(lambda: relay.is_held)
             _kill(far)
-            far = _far_process(address)
-            assert _line(far) == address
+            far = far_process.start(address)
+            assert far_process.next_line(far) == address
             relay.release()
             assert isinstance(near.end(transfer_id), SendCompleted)
-            assert _line(far) == f"{transfer_id.hex()} {digest_of(objects)}"
+            assert far_process.next_line(far) == f"{transfer_id.hex()} {far_process.digest_of(objects)}"
         near.link.close()
     _kill(far)
-
-
-def _far_process(address: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.integration.transport.far_process", address]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +16,10 @@ from prfaas.transport.ranges import Ranges
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted
 from prfaas.transport.stalls import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.wire import FrameType, Header
+from tests.integration.transport import far_process
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver
+from tests.standstill import standing_still
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
 
@@ -71,11 +71,9 @@ def test_what_a_connection_carries_that_stands_still_arrives_over_the_others(nea
 @contextmanager
 def _far_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A receiving end that may be suspended, and its address."""
-    command = [sys.executable, "-m", "tests.integration.transport.far_process", "127.0.0.1:0"]
-    far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    far = far_process.start("127.0.0.1:0")
     try:
-        assert far.stdout is not None
-        yield far, far.stdout.readline().strip()
+        yield far, far_process.next_line(far)
     finally:
         far.kill()
         far.communicate()
@@ -94,11 +92,10 @@ def test_a_receiver_that_is_suspended_for_a_while_loses_no_connection(near_to: C
         near = near_to(relay.address)
         transfer_id = send(near, objects, ready=False)
         wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
-        far.send_signal(signal.SIGSTOP)
-        _ready(near, transfer_id, objects, range(2))
-        wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 2 * 64 << 10)
-        threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # the fault itself: some wait, some are idle
-        far.send_signal(signal.SIGCONT)
+        with standing_still(far.pid):
+            _ready(near, transfer_id, objects, range(2))
+            wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 2 * 64 << 10)
+            threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # the fault itself: some wait, some are idle
         _ready(near, transfer_id, objects, range(2, 8))
         assert isinstance(near.end(transfer_id), SendCompleted)
         assert len(dialled) == 4
