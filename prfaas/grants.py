@@ -117,6 +117,34 @@ def verify(token: bytes, key: bytes, *, kind: GrantKind, now: float) -> Grant:
     return grant
 
 
+def verify_sent(
+    token: bytes, key: bytes, *, kind: GrantKind, source: AgentName, transfer_id: TransferId, now: float
+) -> Grant:
+    """The grant inside `token`, for `source`, which is to send this transfer.
+
+    Raises:
+        GrantError: as `verify`, or it lets another agent send, or another transfer be sent.
+    """
+    grant = verify(token, key, kind=kind, now=now)
+    if (grant.source, grant.transfer_id) != (source, transfer_id):
+        raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
+    return grant
+
+
+def verify_received(
+    token: bytes, key: bytes, *, kind: GrantKind, destination: AgentName, transfer_id: TransferId, now: float
+) -> Grant:
+    """The grant inside `token`, for `destination`, which is to receive this transfer.
+
+    Raises:
+        GrantError: as `verify`, or it lets another agent receive, or another transfer be received.
+    """
+    grant = verify(token, key, kind=kind, now=now)
+    if (grant.destination, grant.transfer_id) != (destination, transfer_id):
+        raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
+    return grant
+
+
 def unverified(token: bytes) -> Grant:
     """What `token` claims, for an engine, which holds no secret: its agent verifies the same bytes before it acts.
 

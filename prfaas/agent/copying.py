@@ -101,9 +101,10 @@ class Copying:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: CopyCommand) -> Grant:
-        grant = grants.verify(command.grant, self._grant_key, kind="copy", now=time.time())
-        if grant.source != self._name or grant.transfer_id != command.transfer_id:
-            raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
+        now = time.time()
+        grant = grants.verify_sent(
+            command.grant, self._grant_key, kind="copy", source=self._name, transfer_id=command.transfer_id, now=now
+        )
         prefix = command.prefix
         granted = (grant.prefix_hash, grant.prompt_hash, grant.num_tokens)
         if granted != (prefix_hash(prefix), prefix.end_hash, prefix.num_tokens):

@@ -98,10 +98,10 @@ class SentProbes:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: ProbeCommand) -> Grant:
-        grant = grants.verify(command.grant, self._grant_key, kind="probe", now=time.time())
-        if grant.source != self._name or grant.transfer_id != command.transfer_id:
-            raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
-        return grant
+        now = time.time()
+        return grants.verify_sent(
+            command.grant, self._grant_key, kind="probe", source=self._name, transfer_id=command.transfer_id, now=now
+        )
 
     def _idle_link(self, grant: Grant) -> Link:
         """Raises Refusal: it is not idle, it is known, or it was probed a moment ago."""
@@ -223,9 +223,10 @@ class TakenProbes:
             GrantError: it has no grant, more bytes or time than it may, comes too soon, or while another's arrives.
         """
         token = decode_link_probe(request.open_body)
-        grant = grants.verify(token, self._grant_key, kind="probe", now=time.time())
-        if grant.destination != self._name or grant.transfer_id != request.transfer_id:
-            raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
+        transfer_id, now = TransferId(request.transfer_id), time.time()
+        grant = grants.verify_received(
+            token, self._grant_key, kind="probe", destination=self._name, transfer_id=transfer_id, now=now
+        )
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
         limit, num_bytes = min(grant.max_bytes, self._max_bytes), request.object_bytes.total_bytes

@@ -141,10 +141,10 @@ class Receiving:
         return Accepted(held=held, destination=inbound.placement.memory)
 
     def _check(self, token: bytes, transfer_id: TransferId, kind: GrantKind) -> Grant:
-        grant = grants.verify(token, self._grant_key, kind=kind, now=time.time())
-        if grant.destination != self._name or grant.transfer_id != transfer_id:
-            raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
-        return grant
+        now = time.time()
+        return grants.verify_received(
+            token, self._grant_key, kind=kind, destination=self._name, transfer_id=transfer_id, now=now
+        )
 
     def _end_of(self, grant: Grant) -> _Ended | Ending | None:
         """How a transfer has ended already, or why its sender gave it up before it came."""

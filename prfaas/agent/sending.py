@@ -122,9 +122,10 @@ class Sending:
             self._refuse(engine, request, "protocol", str(error))
 
     def _check(self, request: Send) -> Grant:
-        grant = grants.verify(request.grant, self._grant_key, kind="transfer", now=time.time())
-        if grant.source != self._name or grant.transfer_id != request.transfer_id:
-            raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
+        now = time.time()
+        grant = grants.verify_sent(
+            request.grant, self._grant_key, kind="transfer", source=self._name, transfer_id=request.transfer_id, now=now
+        )
         if request.transfer_id in self._by_id:
             raise GrantError("used", "this transfer is open already")
         return grant

@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import GrantError
-from prfaas.grants import MAX_GRANT_BYTES, Grant, GrantKind, derive_key, from_text, sign, to_text, verify
+from prfaas.grants import (
+    MAX_GRANT_BYTES,
+    Grant,
+    GrantKind,
+    derive_key,
+    from_text,
+    sign,
+    to_text,
+    verify,
+    verify_received,
+    verify_sent,
+)
 from prfaas.types import AgentName, BlockHash, TransferId
 
 KEY = derive_key(b"s" * 32, "grant")
@@ -50,6 +61,31 @@ def test_what_a_copy_or_a_probe_was_signed_for_comes_back(kind: GrantKind) -> No
 
 def test_a_transfer_is_granted_as_agents_of_earlier_versions_take_it() -> None:
     assert msgpack.unpackb(sign(GRANT, KEY)[:-32]) == {"v": 1, **_OF_A_TRANSFER}
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "transfer_id"),
+    [("west-1", "east-1", GRANT.transfer_id), ("east-1", "west-1", TransferId(bytes(16)))],
+)
+def test_a_grant_of_another_transfer_or_other_agents_is_refused_at_both_ends(
+    source: str, destination: str, transfer_id: TransferId
+) -> None:
+    token = sign(GRANT, KEY)
+    with pytest.raises(GrantError) as sending:
+        verify_sent(token, KEY, kind="transfer", source=AgentName(source), transfer_id=transfer_id, now=0.0)
+    with pytest.raises(GrantError) as receiving:
+        verify_received(
+            token, KEY, kind="transfer", destination=AgentName(destination), transfer_id=transfer_id, now=0.0
+        )
+    assert sending.value.reason == receiving.value.reason == "not_ours"
+
+
+def test_the_agents_that_a_grant_names_may_have_its_transfer() -> None:
+    token, its = sign(GRANT, KEY), GRANT.transfer_id
+    assert verify_sent(token, KEY, kind="transfer", source=GRANT.source, transfer_id=its, now=0.0) == GRANT
+    assert (
+        verify_received(token, KEY, kind="transfer", destination=GRANT.destination, transfer_id=its, now=0.0) == GRANT
+    )
 
 
 def test_an_expired_grant_is_refused() -> None:
