@@ -29,9 +29,9 @@ class Recorded:
         medians = [its["median"] for its in self.figures(pattern) if isinstance(its, dict)]
         return f"{max(medians):g}" if medians else ""
 
-    def days(self) -> str:
-        """On which its transfers at once were measured."""
-        days = {row.get("measured_on", "earlier") for row in self._rows if row["part"] == "bulk"}
+    def days(self, pattern: str = ".*") -> str:
+        """On which the rows were measured whose whole name fits."""
+        days = {row.get("measured_on", "earlier") for row in self._rows if re.fullmatch(pattern, row["name"])}
         return ", ".join(sorted(days))
 
 
@@ -91,7 +91,8 @@ def prefill_table(rows: Sequence[Row]) -> str:
     body = [
         (f"{model} ({size} MB of states)", *(cell(model, link) for link in links)) for model, size in MODELS.items()
     ]
-    return _table([("", *links), *body])
+    days = [Recorded(rows, link).days(".*: exposed ms") for link in links]
+    return _table([("", *links), *body, ("measured on", *days)])
 
 
 def health_table(rows: Sequence[Row]) -> str:

@@ -28,6 +28,7 @@ def test_shares_are_medians_by_link_and_the_best_where_there_are_several() -> No
             _row("metro", "bulk", "iperf3 -n 1G -P 16 bbr, of the link", _median(0.985), measured_on="2026-11-22"),
             _row("metro", "bulk", "iperf3 -n 1G -P 16 cubic, of the link", _median(0.99), measured_on="2026-11-22"),
             _row("metro", "bulk", "lmcache, 1 GiB, cold, of the link", "skipped: not installed"),
+            _row("metro", "layers", "exposed after the last of 64 layers, ms", _median(18.9), measured_on="2026-11-23"),
             _row("bursty", "bulk", "mooncake, default, 1 GiB, of the link", _median(0.84)),
             _row("bursty", "bulk", "mooncake, 16 lanes, 1 GiB, of the link", _median(0.88)),
             _row("bursty", "bulk", "CPU over iperf3 with as many connections", {"ratio": 1.3, "seconds_per_gb": 1.8}),
@@ -38,16 +39,19 @@ def test_shares_are_medians_by_link_and_the_best_where_there_are_several() -> No
     assert _cells(table, "best peer, cold")[0] == ""
     assert _cells(table, "Mooncake TE over TCP, 16 lanes (its default: 4)")[3] == "0.88 (0.84)"
     assert _cells(table, "processor seconds per GB, both ends (over iperf3 with as many connections)")[3] == "1.8 (1.3)"
-    assert _cells(table, "measured on") == ["2026-11-22, earlier", "", "", "earlier"]
+    assert _cells(table, "measured on") == ["2026-11-22, 2026-11-23, earlier", "", "", "earlier"]
 
 
 def test_what_requests_wait_for_stands_by_model_with_states_by_layer_and_in_one_burst() -> None:
     name = "Ring-2.5-1T, 16K tokens, states {}: exposed ms"
     rows = [
-        _row("metro", "layers", name.format("by layer"), _median(187.9)),
-        _row("metro", "layers", name.format("in one burst"), _median(222.4)),
+        _row("metro", "bulk", "1 GiB as 64 layers, warm, of the link", _median(0.924)),
+        _row("metro", "layers", name.format("by layer"), _median(187.9), measured_on="2026-11-22"),
+        _row("metro", "layers", name.format("in one burst"), _median(222.4), measured_on="2026-11-22"),
     ]
-    assert _cells(prefill_table(rows), "Ring-2.5-1T (294 MB of states)") == ["188, 222", "", ""]
+    table = prefill_table(rows)
+    assert _cells(table, "Ring-2.5-1T (294 MB of states)") == ["188, 222", "", ""]
+    assert _cells(table, "measured on") == ["2026-11-22", "", ""]
 
 
 def test_what_a_link_says_stands_with_its_least_and_most() -> None:
