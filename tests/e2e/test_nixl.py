@@ -1,4 +1,5 @@
-"""`pd_protocol: nixl` before real engines: under MultiConnector with ours, NixlConnector hands over within the cluster.
+"""Real engines with both connectors under MultiConnector: NixlConnector hands over within the cluster (`pd_protocol: nixl`),
+ours what carries a grant.
 
 Runs where NIXL is installed (`pip install --no-deps nixl nixl-cu12`); it needs no GPU.
 """
@@ -43,6 +44,7 @@ class Cluster:
     prefill: EngineProcess
     decode: EngineProcess
     router_url: str
+    granting_url: str  # of a router whose legs carry grants
 
     @property
     def engines(self) -> tuple[EngineProcess, EngineProcess]:
@@ -70,10 +72,16 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             for role, engine, agent in zip(("prefill", "decode"), (prefill, decode), agents, strict=True)
         ]
         west = {"name": "west", "kind": "pd", "instances": instances}
-        router, url = stack.start_router({"clusters": [west], "local_policy": "pd", "pd_protocol": "nixl"})
-        stack.await_server(router, url)
-        wait_until(lambda: all(get_json(f"{url}/health")["instances"].values()), what="engines that it has seen")
-        yield Cluster(family, agents, prefill, decode, url)
+        urls = [_start_router(stack, west, protocol) for protocol in ("nixl", "prfaas")]
+        yield Cluster(family, agents, prefill, decode, *urls)
+
+
+def _start_router(stack: Stack, cluster: dict[str, Any], protocol: str) -> str:
+    config = {"clusters": [cluster], "local_policy": "pd", "pd_protocol": protocol}
+    router, url = stack.start_router(config, name=f"router-{protocol}")
+    stack.await_server(router, url)
+    wait_until(lambda: all(get_json(f"{url}/health")["instances"].values()), what="engines that it has seen")
+    return url
 
 
 def _start(stack: Stack, agent: AgentProcess, model: Path) -> EngineProcess:
@@ -108,6 +116,22 @@ def test_tokens_equal_those_of_one_engine_and_nixl_brings_the_kv(cluster: Cluste
         assert prefill >= length - 1 and decode <= 1
     wait_until(lambda: _num_nixl_transfers(cluster.decode) == len(LENGTHS), what="NIXL's own count")
     assert [transfers(agent.status_url) for agent in cluster.agents] == [{}, {}]
+
+
+def test_what_carries_a_grant_comes_through_ours(cluster: Cluster) -> None:
+    pulled = _num_nixl_transfers(cluster.decode)
+    for length in LENGTHS:
+        prompt = random_prompt(length, seed=1000 + length)
+        alone = cluster.ask(cluster.decode.url, prompt, cache_salt=os.urandom(8).hex())
+        answer = cluster.ask(cluster.granting_url, prompt)
+        assert answer.headers["x-prfaas-route"] == "remote" and "x-prfaas-fallback" not in answer.headers
+        assert answer.token_ids == alone.token_ids, length
+    wait_until(lambda: _outcomes(cluster) == [["completed"] * len(LENGTHS)] * 2, what="both ends of each transfer")
+    assert _num_nixl_transfers(cluster.decode) == pulled
+
+
+def _outcomes(cluster: Cluster) -> list[list[str]]:
+    return [[its["outcome"] for its in transfers(agent.status_url).values()] for agent in cluster.agents]
 
 
 def test_a_granted_leg_that_has_no_transfer_is_not_taken_for_nixls(cluster: Cluster) -> None:
