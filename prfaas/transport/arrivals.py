@@ -5,7 +5,7 @@
     asked, arriving ──CANCEL, our cancel, deadline, sender gone, checksum──▶ ended, remembered
 
 Its sender is gone where every connection is that carried anything of it, and it is not opened again in time, for which it is
-asked over those that its peer has: one that lost a few connections has others, one that was restarted knows nothing of it.
+asked over some that its peer has: one that lost a few connections has others, one that was restarted knows nothing of it.
 
 Memory is free when the transfer has ended and no thread writes to it. Bytes that count are never written over: a chunk
 whose bytes are all there goes nowhere, and two connections never write to the same bytes (the later one ends the earlier,
@@ -63,6 +63,7 @@ RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
 CALL_RATIO = (
     0.25  # of the time that a transfer may have no connection: then, and then again, its sender is asked for it
 )
+CALLED_CONNECTIONS = 4  # over which it is asked each time, by the thread that watches all deadlines
 HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
@@ -75,7 +76,7 @@ class _Arrival:
     answers: OrderedEvents[Answer]
     connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
     alone_since: float | None = None  # when its last connection went
-    called_at: float = 0.0  # when its sender was last asked for it, or need not be before
+    num_calls: int = 0  # how often its sender was asked for it since
     accepted: Accepted | None = None
     assembler: Assembler | None = None
     writers: dict[Connection, Slab] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Arrivals:
         self._reconnect_seconds, self._rival_seconds = reconnect_seconds, rival_seconds
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, _Arrival] = {}
-        self._connections: dict[str, set[Connection]] = defaultdict(set)  # of each peer
+        self._connections: dict[str, dict[Connection, None]] = defaultdict(dict)  # of each peer, in order
         self._transfers, self._opening_bytes = Shares(MAX_TRANSFERS), Shares(MAX_OPENING_BYTES)
         self._max_pieces, self._pieces = max_pieces, Shares(max_pieces)
         self._strays, self._strays_until = Shares(MAX_STRAYS), 0.0  # monotonic seconds
@@ -357,42 +358,46 @@ class Arrivals:
                 self._fail(arrival, reason, message, tell_caller=False)
         self._tell(arrival)
 
-    def cancelled(self, peer: str, transfer_id: bytes, ending: Ending) -> None:
-        """The sender gave up, perhaps before its OPEN came (they may cross on two connections).
+    def cancelled(self, connection: Connection, peer: str, transfer_id: bytes, ending: Ending) -> None:
+        """The sender gave up, perhaps before its OPEN came (they may cross on two connections), and hears how it ended.
 
         Raises:
             RemoteProtocolError: it gives up more that was never opened than any sender keeps.
         """
         reason, message = ending.reason, _short(ending.message)
         with self._changed:
-            arrival = self._arrivals.get(transfer_id)
+            arrival, known = self._arrivals.get(transfer_id), self._remembered.get(peer, transfer_id)
             if arrival is not None and arrival.request.peer_name == peer and not arrival.has_ended:
+                arrival.connections[connection] = None
                 self._fail(arrival, reason, message)
-            elif arrival is None and self._remembered.get(peer, transfer_id) is None:
+            elif arrival is None and known is None:
                 if not self._strays.has_room(peer):
                     raise RemoteProtocolError("cancels", "too many transfers are cancelled that were never opened")
                 self._strays.change(peer, 1)
-                self._remembered.put(peer, transfer_id, _error(transfer_id, reason, message))
+                known = _error(transfer_id, reason, message)
+                self._remembered.put(peer, transfer_id, known)
                 self._events.put(ReceiveFailed(transfer_id, peer, reason, message))
         self._tell(arrival)
+        if known is not None:
+            say(connection, known)
 
     def joined(self, connection: Connection, peer: str) -> None:
         """A peer has one more connection; `forget` follows."""
         with self._changed:
-            self._connections[peer].add(connection)
+            self._connections[peer][connection] = None
 
     def forget(self, connection: Connection, peer: str) -> None:
         """A connection is gone."""
         now = time.monotonic()
         with self._changed:
-            self._connections[peer].discard(connection)
+            self._connections[peer].pop(connection, None)
             if not self._connections[peer]:
                 del self._connections[peer]
             for arrival in self._arrivals.values():
                 if connection in arrival.connections:
                     del arrival.connections[connection]
                     if not arrival.connections:
-                        arrival.alone_since = arrival.called_at = now
+                        arrival.alone_since, arrival.num_calls = now, 0
 
     def expire(self, now: float) -> None:
         """Fail what is late, take memory from who is stuck in it, ask for what no connection carries, say what nobody took.
@@ -418,14 +423,19 @@ class Arrivals:
         self._answers.say_again()
 
     def _calls(self, now: float) -> list[tuple[Connection, bytes]]:
-        """What asks for transfers that have lost their connections, on each that their peers have; with the lock held."""
+        """What asks for transfers that have lost their connections, on a few that their peers have, others each time.
+
+        With the lock held.
+        """
         calls: list[tuple[Connection, bytes]] = []
         for transfer_id, arrival in self._arrivals.items():
-            is_alone = arrival.alone_since is not None and not arrival.has_ended
-            if is_alone and now - arrival.called_at >= CALL_RATIO * self._reconnect_seconds:
-                arrival.called_at = now
+            alone, due_seconds = arrival.alone_since, (arrival.num_calls + 1) * CALL_RATIO * self._reconnect_seconds
+            if alone is not None and not arrival.has_ended and now - alone >= due_seconds:
+                peers = self._connections.get(arrival.request.peer_name, {})
+                first, count = arrival.num_calls * CALLED_CONNECTIONS, min(len(peers), CALLED_CONNECTIONS)
+                arrival.num_calls += 1
                 frame = Header(FrameType.REOPEN, 0, transfer_id).encode()
-                calls += [(its, frame) for its in self._connections.get(arrival.request.peer_name, ())]
+                calls += [(its, frame) for its in itertools.islice(itertools.cycle(peers), first, first + count)]
         return calls
 
     def _tell(self, *arrivals: _Arrival | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 MAX_CANCELS = 4096  # that wait for a connection, and for an answer; of more the oldest transfers end by their deadline
@@ -41,7 +42,8 @@ class Cancels:
 
     def connection_lost(self) -> None:
         """Any that was said may have been lost with it."""
-        self.unsaid = self._unanswered | self.unsaid
+        unheard = self._unanswered | self.unsaid
+        self.unsaid = dict(itertools.islice(unheard.items(), max(0, len(unheard) - MAX_CANCELS), None))
         self._unanswered = {}
 
     def expire(self, now: float) -> None:

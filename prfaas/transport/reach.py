@@ -25,6 +25,6 @@ class Reach:
 
     def gone_seconds(self, *, now: float, is_connected: bool, is_owed: bool) -> float:
         """How long it is gone, less than 0 where it need not be; `is_owed`: something waits for its word. To be asked often."""
-        if is_connected and not is_owed:
+        if not is_owed:
             self._progress_at = now
         return now - (self._progress_at + FRUITLESS_SECONDS if is_connected else max(self._progress_at, self._lost_at))

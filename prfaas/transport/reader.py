@@ -122,7 +122,7 @@ class Reader:
         elif header.type is FrameType.ERROR:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:  # CANCEL
-            self._arrivals.cancelled(self._peer, header.transfer_id, messages.decode_ending(payload))
+            self._arrivals.cancelled(self._connection, self._peer, header.transfer_id, messages.decode_ending(payload))
 
     def _open(self, header: Header, payload: bytearray) -> None:
         opened = messages.decode_open(header, payload)

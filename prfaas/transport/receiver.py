@@ -56,6 +56,7 @@ MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's heade
 MAX_STRANGERS = 64  # that have not proven who they are; of whoever has most of them the longest-waiting one goes first
 MAX_PUBLIC = 64  # public sources that the log names; one that scans ports is not to fill it
 TICK_SECONDS = 0.1
+FAILED_SECONDS = 1.0  # after a look that failed, so that what fails each time does not fill the log
 CLOSE_SECONDS = 10.0
 _log = logs.get("transport")
 
@@ -244,6 +245,7 @@ class Receiver:
                 self._arrivals.expire(time.monotonic())
             except Exception:  # the next look may do better than no deadline at all
                 _log.exception("receiver.watch_failed")
+                self._is_closed.wait(FAILED_SECONDS)
 
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:

@@ -54,6 +54,7 @@ __all__ = [
 
 _log = logs.get("transport")
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
+FAILED_SECONDS = 1.0  # after a look that failed, so that what fails each time does not fill the log
 STUCK_MEMORY_SECONDS = 1.0
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that takes more is asked for again
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
@@ -128,6 +129,7 @@ class Link:
                 self._watcher.start()
             except RuntimeError:
                 return False
+            self._reach.progressed(now=time.monotonic())  # what came before nobody has watched
             self._dial()
         return True
 
@@ -240,6 +242,7 @@ class Link:
                 self._watch(time.monotonic())
             except Exception:  # the next look may do better than no deadline at all
                 _log.exception("link.watch_failed", peer=self._peer_name)
+                self._dialler.is_closed.wait(FAILED_SECONDS)
 
     def _watch(self, now: float) -> None:
         self._end_late(now)

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from queue import Queue
 
@@ -15,7 +16,14 @@ import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import FAIR_PIECES, MAX_STRAYS, STRAYS_SECONDS, Arrivals
+from prfaas.transport.arrivals import (
+    CALL_RATIO,
+    CALLED_CONNECTIONS,
+    FAIR_PIECES,
+    MAX_STRAYS,
+    STRAYS_SECONDS,
+    Arrivals,
+)
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveEvent, ReceiveFailed
@@ -113,12 +121,16 @@ def test_a_chunk_that_would_cut_what_has_come_beyond_the_bound_is_refused(site: 
 
 
 def test_a_peer_may_cancel_so_many_transfers_that_were_never_opened_and_others_still_may(site: Site) -> None:
+    ours, theirs = site.connection()
+
     def refusal(peer: str) -> str:
         try:
-            site.arrivals.cancelled(peer, os.urandom(16), GAVE_UP)
-            return ""
+            site.arrivals.cancelled(ours, peer, os.urandom(16), GAVE_UP)
         except RemoteProtocolError as error:
             return error.reason
+        assert theirs.has_input(), "it is answered"
+        theirs.read_payload(theirs.read_header())
+        return ""
 
     refusals = [refusal("floods") for _ in range(MAX_STRAYS)]
     assert not any(refusals[:MAX_CANCELS]), "as many as any sender keeps"
@@ -130,6 +142,45 @@ def test_a_peer_may_cancel_so_many_transfers_that_were_never_opened_and_others_s
     for seconds in (0.0, STRAYS_SECONDS):
         site.arrivals.expire(now + seconds)
     assert not refusal("floods")
+
+
+@pytest.mark.parametrize("fate", ["never opened", "alone", "given up", "complete"])
+def test_a_cancel_is_answered_on_the_connection_over_which_it_came(site: Site, fate: str) -> None:
+    (opener, _), (ours, theirs) = site.connection(), site.connection()
+    transfer_id = os.urandom(16) if fate == "never opened" else site.open(opener, (100, 1))
+    if fate == "alone":
+        site.arrivals.forget(opener, "peer")
+    elif fate == "given up":
+        site.arrivals.cancel(transfer_id, "cancelled", "not wanted here")
+    elif fate == "complete":
+        site.land(opener, transfer_id, Slab(0, 1, 0, 100))
+    site.arrivals.cancelled(ours, "peer", transfer_id, GAVE_UP)
+    assert theirs.has_input()
+    answer = theirs.read_header()
+    assert answer.transfer_id == transfer_id
+    assert answer.type is (FrameType.DONE if fate == "complete" else FrameType.ERROR)
+
+
+def test_for_a_transfer_that_lost_its_connections_a_few_others_are_asked_and_others_each_time(site: Site) -> None:
+    num_rounds = 3  # until its time is up
+    opener, _ = site.connection()
+    transfers = [site.open(opener, (100, 1)) for _ in range(5)]
+    others = [site.connection() for _ in range(num_rounds * CALLED_CONNECTIONS)]
+    for ours, _ in others:
+        site.arrivals.joined(ours, "peer")
+    site.arrivals.forget(opener, "peer")
+    alone_since = site.arrivals._arrivals[transfers[0]].alone_since
+    assert alone_since is not None
+    asked: Counter[tuple[Connection, bytes]] = Counter()
+    for number in range(num_rounds):
+        site.arrivals.expire(alone_since + (number + 1) * CALL_RATIO * PATIENCE_SECONDS)
+        for _, theirs in others:
+            while theirs.has_input():
+                header = theirs.read_header()
+                assert header.type is FrameType.REOPEN
+                asked[theirs, header.transfer_id] += 1
+        assert asked.total() == (number + 1) * CALLED_CONNECTIONS * len(transfers)
+    assert asked == {(theirs, its): 1 for _, theirs in others for its in transfers}
 
 
 def test_of_two_that_wait_for_the_same_bytes_the_second_ends_the_first(site: Site) -> None:

@@ -400,18 +400,39 @@ def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_mor
 ) -> None:
     with Relay(far.address) as relay:
         near = near_to(relay.address)
-        first = send(near, objects_of(10), ready=False)
+        first = send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS, ready=False)
         wait_until(lambda: bool(near.of(SendAccepted)))
         relay.cut_after(0)
-        second = send(near, objects_of(10), ready=False)
+        second = send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS, ready=False)
         wait_until(lambda: relay.is_cut and near.link.snapshot().num_connections == 0)
         near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
         for transfer_id in (first, second):
             near.link.cancel(transfer_id, "cancelled", "no longer wanted")
         relay.mend()
         wait_until(lambda: len(far.of(ReceiveFailed)) == 2)
+        wait_until(lambda: not near.link._outbox.is_busy, what="the answer to both")
     reasons = {event.transfer_id: event.reason for event in far.events if isinstance(event, ReceiveFailed)}
     assert reasons == {first: "cancelled", second: "cancelled"}
+
+
+def test_a_bug_that_a_watcher_meets_at_every_look_is_logged_once_a_second(
+    far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged_at(event: str) -> list[float]:
+        return [record.created for record in caplog.records if record.getMessage().startswith(event)]
+
+    near = near_to(far.address)
+    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.link._stalls = None  # type: ignore[assignment]
+    far.receiver._inlets.append(None)  # type: ignore[arg-type]
+    events = ("link.watch_failed", "receiver.watch_failed")
+    try:
+        wait_until(lambda: all(len(logged_at(event)) > 1 for event in events))
+    finally:
+        far.receiver._inlets.pop()
+    for event in events:
+        first, second, *_ = logged_at(event)
+        assert second - first > 0.9
 
 
 def test_a_link_for_which_no_thread_can_be_started_says_so_and_is_tried_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from prfaas.transport import handshake
 from prfaas.transport.connection import Connection, make_socket
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Hello, decode_ending
+from prfaas.transport.reach import FRUITLESS_SECONDS, Reach
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
 from prfaas.transport.tls import CertificateFiles, Certificates
@@ -235,6 +237,24 @@ def _assert_cancel_leaves(near: Near) -> None:
     with _served(near, ours), contextlib.closing(Connection(theirs, state="receiving")) as peer:
         peer.set_read_timeout(PATIENCE_SECONDS)
         assert peer.read_header().type is FrameType.CANCEL
+
+
+def test_what_a_link_offers_first_has_its_whole_time_however_long_ago_the_link_was_made(
+    near_to: Callable[..., Near],
+) -> None:
+    near = near_to("127.0.0.1:1", awaits_peer=True, reconnect_seconds=PATIENCE_SECONDS)
+    near.link._reach = Reach(now=time.monotonic() - 10 * PATIENCE_SECONDS)  # as of one that was made then
+    offered_at = time.monotonic()
+    send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS)
+    ours, theirs = socket.socketpair()
+    with _served(near, ours), contextlib.closing(Connection(theirs, state="receiving")) as peer:
+        peer.set_read_timeout(PATIENCE_SECONDS)
+        assert peer.read_header().type is FrameType.OPEN
+        near.link._end_late(offered_at + PATIENCE_SECONDS + FRUITLESS_SECONDS / 2)
+        assert not near.of(SendFailed)
+        near.link._end_late(offered_at + 2 * PATIENCE_SECONDS + FRUITLESS_SECONDS)
+        [failed] = near.of(SendFailed)
+        assert isinstance(failed, SendFailed) and failed.reason == "unreachable"
 
 
 def _cancelled(near: Near) -> None:

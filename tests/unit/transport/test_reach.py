@@ -35,6 +35,15 @@ def test_a_peer_that_has_connections_is_gone_when_what_is_owed_does_not_come(is_
         assert gone_seconds == (second if is_owed else 0) - FRUITLESS_SECONDS
 
 
+def test_time_in_which_nothing_was_under_way_does_not_count_whether_or_not_there_was_a_connection() -> None:
+    reach = Reach(now=0.0)
+    reach.lost(now=1.0, lived_seconds=STEADY_SECONDS)
+    for second in range(1, 31):
+        _gone(reach, float(second), is_owed=False)
+    assert _gone(reach, 30.5) == 0.5
+    assert _gone(reach, 31.0, is_connected=True) == 1.0 - FRUITLESS_SECONDS
+
+
 def test_connections_that_wait_for_nothing_count_until_they_are_lost() -> None:
     reach = Reach(now=0.0)
     _gone(reach, 50.0, is_connected=True, is_owed=False)
