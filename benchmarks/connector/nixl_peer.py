@@ -88,7 +88,7 @@ def start_nixl(children: Children, wan: Wan, model: Path, *, flags: Sequence[str
     """Two engines with NixlConnector, once they answer; None where NIXL is not installed."""
     if importlib.util.find_spec("nixl") is None:
         return None
-    near, far = (_start(children, wan, end, model, flags) for end in HOSTS)
+    near, far = _start(children, wan, "near", model, flags), _start(children, wan, "far", model, flags)
     for child, end in ((near, "near"), (far, "far")):
         children.wait_until(child, lambda end=end: _answers(wan, end), seconds=START_SECONDS)  # type: ignore[misc]
     return NixlEngines(wan, near, far, model.name)
