@@ -27,7 +27,7 @@ from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.answers import Answer, Answers, have_later, say, say_at_once
 from prfaas.transport.area import Slab
-from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, MAX_FRAGMENTS, Assembler
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import (
@@ -60,9 +60,8 @@ MAX_STRAYS = 4 * MAX_CANCELS  # of transfers that were never opened, in STRAYS_S
 STRAYS_SECONDS = 1.0
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
-CALL_RATIO = (
-    0.25  # of the time that a transfer may have no connection: then, and then again, its sender is asked for it
-)
+# Of the time that a transfer may have no connection: then, and then again, its sender is asked for it.
+CALL_RATIO = 0.25
 CALLED_CONNECTIONS = 4  # over which it is asked each time, by the thread that watches all deadlines
 HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
 ChunkOutcome = Literal["whole", "changed", "lost"]
@@ -223,10 +222,11 @@ class Arrivals:
             arrival.connections[connection] = None
             arrival.alone_since = None
             arrival.wire_bytes += HEADER_BYTES + wire_bytes
-            if not self._has_room(arrival, slab):
-                raise RemoteProtocolError("fragments", f"too many of {self._max_pieces} pieces over all transfers")
             if arrival.assembler.use_of(slab) == "discard":
                 return None
+            if not self._has_room(arrival, slab):
+                text = f"more than {MAX_FRAGMENTS} separate pieces, or too many of {self._max_pieces} of all transfers"
+                raise RemoteProtocolError("fragments", text)
             self._displace(arrival, slab)
             if arrival.has_ended or arrival.assembler.use_of(slab) == "discard":
                 return None
@@ -267,7 +267,7 @@ class Arrivals:
             assert arrival.assembler is not None
             slab = arrival.writers.pop(connection)
             self._changed.notify_all()
-            if not self._has_room(arrival, slab):
+            if not self._has_room(arrival, slab):  # others began while there was room for each
                 arrival.assembler.forget()
             if arrival.has_ended:
                 self._free(arrival)
@@ -289,8 +289,10 @@ class Arrivals:
         """Whether what has arrived may be kept in as many pieces more as this slab makes it."""
         assert arrival.assembler is not None
         more = arrival.assembler.arrived.growth(slab)
-        is_fair = arrival.num_pieces + more <= FAIR_PIECES
-        return is_fair or self._pieces.has_room(arrival.request.peer_name, more)
+        num_pieces = arrival.num_pieces + more
+        if num_pieces <= FAIR_PIECES:
+            return True
+        return num_pieces <= MAX_FRAGMENTS and self._pieces.has_room(arrival.request.peer_name, more)
 
     def _count_pieces(self, arrival: _Arrival) -> None:
         is_here = self._arrivals.get(arrival.request.transfer_id) is arrival

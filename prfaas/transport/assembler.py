@@ -50,29 +50,19 @@ class Assembler:
             raise RemoteProtocolError("range", f"no object of this transfer has {slab}")
         if self.held.touches(slab.first, slab.last):
             raise RemoteProtocolError("range", f"{slab} is of objects that are here already")
-        if not self._has_room(slab):
-            raise RemoteProtocolError("fragments", f"more than {MAX_FRAGMENTS} separate pieces")
         return "discard" if self.arrived.covers(slab) else "write"
 
     def landed(self, slab: Slab) -> None:
         """A chunk was written, and its checksum matches."""
-        if not self._has_room(slab):
-            self.forget()
         self.arrived.add(slab)
 
     def lost(self, slab: Slab) -> None:
         """A chunk was written in part, over whatever was there."""
-        if not self._has_room(slab):
-            self.forget()
         self.arrived.remove(slab)
 
     def forget(self) -> None:
-        """Of too many pieces everything must come again. There may be, as chunks on several connections began while there
-        was room for each."""
+        """Everything must come again."""
         self.arrived = Area()
-
-    def _has_room(self, slab: Slab) -> bool:
-        return self.num_pieces + self.arrived.growth(slab) <= MAX_FRAGMENTS
 
     def changed(self, slab: Slab) -> bool:
         """A chunk was written, and its checksum does not match; returns whether to ask for it again."""

@@ -11,9 +11,8 @@ from typing import NamedTuple, TypeVar
 from prfaas.transport.learned_rate import LearnedRate
 
 WINDOW_SECONDS = 1.0  # over which what a link carries is counted: layers leave in bursts, as prefill finishes them
-UNUSED_RATIO = (
-    0.8  # a full link that carries less than this of its share leaves the rest to others, with some room to grow
-)
+# A full link that carries less than this of its share leaves the rest to others, with some room to grow.
+UNUSED_RATIO = 0.8
 SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still finding its rate
 T = TypeVar("T")
 

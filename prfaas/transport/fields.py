@@ -13,7 +13,7 @@ import msgpack
 
 from prfaas.errors import RemoteProtocolError
 
-MAX_REASON_CHARACTERS = 500
+MAX_MESSAGE_CHARACTERS = 500  # of what says why something is refused
 _NUMBER_BYTES = 9  # of the longest number: a byte of type and eight of value
 _HEAD_BYTES = 5  # of the longest head of a text, a byte string or an array
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def fields_of(
         if not is_beginning:
             fields.end()
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError(reason, f"{what}: {error!r}"[:MAX_REASON_CHARACTERS]) from error
+        raise RemoteProtocolError(reason, f"{what}: {error!r}"[:MAX_MESSAGE_CHARACTERS]) from error
 
 
 def _check_length(value: bytes, allowed: range) -> None:

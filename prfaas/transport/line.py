@@ -68,6 +68,7 @@ class Line:
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.pulse = Pulse(began_at=time.monotonic())
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
+        self.says: bytes | None = None  # the transfer of the control frame that it took, no bytes since
         self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
         self.casts = lossy_cast.LOSSY_FP8 in capabilities
         self._ways = ways([name for name in CODECS if name in capabilities])
@@ -124,6 +125,11 @@ class Line:
             its = self.seen
             self.pulse.saw(unsent_bytes=its.unsent_bytes, delivered_segments=its.delivered_segments, now=now)
         return self.pulse
+
+    def leaving(self, now: float) -> bytes | None:
+        """The transfer of the control frame that it took last, while the peer is still taking that."""
+        is_all_sent = self.seen is None or not self.seen.unsent_bytes
+        return None if is_all_sent or not self.pulse.is_moving(now) else self.says
 
     def ping(self) -> None:
         """Have the peer show that it answers on this connection, where the kernel takes a frame at once."""

@@ -17,7 +17,7 @@ import msgpack
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.fields import Fields, fields_of
+from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS, Fields, fields_of
 from prfaas.transport.object_sizes import MAX_RUNS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import MAX_PAYLOAD_BYTES, NO_TRANSFER, FrameType, Header, control
@@ -28,7 +28,6 @@ MAX_SLABS = 1 << 12  # of HAVE: what else has arrived comes again
 MAX_BODY_BYTES = MAX_PAYLOAD_BYTES[FrameType.OPEN] - MAX_STRUCTURE_BYTES
 MAX_NAME_BYTES = 255
 MAX_WORDS = 256  # versions, or capabilities, that a HELLO lists
-MAX_MESSAGE_CHARACTERS = 500
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 _REASONS = frozenset(typing.get_args(FailureReason))

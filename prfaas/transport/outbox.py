@@ -6,7 +6,7 @@ No threads and no locks of its own: `sender.Link` holds its lock around every ca
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
@@ -35,7 +35,7 @@ MAX_ENDS = 4096  # waiting for a connection; the oldest are dropped, whose trans
 MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
 SLOW_BYTES_PER_SECOND = 1e6  # an OPEN has so long for its bytes before it is repeated
 MAX_GAPS = 1 << 18  # between the slabs that have come, times the ranges of objects that the peer does not hold
-MAX_CUTS = 4 * MAX_FRAGMENTS  # of what is ready, around objects that the peer holds, which keeps a quarter of that
+MAX_CUTS = 4 * MAX_FRAGMENTS  # of what is ready, by objects that the peer holds, which keeps a quarter of that
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Sending:
     ready: Area = field(default_factory=Area)
     acked: Area = field(default_factory=Area)
     held: Ranges = field(default_factory=Ranges)
-    num_cuts: int = 0  # of what is ready, around what is held
+    num_cuts: int = 0  # of what is ready, by what is held
     missing_bytes: int = 0  # that must travel
     unready_bytes: int = 0  # of those
     said_end: bool = False
@@ -104,6 +104,11 @@ class _Sending:
     def patience(self, least_seconds: float) -> float:
         """How long an answer may take until OPEN is repeated, which costs as much again as it is long."""
         return float((least_seconds + len(self.transfer.open_body) / SLOW_BYTES_PER_SECOND) * 2**self.num_repeats)
+
+    def cuts_of(self, slab: Slab) -> int:
+        """How many pieces more than one leave of a slab: what is held at its ends makes it shorter, and cuts nothing."""
+        num_ends = (slab.first in self.held) + (slab.last - 1 in self.held)
+        return max(0, self.held.num_between(slab.first, slab.last) - num_ends)
 
     def wanted(self, slab: Slab) -> Iterator[Slab]:
         """The parts of a slab whose objects the peer does not hold."""
@@ -199,7 +204,7 @@ class Outbox:
 
     def _queue(self, sending: _Sending, slabs: list[Slab], *, now: float) -> None:
         """Have the parts of these that the peer lacks leave; a transfer that this would cut too finely ends."""
-        sending.num_cuts += sum(sending.held.num_between(slab.first, slab.last) for slab in slabs)
+        sending.num_cuts += sum(map(sending.cuts_of, slabs))
         if sending.num_cuts > MAX_CUTS:
             text = f"what the peer holds would cut what it lacks into more than {MAX_CUTS} pieces"
             self.cancel(sending.id, Ending("protocol", text), now=now)
@@ -345,14 +350,16 @@ class Outbox:
             if is_last or sending.awaits_answer:
                 self._open_again(sending)
 
-    def ask_again(self, *, now: float, patience_seconds: float) -> bool:
+    def ask_again(self, *, now: float, patience_seconds: float, leaving: Set[bytes]) -> bool:
         """Repeat the OPEN of whoever waits for an answer for so long, twice as long each time; returns whether any does.
 
         The answer may be lost with its connection, or say what chunks that came damaged have undone: HAVE and DONE tell.
+        Nobody waits yet for the answer to a frame that is still leaving: `leaving` are the transfers of those.
         """
         is_any = False
         for sending in self._sendings.values():
-            if sending.has_ended or sending.id in self._to_open or not sending.awaits_answer:
+            is_said = sending.id not in self._to_open and sending.id not in leaving
+            if sending.has_ended or not is_said or not sending.awaits_answer:
                 sending.waits_since = None
             elif sending.waits_since is None:
                 sending.waits_since = now

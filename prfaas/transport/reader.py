@@ -90,10 +90,13 @@ class Reader:
             is_much = pending >= MAX_CHUNKS_PER_ACK or self._unacknowledged_bytes >= MAX_BYTES_PER_ACK
             is_late = time.monotonic() - self._acknowledged_at >= MAX_ACK_SECONDS
             if pending and (is_much or is_late or not self._connection.has_input()):
-                self._num_acknowledged, self._unacknowledged_bytes = self._num_chunks, 0
-                self._acknowledged_at = time.monotonic()
-                self._connection.write(Header(FrameType.ACK, 0, offset=self._num_chunks).encode())
+                self._acknowledge()
             self._heard(self._connection.read_header())
+
+    def _acknowledge(self) -> None:
+        self._num_acknowledged, self._unacknowledged_bytes = self._num_chunks, 0
+        self._acknowledged_at = time.monotonic()
+        self._connection.write(Header(FrameType.ACK, 0, offset=self._num_chunks).encode())
 
     def _heard(self, header: Header) -> None:
         if header.type is FrameType.CHUNK:
@@ -108,6 +111,8 @@ class Reader:
         if header.length <= LARGE_FRAME_BYTES:
             self._control(header)
         else:
+            if self._num_acknowledged < self._num_chunks:  # they do not wait for what may take a minute
+                self._acknowledge()
             with self._bounds.one_of(self._bounds.large, self._peer):
                 self._control(header)
 

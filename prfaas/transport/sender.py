@@ -37,7 +37,7 @@ from prfaas.transport.outbox import Outbox, Standing
 from prfaas.transport.packing_choice import PackSample
 from prfaas.transport.reach import Reach
 from prfaas.transport.stalls import StallWatch
-from prfaas.transport.wire import Header
+from prfaas.transport.wire import HEADER_BYTES, Header
 from prfaas.types import FailureReason
 
 __all__ = [
@@ -264,7 +264,9 @@ class Link:
     def _ask_again(self, now: float) -> None:
         with self._changed:
             rtt = max((line.seen.rtt_seconds for line in self._lines if line.seen), default=0.0)
-            if self._outbox.ask_again(now=now, patience_seconds=max(ANSWER_SECONDS, ANSWER_ROUND_TRIPS * rtt)):
+            leaving = {said for line in self._lines if (said := line.leaving(now)) is not None}
+            patience = max(ANSWER_SECONDS, ANSWER_ROUND_TRIPS * rtt)
+            if self._outbox.ask_again(now=now, patience_seconds=patience, leaving=leaving):
                 self._changed.notify_all()
 
     def _free_stuck_memory(self, now: float) -> None:
@@ -421,9 +423,11 @@ class Link:
                 return None
             frame = self._outbox.next_frame(now=now)
             taken = self._outbox.take() if frame is None else None
+            if frame is not None:
+                line.says = Header.decode(frame[:HEADER_BYTES]).transfer_id
             if taken is None:
                 return frame
-            line.reads = taken[0].transfer_id
+            line.reads, line.says = taken[0].transfer_id, None
             self._gauge.bounds.handed(taken[0].slab.num_bytes, now=now)
             if self._gauge.is_probing:  # its bytes say nothing of what packing would bring
                 return Taken(*taken, None, is_trial=False)

@@ -16,9 +16,8 @@ from typing import Generic, NamedTuple, TypeVar
 STALL_SECONDS, STALL_ANSWERS = 2.0, 4
 GRACE_SECONDS = 1.0  # a peer that has paused comes to each of its connections in that time
 MOVING_SECONDS = 5.0  # a peer that takes a long frame may say nothing until so long after the last of it has left
-LASTING_SECONDS = (
-    10.0  # a connection on which bytes still move after this is slow; others may be cut off again and again
-)
+# A connection on which bytes still move after this is slow; others may be cut off again and again.
+LASTING_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -60,8 +59,9 @@ class Pulse:
 
     def ponged(self) -> None:
         """The first PING under way is answered."""
-        if self.pinged_at is not None:
-            self.answered, self.pinged_at = max(self.answered, self.pinged_at), None
+        pinged_at = self.pinged_at  # which a PING that could not leave takes back
+        if pinged_at is not None:
+            self.answered, self.pinged_at = max(self.answered, pinged_at), None
 
     def saw(self, *, unsent_bytes: int, delivered_segments: int, now: float) -> None:
         """What the kernel still has to send, and how much the peer's has taken."""

@@ -23,7 +23,9 @@ from prfaas.transport.arrivals import (
     MAX_STRAYS,
     STRAYS_SECONDS,
     Arrivals,
+    ChunkOutcome,
 )
+from prfaas.transport.assembler import MAX_FRAGMENTS
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveEvent, ReceiveFailed
@@ -118,6 +120,23 @@ def test_a_chunk_that_would_cut_what_has_come_beyond_the_bound_is_refused(site: 
     with pytest.raises(RemoteProtocolError) as refused:
         site.begin(connection, transfer_id, Slab(0, 2, 10, 20))
     assert refused.value.reason == "fragments"
+
+
+@pytest.mark.parametrize("outcome", ["whole", "lost", "changed"])
+def test_one_transfer_is_kept_in_so_many_pieces_however_much_room_there_is(outcome: ChunkOutcome) -> None:
+    num_objects, site = 2 * MAX_FRAGMENTS, Site()
+    (begun, _), (other, _) = site.connection(), site.connection()
+    transfer_id, scattered = site.open(begun, (100, num_objects)), iter(range(0, num_objects, 2))
+    for first in itertools.islice(scattered, MAX_FRAGMENTS // 3 - 2):
+        site.land(other, transfer_id, Slab(first, 1, 0, 90))
+    header = site.begin(begun, transfer_id, Slab(num_objects - 1, 1, 10, 20))  # cuts all that have come in three
+    for first in itertools.islice(scattered, 10):
+        site.land(other, transfer_id, Slab(first, 1, 0, 90))
+    with pytest.raises(RemoteProtocolError, match="separate pieces"):
+        site.begin(other, transfer_id, Slab(num_objects - 2, 1, 10, 20))
+    site.arrivals.end_write(begun, header, outcome)
+    assert site.num_pieces <= 1, "all else comes again"
+    site.close()
 
 
 def test_a_peer_may_cancel_so_many_transfers_that_were_never_opened_and_others_still_may(site: Site) -> None:

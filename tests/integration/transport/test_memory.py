@@ -19,8 +19,9 @@ from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import Arrivals
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import SEND_BUFFER_BYTES, Connection
+from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted
-from prfaas.transport.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Done, Have, Open
+from prfaas.transport.messages import MAX_SLABS, Done, Have, Open
 from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES

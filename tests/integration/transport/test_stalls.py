@@ -8,17 +8,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prfaas.transport.area import Area
+from prfaas.transport.area import Area, Slab
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.line import MAX_UNACKNOWLEDGED
-from prfaas.transport.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.messages import Done, Have, Open, encode_done, encode_have, encode_open
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.outbox import SLOW_BYTES_PER_SECOND
 from prfaas.transport.ranges import Ranges
+from prfaas.transport.reader import LARGE_FRAME_BYTES
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted
 from prfaas.transport.stalls import GRACE_SECONDS, STALL_SECONDS
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport import far_process
 from tests.integration.transport.ends import Far, Near, objects_of, send
-from tests.integration.transport.raw_peers import RawReceiver
+from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.standstill import standing_still
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
@@ -107,6 +110,47 @@ def test_an_open_that_takes_longer_than_a_peer_may_be_silent_arrives(far: Far, n
     body = bytes(int((SILENCE_SECONDS + 8) * bytes_per_second))
     near.link.open(Outgoing(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
     assert isinstance(near.end(transfer_id), SendCompleted)
+
+
+def test_a_long_open_on_a_slow_link_is_not_repeated_beside_itself(near_to: Callable[..., Near]) -> None:
+    """Each copy would take its share of the link, until none arrives in time."""
+    transfer_id, lock, num_coming, most_coming = os.urandom(16), threading.Lock(), 0, 0
+
+    def serve(connection: Connection) -> None:
+        nonlocal num_coming, most_coming
+        while True:
+            header = connection.read_header()
+            with lock:
+                num_coming += header.type is FrameType.OPEN
+                most_coming = max(most_coming, num_coming)
+            connection.read_payload(header)
+            if header.type is FrameType.PING:
+                connection.write(PONG)
+            elif header.type is FrameType.OPEN:
+                with lock:
+                    num_coming -= 1
+                connection.write(encode_have(transfer_id, Have(Ranges(), ())))
+                connection.write(encode_done(transfer_id, Done(0, 0)))
+
+    with RawReceiver(serve) as receiver:
+        near = near_to(receiver.address, num_connections=2, max_bytes_per_second=600_000)
+        body = bytes(int(4 * SLOW_BYTES_PER_SECOND))  # on one of them this takes longer than it has
+        near.link.open(Outgoing(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
+        assert isinstance(near.end(transfer_id), SendCompleted)
+        assert most_coming == 1
+
+
+def test_what_has_come_is_acknowledged_before_a_long_frame_is_read(far: Far) -> None:
+    """That may take a minute; chunks on other connections are answered meanwhile, so this one would count as stalled."""
+    long = encode_open(os.urandom(16), Open(ObjectSizes(()), 0, PATIENCE_SECONDS, bytes(LARGE_FRAME_BYTES)))
+    with RawSender(far.address) as raw:
+        transfer_id, frames = raw.open(10, 10, 10), b""
+        for slab in (Slab(0, 1, 0, 10), Slab(1, 1, 0, 10)):  # the first is acknowledged at once anyway
+            frames += chunk_header(transfer_id, slab, chunk_checksum(transfer_id, slab, [memoryview(bytes(10))]))
+            frames += bytes(10)
+        raw.connection.write(frames + long[:HEADER_BYTES])
+        while (header := raw.heard()[0]).offset < 2:
+            assert header.type is FrameType.ACK
 
 
 def test_a_peer_that_acknowledges_nothing_is_sent_so_many_chunks_and_the_rest_once_it_does(

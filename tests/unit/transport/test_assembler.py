@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
-from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, MAX_FRAGMENTS, Assembler
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.ranges import Ranges
 
@@ -50,43 +48,6 @@ def test_a_chunk_that_keeps_coming_changed_is_given_up() -> None:
     assembler = _assembler()
     again = [assembler.changed(Slab(0, 1, 0, 10)) for _ in range(MAX_ATTEMPTS_PER_CHUNK)]
     assert again == [True] * (MAX_ATTEMPTS_PER_CHUNK - 1) + [False]
-
-
-def test_an_area_in_too_many_pieces_breaks_the_protocol() -> None:
-    assembler = Assembler(ObjectSizes([(4 * MAX_FRAGMENTS, 4)]), Ranges())
-    for at in range(MAX_FRAGMENTS):
-        slab = Slab(0, 1, 2 * at, 1)
-        assert assembler.use_of(slab) == "write"
-        assembler.landed(slab)
-    assert assembler.num_pieces == MAX_FRAGMENTS
-    with pytest.raises(RemoteProtocolError, match="separate pieces"):
-        assembler.use_of(Slab(0, 1, 2 * MAX_FRAGMENTS, 1))
-
-
-def _scattered() -> Assembler:
-    """Every second object's first bytes have come: one column of nearly as many pieces as may be."""
-    num_objects = 2 * (MAX_FRAGMENTS - 100)
-    assembler = Assembler(ObjectSizes([(100, num_objects)]), Ranges())
-    for first in range(0, num_objects, 2):
-        assembler.landed(Slab(first, 1, 0, 90))
-    assert assembler.num_pieces == MAX_FRAGMENTS - 100
-    return assembler
-
-
-CUTS_THE_COLUMN = Slab(0, 2, 10, 20)  # in three, objects and all
-
-
-def test_a_chunk_that_would_make_it_too_many_pieces_is_refused_before_it_is_written() -> None:
-    with pytest.raises(RemoteProtocolError, match="separate pieces"):
-        _scattered().use_of(CUTS_THE_COLUMN)
-
-
-@pytest.mark.parametrize("happens", [Assembler.landed, Assembler.lost, Assembler.changed])
-def test_chunks_that_had_begun_before_make_it_no_more_pieces(happens: Callable[[Assembler, Slab], object]) -> None:
-    assembler = _scattered()
-    happens(assembler, CUTS_THE_COLUMN)
-    assert assembler.num_pieces <= 1
-    assert assembler.arrived.num_bytes in (0, CUTS_THE_COLUMN.num_bytes), "all else comes again"
 
 
 def test_a_chunk_that_was_lost_takes_back_what_it_has_written_over() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import messages
 from prfaas.transport.area import Area, Slab
+from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.messages import MAX_SLABS, Challenge, Done, Ending, Have, Hello, Open
 from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.ranges import Ranges
@@ -116,7 +117,7 @@ def test_a_have_whose_slabs_are_not_disjoint_and_in_order_breaks_the_protocol(ar
 
 def test_an_ending_of_an_unknown_reason_reads_protocol_and_a_long_message_is_cut() -> None:
     frame = messages.encode_ending(FrameType.ERROR, ID, Ending("deadline", "x" * 9999))
-    assert messages.decode_ending(_parts(frame)[1]) == Ending("deadline", "x" * messages.MAX_MESSAGE_CHARACTERS)
+    assert messages.decode_ending(_parts(frame)[1]) == Ending("deadline", "x" * MAX_MESSAGE_CHARACTERS)
     assert messages.decode_ending(msgpack.packb(["made up", "why"])) == Ending("protocol", "why")
 
 

@@ -35,9 +35,9 @@ class _Sender:
         frames = iter(lambda: self.outbox.next_frame(now=0.0), None)
         return [Header.decode(frame[:HEADER_BYTES]).type for frame in frames]
 
-    def after(self, seconds: float) -> list[FrameType]:
+    def after(self, seconds: float, *, leaving: frozenset[bytes] = frozenset()) -> list[FrameType]:
         """What leaves when the clock stands there."""
-        is_any = self.outbox.ask_again(now=seconds, patience_seconds=PATIENCE)
+        is_any = self.outbox.ask_again(now=seconds, patience_seconds=PATIENCE, leaving=leaving)
         said = self.said()
         assert is_any == bool(said)
         return said
@@ -80,6 +80,13 @@ def test_a_long_open_has_time_to_arrive_before_it_is_repeated() -> None:
     sender = _Sender(body=bytes(int(3 * SLOW_BYTES_PER_SECOND)))
     assert not sender.after(0.0) and not sender.after(3.9)
     assert sender.after(4.1) == [FrameType.OPEN]
+
+
+def test_an_open_is_not_repeated_while_it_is_still_leaving() -> None:
+    sender = _Sender()
+    assert not any(sender.after(second, leaving=frozenset({ID})) for second in range(20))
+    assert not sender.after(20.0) and not sender.after(20.9)
+    assert sender.after(21.1) == [FrameType.OPEN]
 
 
 def test_an_end_that_got_lost_is_asked_for_once_everything_is_acknowledged() -> None:
@@ -169,6 +176,22 @@ def test_a_peer_may_hold_as_scattered_objects_as_any_keeps_pieces() -> None:
         outbox.reopen(ID)
     outbox.have(ID, standing, process=bytes(16), now=0.0)
     assert outbox.queued_bytes == num_held * num_layers
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["wholly held", "held at both ends"])
+def test_a_long_prompt_of_which_the_peer_holds_the_beginning_is_cut_by_nothing(*, is_whole: bool) -> None:
+    """Each step makes a slab for each layer of each rank, however few of their objects leave."""
+    num_slabs, events = MAX_CUTS + 1, list[SendEvent]()
+    outbox = Outbox(events.append, num_connections=1)
+    sizes = ObjectSizes([(1, 3 * num_slabs)])
+    outbox.open(Outgoing(ID, b"", sizes, lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
+    ends = (its for first in range(0, 3 * num_slabs, 3) for its in ((first, first + 1), (first + 2, first + 3)))
+    held = Ranges([(0, 3 * num_slabs)] if is_whole else ends)
+    outbox.have(ID, Standing.of(Have(held, ()), sizes), process=bytes(16), now=0.0)
+    for at in range(num_slabs):
+        outbox.ready(ID, Slab(3 * at, 3, 0, 1), now=0.0)
+    assert [type(event) for event in events] == [SendAccepted]
+    assert outbox.queued_bytes == (0 if is_whole else num_slabs)
 
 
 def test_a_cancel_is_said_again_after_a_loss_until_it_is_answered_or_late() -> None:

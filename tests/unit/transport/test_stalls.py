@@ -129,6 +129,23 @@ def test_each_one_that_is_ended_in_vain_doubles_the_patience() -> None:
     assert link.stalled_at(link.now + LATE + 2 * TICK, each=("idle",)) == ["stuck"]
 
 
+class _TakenBack(Pulse):
+    """Whose PING cannot leave just after it was looked at."""
+
+    def __getattribute__(self, name: str) -> object:
+        value = super().__getattribute__(name)
+        if name == "pinged_at":
+            self.pinged_at = None
+        return value
+
+
+def test_a_ping_may_be_taken_back_while_a_pong_is_heard() -> None:
+    pulse = _TakenBack()
+    pulse.pinged(10.0)
+    pulse.ponged()
+    assert pulse.answered == 10.0
+
+
 def test_pongs_answer_the_pings_in_their_order() -> None:
     pulse = Pulse()
     pulse.pinged(10.0)
