@@ -150,7 +150,7 @@ async def _door_that_transfers(pair: Pair, *, seed: int) -> AsyncIterator[str]:
     seeds = itertools.count(seed)
     async with _door(pair, transfer_deadline=3600.0) as url:
         async with asyncio.timeout(60):
-            while (await ask())["x-prfaas-route"] != "remote":  # until both engines have been probed
+            while (await ask()).get("x-prfaas-route") != "remote":  # until both engines have been probed
                 pass
         yield url
         assert await _is_transferred(pair, await ask())
