@@ -18,7 +18,7 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.answers import say
 from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals
-from prfaas.transport.connection import Connection, listen, tune
+from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.inbound import (
     Accepted,
@@ -34,6 +34,7 @@ from prfaas.transport.inlet import Inlet, InletConfig, InletState
 from prfaas.transport.messages import Hello
 from prfaas.transport.reader import FrameBounds, Reader
 from prfaas.transport.shares import Shares
+from prfaas.transport.sockets import listen, tune
 from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER
 from prfaas.types import FailureReason

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.area import Slab
-from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Ending, Open
 from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.sockets import make_socket
 from prfaas.transport.tls import Certificates
 from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport.ends import KEY

@@ -18,7 +18,7 @@ from prfaas.transport import messages
 from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import Arrivals
 from prfaas.transport.cancels import MAX_CANCELS
-from prfaas.transport.connection import SEND_BUFFER_BYTES, Connection
+from prfaas.transport.connection import Connection
 from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted
 from prfaas.transport.messages import MAX_SLABS, Done, Have, Open
@@ -26,6 +26,7 @@ from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sockets import SEND_BUFFER_BYTES
 from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport.ends import Far, Near, fill_up, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender

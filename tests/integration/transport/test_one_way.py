@@ -14,12 +14,13 @@ import pytest
 
 from prfaas.console.authority import Authority
 from prfaas.transport import handshake
-from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Hello, decode_ending
 from prfaas.transport.reach import FRUITLESS_SECONDS, Reach
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
+from prfaas.transport.sockets import make_socket
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.transport.wire import HEADER_BYTES, FrameType
 from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send

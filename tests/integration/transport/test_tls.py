@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
 from prfaas.errors import ConfigError
-from prfaas.transport.connection import Connection, make_socket
+from prfaas.transport.connection import Connection
 from prfaas.transport.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiverConfig
@@ -292,44 +289,3 @@ def test_a_public_peer_that_reaches_a_private_address_is_not_served_in_plain_tex
     )
     assert json.loads(run.stdout) == refused, run.stderr.decode()
     assert run.stderr.decode().count("set insecure_plaintext: true") == num_told
-
-
-def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whoever answers for a name may answer otherwise the next time."""
-    answers = iter(["127.0.0.1", "127.0.0.2"])
-    look_up = socket.getaddrinfo
-
-    def answer(host: str, *rest: Any, **more: Any) -> Any:
-        return look_up(next(answers) if host == "far.example" else host, *rest, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", answer)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        made = make_socket(f"far.example:{port}", congestion_control="bbr", allow_public=False)
-        assert made.getpeername() == ("127.0.0.1", port)
-        made.close()
-
-
-def _link_local_address() -> str | None:
-    """One of this machine, with its interface."""
-    table = Path("/proc/net/if_inet6")
-    for line in table.read_text().splitlines() if table.exists() else ():
-        address, *_, interface = line.split()
-        if address.startswith("fe80"):
-            return f"{ipaddress.ip_address(bytes.fromhex(address))}%{interface}"
-    return None
-
-
-@pytest.mark.skipif(_link_local_address() is None, reason="needs an interface with a link-local address")
-def test_a_name_of_a_link_local_address_is_dialled_at_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    address, look_up = _link_local_address(), socket.getaddrinfo
-
-    def answer(host: str, *rest: Any, **more: Any) -> Any:
-        return look_up(address if host == "near.local" else host, *rest, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", answer)
-    with socket.create_server(("::", 0), family=socket.AF_INET6) as server:
-        name = f"near.local:{server.getsockname()[1]}"
-        make_socket(name, congestion_control="bbr", allow_public=False).close()
