@@ -132,6 +132,11 @@ WIRE_REFUSALS = _counter(
     ("reason",),
 )
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
+LINK_STALLS = _counter(
+    "prfaas_agent_link_stalls",
+    "Connections to a peer that stood still while others were answered, and whose chunks left over the others.",
+    ("peer",),
+)
 LINK_CONGESTED = _gauge(
     "prfaas_agent_link_congested",
     "1 for the reason why the link to a peer is choked: queue, loss or rtt; 0 for the others, for all of one that is not.",

@@ -94,6 +94,7 @@ class Link:
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
         self._stalls: StallWatch[Line] = StallWatch()
+        self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)  # from 0 on, so that the first shows
         self._pacing = LinkPacing(config, peer_name=peer_name)
         self._lines: set[Line] = set()
         self._boot_id: bytes | None = None  # of the peer's process
@@ -295,6 +296,7 @@ class Link:
             verdict = self._stalls.look(pulses, now=now)
             for line in verdict.stalled:
                 _log.warning("link.stalled", peer=self._peer_name, unacknowledged_bytes=line.in_flight_bytes)
+                self._num_stalls.inc()
                 line.abort()
         for line in pulses if verdict.wants_pings else ():
             line.ping()

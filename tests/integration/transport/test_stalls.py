@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from prometheus_client import REGISTRY
+
 from prfaas.transport.area import Area, Slab
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.line import MAX_UNACKNOWLEDGED
@@ -36,7 +38,14 @@ def _ready(near: Near, transfer_id: bytes, objects: list[bytes], numbers: range)
         near.link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=size)
 
 
-def test_what_a_connection_carries_that_stands_still_arrives_over_the_others(near_to: Callable[..., Near]) -> None:
+def _num_stalls() -> float | None:
+    """As an agent's metrics show it."""
+    return REGISTRY.get_sample_value("prfaas_agent_link_stalls_total", {"peer": "far"})
+
+
+def test_what_a_connection_carries_that_stands_still_arrives_over_the_others_and_is_counted(
+    near_to: Callable[..., Near],
+) -> None:
     """It answers PINGs, so that it is lost in no other way."""
     objects, arrived, lock = objects_of(*[MIB] * 8), Area(), threading.Lock()
     stuck: list[Connection] = []
@@ -66,9 +75,11 @@ def test_what_a_connection_carries_that_stands_still_arrives_over_the_others(nea
         near = near_to(receiver.address)
         transfer_id = send(near, objects, ready=False)
         wait_until(lambda: near.link.snapshot().num_connections == 4)
+        before = _num_stalls()
+        assert before is not None, "a link shows that it has had none"
         _ready(near, transfer_id, objects, range(8))
         assert isinstance(near.end(transfer_id), SendCompleted)
-        assert stuck
+        assert stuck and (_num_stalls() or 0) > before
 
 
 @contextmanager
