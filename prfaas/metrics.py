@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
-from prfaas.units import split_address
+from prfaas.units import join_address, split_address
 
 # From a cached short prompt to the time-out of a client. The tens of seconds are where a long prompt on a slow link lies.
 TTFT_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
@@ -462,5 +462,4 @@ def serve(address: str) -> MetricsServer:
     """
     host, port = split_address(address)
     server, thread = start_http_server(port, host)
-    shown = f"[{host}]" if ":" in host else host
-    return MetricsServer(f"{shown}:{server.server_port}", server, thread)
+    return MetricsServer(join_address(host, server.server_port), server, thread)

@@ -126,6 +126,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host, port
 
 
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host, by name or address, is this machine alone."""
     if host == "localhost":

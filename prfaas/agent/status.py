@@ -14,7 +14,7 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 from prometheus_client import make_wsgi_app
 
 from prfaas.errors import ConfigError
-from prfaas.units import split_address
+from prfaas.units import join_address, split_address
 
 REQUEST_TIMEOUT_SECONDS = 5.0
 
@@ -56,7 +56,7 @@ class StatusServer:
     @property
     def address(self) -> str:
         host, port = self._server.server_address[:2]
-        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+        return join_address(str(host), port)
 
     def start(self) -> None:
         self._thread.start()

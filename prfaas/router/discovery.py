@@ -20,7 +20,7 @@ from prfaas.errors import ConfigError
 from prfaas.router.config import DiscoveryConfig
 from prfaas.router.fleet import InstanceAddress
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
-from prfaas.units import split_address
+from prfaas.units import join_address, split_address
 
 ANSWER_SECONDS = 5.0
 MAX_PAGE_BYTES = 1 << 20
@@ -158,11 +158,7 @@ async def _resolved(name: str) -> list[str] | None:
     except OSError as error:
         _log.warning("name.not_resolved", name=name, error=str(error))
         return None
-    return [_page(str(address[0]), port) for _, _, _, _, address in found]
-
-
-def _page(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return [join_address(str(address[0]), port) for _, _, _, _, address in found]
 
 
 @dataclass(frozen=True)
@@ -221,11 +217,11 @@ class KubernetesPods:
             _log.warning("kubernetes.not_asked", error=repr(error))
             return None
         running = (pod.status.podIP for pod in pods if pod.status.phase == "Running" and pod.status.podIP)
-        return [_page(host, self._config.kubernetes_port) for host in running]
+        return [join_address(host, self._config.kubernetes_port) for host in running]
 
 
 def _api_of_environment() -> str:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError("discovery.kubernetes_api: missing, and this is no pod of Kubernetes")
-    return f"https://{_page(host, int(port))}"
+    return f"https://{join_address(host, int(port))}"

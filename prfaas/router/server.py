@@ -31,7 +31,7 @@ from prfaas.router.tokens import Tokenizer
 from prfaas.rpc.tasks import end, lasting
 from prfaas.transport.tls import Certificates
 from prfaas.transport.tls_door import INNER, TlsDoor
-from prfaas.units import split_address
+from prfaas.units import join_address, split_address
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # vLLM closes idle connections after 5 s; a request must not meet that moment
@@ -130,7 +130,7 @@ async def _bind(runner: web.AppRunner, listen: str, setting: str) -> str:
     except OSError as error:
         raise ConfigError(f"{setting}: {listen} cannot be bound ({error.strerror})") from error
     bound: int = runner.addresses[0][1]
-    return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+    return join_address(host, bound)
 
 
 @contextlib.asynccontextmanager

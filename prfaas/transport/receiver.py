@@ -38,7 +38,7 @@ from prfaas.transport.sockets import listen, tune
 from prfaas.transport.tls import Certificates, refusal_of
 from prfaas.transport.wire import NO_TRANSFER
 from prfaas.types import FailureReason
-from prfaas.units import is_public
+from prfaas.units import is_public, join_address
 
 __all__ = [
     "Accepted",
@@ -137,8 +137,7 @@ class Receiver:
             thread = threading.Thread(target=target, name=target.__name__, daemon=True)
             self._threads.append(thread)
             thread.start()
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(*self._socket.getsockname()[:2])
 
     @property
     def num_connections(self) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from prfaas.errors import ConfigError
 from prfaas.transport.tls import Certificates, TlsRefusal, common_name, refusal_of
-from prfaas.units import is_loopback, split_address
+from prfaas.units import is_loopback, join_address, split_address
 
 MAX_STRANGERS = 64  # whose handshakes are under way, at a port between components
 HANDSHAKE_SECONDS = 5.0
@@ -61,7 +61,7 @@ class TlsDoor:
             raise ConfigError(f"{self._setting} {self._listen}: {error}") from error
         self._socket.setblocking(False)
         bound = self._socket.getsockname()[1]
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = join_address(host, bound)
 
     def start(self, inner: str) -> None:
         """Let peers in, to a server at this address of loopback."""

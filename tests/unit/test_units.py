@@ -63,9 +63,9 @@ def test_other_forms_are_refused_with_what_is_wrong(kind: units.KindName, text: 
         KINDS[kind].parse(text)
 
 
-def test_an_address_splits_into_host_and_port() -> None:
-    assert units.split_address("[fe80::1]:80") == ("fe80::1", 80)
-    assert units.split_address("node-1.example:9000") == ("node-1.example", 9000)
+def test_an_address_splits_into_host_and_port_and_is_joined_of_them() -> None:
+    for address, its in {"[fe80::1]:80": ("fe80::1", 80), "node-1.example:9000": ("node-1.example", 9000)}.items():
+        assert units.split_address(address) == its and units.join_address(*its) == address
 
 
 def test_a_choice_takes_its_words_only() -> None:

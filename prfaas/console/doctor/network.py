@@ -23,7 +23,7 @@ from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
 from prfaas.router.config import RouterConfig
 from prfaas.transport.sockets import public_address
-from prfaas.units import is_loopback, split_address
+from prfaas.units import is_loopback, join_address, split_address
 
 _ADVERTISED: Subject = "advertised_address"
 _EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:PORT"}'
@@ -261,8 +261,7 @@ def _here(host: str) -> str:
 def answers(address: str, path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> bool:
     """Whether a component's health page is there, plain or by its own certificate."""
     host, port = split_address(address)
-    host = _here(host)
-    at = f"[{host}]:{port}{path}" if ":" in host else f"{host}:{port}{path}"
+    at = join_address(_here(host), port) + path
     urls = [f"http://{at}", *([f"https://{at}"] if tls else [])]
     return any(_answers(url, timeout_seconds=timeout_seconds, tls=tls) for url in urls)
 
