@@ -419,6 +419,6 @@ class Agent:
             "pins": self._pins.status(),
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "inlets": [asdict(inlet) for inlet in self._receiver.inlets()],
-            "links": [state.to_dict() for state in self._links.states()],
+            "links": self._links.page(),
             "reporting": self._reporting.status() if self._reporting else None,
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
 
 from prfaas.agent.config import AgentConfig, EgressConfig
 from prfaas.transport.egress_budget import EgressBudget
@@ -88,6 +90,13 @@ class Links:
     def states(self) -> list[LinkState]:
         """Each link's figures."""
         return [link.snapshot() for link in list(self._links.values())]
+
+    def page(self) -> list[dict[str, Any]]:
+        """Each link's figures, with those of each of its connections."""
+        return [
+            link.snapshot().to_dict() | {"connections": [asdict(its) for its in link.connections()]}
+            for link in list(self._links.values())
+        ]
 
     def take_idle(self, now: float) -> list[Link]:
         """Links that nobody has used for long, for the caller to close: peers may have left, or have other addresses."""

@@ -30,6 +30,7 @@ from prfaas.transport.tls import CertificateFiles
 
 CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")
+AGENT_PAGE = "http://127.0.0.1:7401"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,16 @@ def _links(call: Call) -> Answer:
     state = call.page("/state")
     links = [{"node": its["node"]["name"], **link} for its in tables.nodes_of(state) for link in its.get("links", [])]
     return Answer(links, [tables.link_table(state)])
+
+
+def _connections(call: Call) -> Answer:
+    """What an agent's own page says, which nobody else knows: managers hear of links."""
+    its, page = call.settings, f"{call.arguments.agent.rstrip('/')}/status"
+    status = read_json(page, timeout_seconds=its.timeout, tls=tls_of(its))
+    if not isinstance(status, dict) or "links" not in status:
+        raise PageUnreachable(f"{page}: it is no agent's; an agent's pages are at its status_listen")
+    links = [{key: link.get(key, []) for key in ("peer", "address", "connections")} for link in status["links"]]
+    return Answer(links, tables.connection_tables(links))
 
 
 def _top(call: Call) -> Answer:
@@ -269,6 +280,14 @@ def _parser() -> argparse.ArgumentParser:
         "--ready", action="store_true", help="only whether the managers are ready; ends with 1 if one is not"
     )
     _add(commands, "links", _links, "every link between nodes: goodput, capacity, round trip, what is sent again")
+    connections = _add(commands, "connections", _connections, "each connection of an agent's links, to find a bad path")
+    connections.add_argument(
+        "agent",
+        nargs="?",
+        default=AGENT_PAGE,
+        metavar="AGENT",
+        help=f"its pages (status_listen); by default {AGENT_PAGE}",
+    )
     _add_top(commands)
     explain = _add(commands, "explain", _explain, "why a recent request went where it went")
     explain.add_argument("request", metavar="REQUEST", help="its x-request-id, or the id that a manager decided under")

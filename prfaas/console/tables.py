@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from prfaas.transport.link_meter import RETRANSMIT_RATIO
+from prfaas.transport.stalls import STALL_SECONDS
+
 Mood = Literal["plain", "good", "warning", "bad"]
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
@@ -117,7 +120,45 @@ def link_mood(link: Mapping[str, Any]) -> Mood:
     """How bad a link is: down; choked, or sends much again; fine."""
     if link.get("is_down"):
         return "bad"
-    return "warning" if link.get("congestion") or link.get("retransmit_ratio", 0.0) > 0.03 else "plain"
+    is_choked = link.get("congestion") or link.get("retransmit_ratio", 0.0) > RETRANSMIT_RATIO
+    return "warning" if is_choked else "plain"
+
+
+def connection_tables(links: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Every connection of an agent's links, the oldest first, a table for each link."""
+    columns = ("from", "to", "age", "rtt", "least", "delivers", "resent", "unsent", "unacked", "waits for", "still")
+    return [
+        Table(
+            f"To {link['peer']} at {link['address']}",
+            columns,
+            tuple(map(_connection_row, link["connections"])),
+            tuple(map(connection_mood, link["connections"])),
+        )
+        for link in links
+    ]
+
+
+def _connection_row(its: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        its["local_address"],
+        its["remote_address"],
+        f"{its['age_seconds']:.0f} s",
+        f"{its['rtt_seconds'] * 1000:.1f} ms",
+        f"{its['min_rtt_seconds'] * 1000:.1f} ms",
+        bit_rate(its["delivery_bytes_per_second"]),
+        percent(its["resent_ratio"]),
+        size(its["unsent_bytes"]),
+        size(its["unacknowledged_bytes"]),
+        its["limit"] or "",
+        f"{its['still_seconds']:.1f} s",
+    )
+
+
+def connection_mood(its: Mapping[str, Any]) -> Mood:
+    """How bad a connection is: nothing moves on it; it sends much again; fine."""
+    if its["still_seconds"] >= STALL_SECONDS:
+        return "bad"
+    return "warning" if its["resent_ratio"] > RETRANSMIT_RATIO else "plain"
 
 
 def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:

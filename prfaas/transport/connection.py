@@ -17,6 +17,7 @@ from prfaas.transport.sockets import SEND_SECONDS, make_socket
 from prfaas.transport.tcp_info import TcpInfo
 from prfaas.transport.tls import Certificates, TlsStream
 from prfaas.transport.wire import HEADER_BYTES, Header, State, next_state
+from prfaas.units import join_address
 
 HANDSHAKE_SECONDS = 5.0  # for each read of the handshake, of which there are four
 SILENCE_SECONDS = 15.0  # a peer that says nothing for this long is gone; PING goes out at a third of it
@@ -177,6 +178,13 @@ class Connection:
     def tcp_info(self) -> TcpInfo | None:
         """The kernel's figures of this connection."""
         return tcp_info.read(self._socket)
+
+    def addresses(self) -> tuple[str, str] | None:
+        """This end's and the peer's; None when the socket is closed."""
+        with contextlib.suppress(OSError):
+            own, peer = self._socket.getsockname(), self._socket.getpeername()
+            return join_address(*own[:2]), join_address(*peer[:2])
+        return None
 
     def congestion_control(self) -> str:
         """What the kernel uses on this connection, which need not be what was asked for."""

@@ -15,6 +15,7 @@ from prfaas.transport import lossy_cast, messages
 from prfaas.transport.answers import say
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.connection_state import ConnectionState, Recent
 from prfaas.transport.messages import Done, Ending
 from prfaas.transport.outbound import Outgoing
 from prfaas.transport.packing import CODECS, Packer, Way, ways
@@ -67,6 +68,7 @@ class Line:
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.pulse = Pulse(began_at=time.monotonic())
+        self.recent = Recent(self.pulse.began_at)
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.says: bytes | None = None  # the transfer of the control frame that it took, no bytes since
         self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
@@ -112,6 +114,20 @@ class Line:
 
     def tcp_info(self) -> TcpInfo | None:
         return self._connection.tcp_info()
+
+    def state(self, now: float) -> ConnectionState | None:
+        """Its figures, for whoever looks for a bad path; None once it is closed."""
+        addresses, info = self._connection.addresses(), self.tcp_info()
+        if addresses is None or info is None:
+            return None
+        return ConnectionState.of(
+            addresses,
+            info,
+            recent=self.recent,
+            pulse=self.pulse,
+            unacknowledged_bytes=self.in_flight_bytes,
+            now=now,
+        )
 
     def search_rate(self) -> None:
         self._connection.search_rate()

@@ -81,7 +81,7 @@ class LinkGauge:
     def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> Carried | None:
         """Take a sample of every connection; returns what they carry, where that is settled anew."""
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]
-        self._count(infos)
+        self._count(infos, now)
         self._connection_seconds += len(infos) * (now - self._measured_at)
         self._measured_at = now
         sample = self._sample(now, infos, outbox)
@@ -99,12 +99,13 @@ class LinkGauge:
         self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
         return carried
 
-    def _count(self, infos: list[tuple[Line, TcpInfo]]) -> None:
+    def _count(self, infos: list[tuple[Line, TcpInfo]], now: float) -> None:
         heard: dict[Line, int] = {}
         for line, info in infos:
             self._grown = Growth(*map(operator.add, self._grown, info.grown_since(line.seen)))
             heard[line] = info.heard_since(line.seen)
             line.seen = info
+            line.recent.add(info, now)
         self._round_trips.heard(heard, in_flight=[line for line, _ in infos if line.in_flight_bytes])
 
     def round_trip(self, infos: list[tuple[Line, TcpInfo]]) -> RoundTrip:

@@ -162,17 +162,24 @@ def _congestion(sample: LinkSample, queue_seconds: float, retransmit_ratio: floa
 
 
 def _limit(oldest: LinkSample, sample: LinkSample) -> LinkLimit | None:
-    """What the connections spent most of their time with: having nothing to send, or waiting for one of the others."""
-    busy = sample.busy_seconds - oldest.busy_seconds
-    by_receiver = sample.receiver_limited_seconds - oldest.receiver_limited_seconds
-    by_buffer = sample.buffer_limited_seconds - oldest.buffer_limited_seconds
-    seconds = sample.connection_seconds - oldest.connection_seconds
+    return limit_of(
+        sample.connection_seconds - oldest.connection_seconds,
+        busy_seconds=sample.busy_seconds - oldest.busy_seconds,
+        receiver_limited_seconds=sample.receiver_limited_seconds - oldest.receiver_limited_seconds,
+        buffer_limited_seconds=sample.buffer_limited_seconds - oldest.buffer_limited_seconds,
+    )
+
+
+def limit_of(
+    seconds: float, *, busy_seconds: float, receiver_limited_seconds: float, buffer_limited_seconds: float
+) -> LinkLimit | None:
+    """What connections spent most of these seconds with: having nothing to send, or waiting for one of the others."""
     if seconds <= 0:
         return None
     shares: dict[LinkLimit, float] = {
-        "application": seconds - busy,
-        "receiver_window": by_receiver,
-        "send_buffer": by_buffer,
-        "network": busy - by_receiver - by_buffer,
+        "application": seconds - busy_seconds,
+        "receiver_window": receiver_limited_seconds,
+        "send_buffer": buffer_limited_seconds,
+        "network": busy_seconds - receiver_limited_seconds - buffer_limited_seconds,
     }
     return max(shares, key=shares.__getitem__)

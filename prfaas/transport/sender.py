@@ -14,6 +14,7 @@ from prfaas.transport.area import Slab
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
+from prfaas.transport.connection_state import ConnectionState
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.line import Line, Taken
@@ -213,6 +214,13 @@ class Link:
                 delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
                 pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
             )
+
+    def connections(self) -> list[ConnectionState]:
+        """The figures of each of its connections, the oldest first."""
+        with self._changed:
+            now = time.monotonic()
+            states = [state for line in self._lines if (state := line.state(now)) is not None]
+        return sorted(states, key=lambda its: -its.age_seconds)
 
     # Probes
 

@@ -45,6 +45,38 @@ def test_objects_arrive_whole_and_every_byte_is_acknowledged(far: Far, near_to: 
     assert near.link.snapshot().acknowledged_bytes == sum(map(len, objects))
 
 
+def test_each_connection_of_a_link_has_its_own_figures(far: Far, near_to: Callable[..., Near]) -> None:
+    near, objects = near_to(far.address), objects_of(*[1 << 20] * 8)
+    transfer_id = send(near, objects, ready=False)
+    wait_until(lambda: len(near.link.connections()) == 4)
+    for index, its in enumerate(objects):
+        near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))
+    assert isinstance(near.end(transfer_id), SendCompleted)
+    shown = near.link.connections()
+    assert len({its.local_address for its in shown}) == 4 and {its.remote_address for its in shown} == {far.address}
+    assert sum(its.sent_bytes for its in shown) > 8 << 20
+    assert all(its.age_seconds > 0 and its.rtt_seconds > 0 and its.limit for its in shown)
+    wait_until(lambda: not any(its.unacknowledged_bytes or its.still_seconds for its in near.link.connections()))
+
+
+def test_how_long_a_connection_has_stood_still_is_shown(near_to: Callable[..., Near]) -> None:
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
+        while True:  # and says nothing of what comes
+            connection.read_payload(connection.read_header())
+
+    with RawReceiver(serve) as receiver:
+        near = near_to(receiver.address, num_connections=1)
+        send(near, objects_of(1 << 20))
+        wait_until(
+            lambda: any(
+                its.still_seconds > 0.5 and its.unacknowledged_bytes == 1 << 20 for its in near.link.connections()
+            )
+        )
+
+
 def test_layers_leave_while_others_are_not_ready_yet(far: Far, near_to: Callable[..., Near]) -> None:
     near, objects = near_to(far.address), objects_of(200_000, 200_000)
     transfer_id = send(near, objects, ready=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
 
+from prfaas.transport.connection_state import Recent
 from prfaas.transport.line import Line
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_meter import CongestionReason
@@ -25,6 +26,7 @@ class Figures:
     info: TcpInfo
     in_flight_bytes: int = 0
     seen: TcpInfo | None = None
+    recent: Recent = field(default_factory=lambda: Recent(0.0))
 
     def tcp_info(self) -> TcpInfo:
         return self.info
