@@ -21,6 +21,7 @@ from prfaas.agent.plan import Copied, OpenBody, TransferPlan, make_plan
 from prfaas.agent.promoting import promote
 from prfaas.agent.refusal import Refusal
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
+from prfaas.agent.wire_priority import wire_priority
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import is_well_formed, prefix_groups
@@ -82,7 +83,8 @@ class Copying:
         if ended is not None:
             self._report(ended)
         elif (copy := self._copies.get(command.transfer_id)) is not None:
-            copy.link.prioritise(command.transfer_id, command.priority)
+            copy.record.priority = wire_priority(command.priority)
+            copy.link.prioritise(command.transfer_id, copy.record.priority)
         elif command.transfer_id in self._promoting:
             self._promoting[command.transfer_id] = command
         else:
@@ -177,6 +179,7 @@ class Copying:
             num_tokens=plan.num_tokens,
             payload_bytes=plan.total_bytes,
             attention_bytes=plan.attention_bytes,
+            priority=wire_priority(command.priority),
         )
         self._copies[command.transfer_id] = _Copy(command, placement, link, self._log.begin(record))
         fingerprints = tuple(layout.fingerprint for layout in plan.layouts)
@@ -187,7 +190,7 @@ class Copying:
                 open_body=OpenBody(command.grant, fingerprints, plan.layouts, copied=copied).encode(),
                 object_bytes=plan.object_bytes,
                 source=placement.memory,
-                priority=command.priority,
+                priority=wire_priority(command.priority),
                 deadline_seconds=max(MIN_DEADLINE_SECONDS, grant.expires_at - time.time()),
             )
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from prfaas import grants, logs, metrics
 from prfaas.agent.plan import decode_link_probe, encode_link_probe
 from prfaas.agent.refusal import Refusal
+from prfaas.agent.wire_priority import wire_priority
 from prfaas.errors import GrantError
 from prfaas.grants import Grant
 from prfaas.transport.link_state import LinkState
@@ -35,7 +36,7 @@ from prfaas.transport.sender import (
 from prfaas.types import AgentName, CopyEnd, CopyOutcome, ProbeCommand, TransferId
 
 OBJECT_BYTES = 1 << 20
-PRIORITY = 3  # each step is a sixteenth of a transfer's share of the link
+PRIORITY = 3  # each step is a sixteenth of an ordinary request's share of the link
 SENDING_SECONDS = 3.0  # from the peer's answer on: over 80 ms BBR needs two for its start and its first drain
 DEADLINE_SECONDS = 30.0  # connecting included
 PAUSE_SECONDS = 30.0  # from one probe of a link to the next
@@ -128,7 +129,7 @@ class SentProbes:
                 open_body=encode_link_probe(command.grant),
                 object_bytes=[OBJECT_BYTES] * num_objects,
                 source=lambda index: memory[:],
-                priority=PRIORITY,
+                priority=wire_priority(PRIORITY),
                 deadline_seconds=DEADLINE_SECONDS,
             )
         )

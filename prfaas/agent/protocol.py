@@ -52,7 +52,8 @@ _OPTIONAL = {"optional": True}
 
 
 def _optional(value: Any) -> Any:
-    """The default of a last field that is left out of the message while it has this value: older peers do not know it."""
+    """The default of a field that is left out of the message while it and all after it have theirs: older peers do not know
+    it."""
     return field(default=value, metadata=_OPTIONAL)
 
 
@@ -98,6 +99,7 @@ class Send:
     grant: bytes
     groups: tuple[GroupBlocks, ...]
     trace: str = _optional("")  # traceparent of the leg
+    priority: int = _optional(0)  # the request's, as vLLM has it: a lower one is more urgent
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,10 @@ _HINTS = {kind: typing.get_type_hints(kind) for kind in _BY_NAME.values()}
 
 def encode(message: Message) -> bytes:
     """The message as it stands on the socket, length included."""
-    values = [_plain(getattr(message, its.name)) for its in fields(message) if not _is_left_out(message, its)]
-    body: bytes = msgpack.packb([type(message).__name__, *values])
+    said = list(fields(message))
+    while said and _is_left_out(message, said[-1]):
+        said.pop()
+    body: bytes = msgpack.packb([type(message).__name__, *(_plain(getattr(message, its.name)) for its in said)])
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 

@@ -15,6 +15,7 @@ from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.protocol import HELD, Send, SendOpened, TransferDone, TransferFailed
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
+from prfaas.agent.wire_priority import wire_priority
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
@@ -161,6 +162,7 @@ class Sending:
                     num_tokens=plan.num_tokens,
                     payload_bytes=plan.total_bytes,
                     attention_bytes=plan.attention_bytes,
+                    priority=wire_priority(request.priority),
                     span=_span(grant, plan, request.trace),
                 )
             ),
@@ -181,7 +183,7 @@ class Sending:
             open_body=replace(body, layouts=()).encode() if is_known else body.encode(),
             object_bytes=outbound.plan.object_bytes,
             source=outbound.placement.memory,
-            priority=0,
+            priority=wire_priority(request.priority),
             deadline_seconds=max(0.1, grant.expires_at - time.time()),
             castable=outbound.plan.castable,
             whole_body=body.encode if is_known else None,

@@ -34,6 +34,7 @@ class TransferRecord:
     num_tokens: int
     payload_bytes: int
     attention_bytes: int
+    priority: int | None = None  # on the wire, lowest first, of one that leaves
     held_bytes: int = 0  # what the receiver had already
     opened_ns: int = field(default_factory=time.monotonic_ns)
     accepted_ns: int | None = None
@@ -80,6 +81,7 @@ class TransferRecord:
             "transfer_id": self.transfer_id.hex(),
             "direction": self.direction,
             "peer": self.peer,
+            "priority": self.priority,
             "outcome": self.outcome,
             "num_tokens": self.num_tokens,
             "payload_bytes": self.payload_bytes,

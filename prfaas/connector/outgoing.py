@@ -76,7 +76,7 @@ class OutgoingRequests:
         outgoing = Outgoing(request.request_id, asked, groups, ask_until)
         self._by_request[request.request_id] = outgoing
         self._by_transfer[outgoing.transfer_id] = outgoing
-        self._post(Send(outgoing.transfer_id, asked.token, groups, asked.trace))
+        self._post(Send(outgoing.transfer_id, asked.token, groups, asked.trace, request.priority))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
         """Take the agent's answer, or its word that the transfer is over."""

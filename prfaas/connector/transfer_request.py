@@ -26,7 +26,7 @@ class EngineRequest:
     """A request as any engine can describe it. `chain(tenant)` hashes the prompt; None when no hash covers its extras.
 
     `salt`: the engine's own for this request (`cache_salt`), in which the router names the tenant. `excluded`: why no KV is
-    loaded or sent for it, whatever its parameters ask for.
+    loaded or sent for it, whatever its parameters ask for. A lower `priority` is more urgent; 0 is the ordinary one.
     """
 
     request_id: str
@@ -35,6 +35,7 @@ class EngineRequest:
     chain: Callable[[str], HashChain | None]
     salt: str = ""
     excluded: Outcome | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)

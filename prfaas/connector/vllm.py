@@ -60,7 +60,7 @@ from prfaas.connector.parked import ParkedRequests
 from prfaas.connector.scheduled import Scheduled
 from prfaas.connector.scheduler_side import SchedulerSide
 from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import SENT_KEY, without_direction
+from prfaas.connector.transfer_request import SENT_KEY, EngineRequest, without_direction
 from prfaas.connector.unsupported import check_supported
 from prfaas.connector.vllm_request import computed_chain, engine_request
 from prfaas.connector.worker_side import WorkerSide
@@ -101,6 +101,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         if vllm_config.parallel_config.data_parallel_size > 1:  # of experts: the other ranks' steps wait for this one's
             self._settings = replace(self._settings, idle_wait_seconds=0.0)
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
+        self._has_priorities = vllm_config.scheduler_config.policy == "priority"
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._undo_hooks: list[Callable[[], None]] = []
@@ -165,9 +166,12 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
-        self._scheduler.on_new_request(engine_request(request, self._model, request.num_prompt_tokens))
+        self._scheduler.on_new_request(self._engine_request(request, request.num_prompt_tokens))
         if request.kv_transfer_params is not None:  # not changed in place: requests with n > 1 may share it
             request.kv_transfer_params = without_direction(request.kv_transfer_params)
+
+    def _engine_request(self, request: Any, num_tokens: int) -> EngineRequest:
+        return engine_request(request, self._model, num_tokens, has_priorities=self._has_priorities)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -198,7 +202,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         self._num_preemptions[request.request_id] = request.num_preemptions
         if not request.skip_reading_prefix_cache:
-            self._scheduler.on_preempted(engine_request(request, self._model, request.num_tokens))
+            self._scheduler.on_preempted(self._engine_request(request, request.num_tokens))
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         group_ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids

@@ -13,8 +13,11 @@ from prfaas.connector.transfer_request import EngineRequest, tenant_of
 from prfaas.hashing import HashChain
 
 
-def engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
-    """The request, of which the first `num_tokens` tokens are its prompt. They are hashed once for each tenant."""
+def engine_request(request: Any, model: str, num_tokens: int, *, has_priorities: bool) -> EngineRequest:
+    """The request, of which the first `num_tokens` tokens are its prompt. They are hashed once for each tenant.
+
+    `has_priorities`: vLLM goes by what clients say of their requests' urgency; else all are alike here too.
+    """
     return EngineRequest(
         request.request_id,
         num_tokens,
@@ -22,6 +25,7 @@ def engine_request(request: Any, model: str, num_tokens: int) -> EngineRequest:
         cache(lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant)),
         request.cache_salt or "",
         _exclusion(request),
+        request.priority if has_priorities else 0,
     )
 
 

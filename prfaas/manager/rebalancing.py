@@ -21,7 +21,7 @@ from prfaas.types import AgentName, ClusterName, CopyEnd, Prefix
 STEP_SECONDS = 0.5
 FORGET_RATIO = 0.05  # of the rate that wants a second holder: what is asked for less is not worth remembering
 FULL_LINK_RATIO = 0.5  # of what a link is known to carry at most: beyond it copies leave it to live transfers
-PRIORITY = 1  # on the wire: a sixteenth of a live transfer's share
+PRIORITY = 1  # on the wire: a sixteenth of an ordinary request's share
 MAX_LOOKED_AT = 64  # prefixes a step, 100 us each
 MAX_DRAINED = 256  # prefixes
 log = logs.get("manager.rebalancing")

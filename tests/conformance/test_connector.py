@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import select
 import socket
 import sys
@@ -17,11 +18,14 @@ from typing import Any
 import pytest
 
 import prfaas
+from prfaas.agent.wire_priority import ORDINARY
+from prfaas.types import TransferId
 from tests.conformance.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
 from tests.conformance.site import SHAPES, Site
 from tests.integration.connector.nodes import Nodes, prompt_of, running_nodes
 from tests.integration.connector.vllm_caches import caches_of, config_of
 from tests.waiting import wait_until
+from tools.demo.client import get_json
 from tools.tiny_models import make_model
 
 pytestmark = pytest.mark.vllm
@@ -68,9 +72,10 @@ def _decode(
     return request_id
 
 
-def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str) -> str:
+def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str, *, priority: int = 0) -> str:
     request_id = f"p{prompt[0]}"
-    engine.submit(request_id, prompt[:-1], {"do_remote_decode": True, "prfaas_grant": grant}, answer_tokens=1)
+    parameters = {"do_remote_decode": True, "prfaas_grant": grant}
+    engine.submit(request_id, prompt[:-1], parameters, answer_tokens=1, priority=priority)
     return request_id
 
 
@@ -133,6 +138,19 @@ def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(site
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 4}
     site.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("policy", "on_the_wire"), [("priority", ORDINARY - 2), ("fcfs", ORDINARY)])
+def test_a_requests_priority_counts_on_the_wire_where_vllm_goes_by_it(
+    site: Site, policy: str, on_the_wire: int
+) -> None:
+    prefiller, decoder = site.prefiller("dense", policy=policy), site.decoder("dense")
+    prompt, transfer_id = prompt_of(21, LENGTH), TransferId(os.urandom(16))
+    grant = site.grant(prompt, transfer_id=transfer_id)
+    site.run_until_finished([_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant, priority=-2)])
+    site.assert_nothing_is_left()
+    sent = get_json(f"{site.nodes.east.status_url}/transfers")
+    assert [its["priority"] for its in sent if its["transfer_id"] == transfer_id.hex()] == [on_the_wire]
 
 
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])

@@ -10,13 +10,15 @@ import pytest
 from prfaas.agent.client import AgentClient
 from prfaas.agent.protocol import Cancel, Receive, ReceiveReady, Release, Send, SendOpened, TransferDone, TransferFailed
 from prfaas.agent.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
 from prfaas.hashing import HashChain
-from prfaas.types import AgentName, TransferId
+from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
 from tests.integration.agent.running import (
+    MODEL,
     NUM_TOKENS,
+    ROOT,
     Agents,
     Engine,
     RunningAgent,
@@ -29,6 +31,7 @@ from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import Relay
 
+MIB = 1 << 20
 GIVES_UP = {
     "reconnect-seconds": "1s"
 }  # an agent whose peer is out of reach; elsewhere nobody is given up for being slow
@@ -226,6 +229,52 @@ def test_a_link_that_comes_back_in_time_lets_the_transfer_go_on(agents: Agents) 
         assert isinstance(ready, ReceiveReady)
         receiver.assert_content(ready)
         sender.wait(TransferDone)
+
+
+WIDE = KVGroup("full_attention", 32, (LayerSlice("a0", 0, 4 * MIB, "float32", "head,token,kv_dim"),))
+WIDE_BYTES = 8 * WIDE.block_bytes  # of a transfer: more than the kernel and a relay take in while nothing gets through
+
+
+def _open_wide(agents: Agents, west: RunningAgent, sender: Engine, *, first: int, priority: int) -> SendOpened:
+    chain = chain_of(first=first, length=256)
+    transfer_id, grant = agents.grant("east", west, chain, max_bytes=WIDE_BYTES)
+    groups = (GroupBlocks(0, 0, chain.blocks(32, first_block=0, num_tokens=256), ROOT),)
+    sender.scheduler.post(Send(transfer_id, grant, groups, priority=priority))
+    opened = sender.wait(SendOpened)
+    assert isinstance(opened, SendOpened)
+    return opened
+
+
+def _layer_ready(sender: Engine, opened: SendOpened) -> None:
+    entry = RingEntry(EntryKind.LAYER_READY, opened.handle, 0, 0, 0, 8)
+    assert sender.worker.ring is not None and sender.worker.ring.push(entry)
+
+
+def test_the_transfer_of_a_more_urgent_request_overtakes_one_that_has_begun(agents: Agents) -> None:
+    """Both are of one size: with equal shares the one that began ends first."""
+    settings = {"num-connections": "1", "pool-bytes": "80MiB", "transfer-ratio": "100%", "compression": "off"}
+    east, west = agents.start("east", **settings), agents.start("west", **settings)
+    wide = Layout(MODEL, "", Shard(0, 1), (WIDE,))
+    sender, _ = agents.engine(east, "e", wide), agents.engine(west, "w", wide)
+
+    def waiting(*names: str) -> int:
+        (link,) = get_json(f"http://{east.status}/status")["links"]
+        return sum(link[name] for name in names)
+
+    with Relay(west.wire) as link:
+        west.wire = link.address
+        begun = _open_wide(agents, west, sender, first=0, priority=0)
+        urgent = _open_wide(agents, west, sender, first=5000, priority=-1)
+        wait_until(lambda: all(its["accepted_seconds"] is not None for its in east.transfers()))
+        link.hold()
+        _layer_ready(sender, begun)
+        wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == WIDE_BYTES)
+        _layer_ready(sender, urgent)
+        wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == 2 * WIDE_BYTES)
+        assert waiting("queued_bytes") > WIDE_BYTES * 9 / 8, "of the one that has begun much has not left"
+        link.release()
+        ended = [sender.wait(TransferDone), sender.wait(TransferDone)]
+        assert ended == [TransferDone(urgent.transfer_id), TransferDone(begun.transfer_id)]
 
 
 def test_memory_that_does_not_suffice_is_refused_by_reason(agents: Agents) -> None:

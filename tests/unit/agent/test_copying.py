@@ -14,6 +14,7 @@ from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.placement import place
 from prfaas.agent.plan import OpenBody, make_plan
 from prfaas.agent.transfer_log import TransferLog
+from prfaas.agent.wire_priority import ORDINARY
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.grants import Grant
@@ -107,7 +108,7 @@ def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
     copying.take(command)
     copying.take(replace(command, priority=0))
     assert (len(copying), ends) == (1, [])
-    assert _priority_of_the_open(link) == 0
+    assert _priority_of_the_open(link) == ORDINARY
     link.close()
     assert [its.outcome for its in ends] == ["shutdown"] and len(copying) == 0
     pool.close()

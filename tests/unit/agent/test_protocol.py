@@ -40,6 +40,8 @@ MESSAGES: list[Message] = [
     Attached("west", 10, 4096, 4096),
     Refused("no"),
     Send(ID, b"grant", GROUPS),
+    Send(ID, b"grant", GROUPS, "00-trace", -(2**63)),
+    Send(ID, b"grant", GROUPS, priority=2),
     SendOpened(ID, 3, [[[1, -1]]]),
     Receive(ID, b"grant", HASH, GROUPS),
     ReceiveReady(ID, [[[1, 2]]], [[[5, 6]]]),
@@ -82,6 +84,7 @@ def test_noise_is_a_remote_protocol_error_and_nothing_else(noise: bytes) -> None
         ["Send", ID, b"g", [[-1, 0, HASH, HASH]]],
         ["Send", ID, b"g", [[0, 0, HASH]]],
         ["Send", ID, b"g", [], 5],
+        ["Send", ID, b"g", [], "", "high"],
     ],
 )
 def test_a_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
@@ -90,17 +93,18 @@ def test_a_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("untraced", "traced", "num_values"),
+    ("plain", "told", "num_values"),
     [
         (Send(ID, b"g", GROUPS), Send(ID, b"g", GROUPS, "00-trace"), 4),
+        (Send(ID, b"g", GROUPS, "00-trace"), Send(ID, b"g", GROUPS, priority=-2), 5),
         (Receive(ID, b"g", HASH, GROUPS), Receive(ID, b"g", HASH, GROUPS, "00-trace"), 5),
     ],
 )
-def test_a_trace_is_left_out_where_there_is_none_so_that_older_agents_take_the_rest(
-    untraced: Message, traced: Message, num_values: int
+def test_last_fields_are_left_out_while_they_say_nothing_so_that_older_agents_take_the_rest(
+    plain: Message, told: Message, num_values: int
 ) -> None:
-    assert len(msgpack.unpackb(encode(untraced)[LENGTH_BYTES:])) == num_values
-    assert decode(encode(traced)[LENGTH_BYTES:]) == traced
+    assert len(msgpack.unpackb(encode(plain)[LENGTH_BYTES:])) == num_values
+    assert decode(encode(told)[LENGTH_BYTES:]) == told
 
 
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:

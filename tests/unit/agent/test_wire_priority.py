@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from prfaas.agent.wire_priority import ORDINARY, wire_priority
+from prfaas.transport.chunker import MAX_PRIORITY
+
+
+@pytest.mark.parametrize(
+    ("priority", "on_the_wire"),
+    [(0, ORDINARY), (-1, 2), (-3, 0), (-(2**63), 0), (1, 4), (4, MAX_PRIORITY), (2**63 - 1, MAX_PRIORITY)],
+)
+def test_a_lower_priority_is_more_urgent_within_what_the_wire_has(priority: int, on_the_wire: int) -> None:
+    assert wire_priority(priority) == on_the_wire

@@ -1,0 +1,24 @@
+"""What the agent is asked when a prefill leg comes."""
+
+from __future__ import annotations
+
+from prfaas.agent.protocol import Message, Send
+from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.outcomes import Tally
+from prfaas.connector.outgoing import OutgoingRequests
+from prfaas.connector.transfer_request import AskedTransfer, EngineRequest
+from prfaas.grants import Grant
+from prfaas.hashing import HashChain, root_hash
+from prfaas.types import AgentName, TransferId
+
+CHAIN = HashChain(root_hash("m"), range(100))
+GRANT = Grant(TransferId(bytes(16)), AgentName("a"), AgentName("b"), "h:1", CHAIN.at(100), 100, 1 << 20, "", 2e9)
+
+
+def test_the_agent_hears_how_urgent_the_request_is() -> None:
+    posted: list[Message] = []
+    outgoing = OutgoingRequests(BlockMap((EngineGroup("full_attention", 16),)), post=posted.append, tally=Tally())
+    request = EngineRequest("r", 100, {}, lambda tenant: CHAIN, priority=-2)
+    outgoing.begin(request, AskedTransfer("send", b"token", GRANT), CHAIN, ask_until=1.0)
+    (asked,) = posted
+    assert isinstance(asked, Send) and (asked.transfer_id, asked.priority) == (GRANT.transfer_id, -2)
