@@ -46,11 +46,13 @@ class Dialler:
         self._logged = 0  # the number that the log has last
         self._congestion_control = ""
         self._last_used_at = time.monotonic()
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}  # by the number of the connection
 
     def start(self) -> None:
         """Have a thread for every connection that is wanted; what cannot be started now waits for the next call."""
-        for number in range(len(self._threads), 0 if self.is_closed.is_set() else self.num_wanted):
+        for number in range(0 if self.is_closed.is_set() else self.num_wanted):
+            if number in self._threads:
+                continue
             thread = threading.Thread(
                 target=self._connect_forever, args=(number,), name=f"send-{self._peer_name}", daemon=True
             )
@@ -59,7 +61,7 @@ class Dialler:
             except RuntimeError as error:
                 self.last_error = f"({error})"
                 return
-            self._threads.append(thread)
+            self._threads[number] = thread
 
     def count_by(self, connection: Connection) -> None:
         """Decide from the link's first connection how many there should be."""
@@ -107,7 +109,7 @@ class Dialler:
 
     def join(self) -> None:
         """Wait for the threads, after `is_closed` was set; takes no lock."""
-        for thread in self._threads:
+        for thread in list(self._threads.values()):
             thread.join(CLOSE_SECONDS)
 
     def _connect_forever(self, number: int) -> None:
@@ -127,10 +129,12 @@ class Dialler:
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _wait_until_wanted(self, number: int) -> bool:
-        """Wait until a connection of this number is wanted; False: the link is closed."""
+        """Wait until the link is in use; False: it is closed, or should have fewer connections, and this thread ends."""
         with self._changed:
-            while not self.is_closed.is_set():
-                if number < self.num_wanted and self.is_wanted():
+            while not self.is_closed.is_set() and number < self.num_wanted:
+                if self.is_wanted():
                     return True
                 self._changed.wait(MAX_RETRY_SECONDS)
+            if not self.is_closed.is_set():  # else who joins wants to know it
+                del self._threads[number]
         return False

@@ -101,7 +101,7 @@ class Link:
         self._boot_id: bytes | None = None  # of the peer's process
         self._generation = 0
         self._reach = Reach(now=time.monotonic())
-        self._watcher = threading.Thread(target=self._watch_forever, name=f"send-{peer_name}", daemon=True)
+        self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
 
     def _put_event(self, event: SendEvent) -> None:
         self._events.put(event)

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -365,7 +366,14 @@ def test_a_short_link_keeps_two_of_the_connections_it_dialled(far: Far, near_to:
     near = near_to(far.address, num_connections=0)
     assert isinstance(near.end(send(near, objects_of(MIB))), SendCompleted)
     wait_until(lambda: (near.link.snapshot().num_connections, far.receiver.num_connections) == (2, 2))
+    wait_until(lambda: _num_dialling() == 2, what="the end of the threads of the six others")
     assert isinstance(near.end(send(near, objects_of(MIB, seed=2))), SendCompleted)
+    near.link._dialler.num_wanted = 4  # as after two seconds of a full link
+    wait_until(lambda: near.link.snapshot().num_connections == 4)
+
+
+def _num_dialling() -> int:
+    return sum(its.name == "send-far" for its in threading.enumerate())
 
 
 def test_a_cancel_leaves_at_once_although_more_connections_were_dialled_than_are_wanted(
