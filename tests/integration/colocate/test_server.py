@@ -55,10 +55,19 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aiohtt
     assert certificates is not None
     connector = aiohttp.TCPConnector(ssl=certificates.dialling())
     async with aiohttp.ClientSession(base_url=url, connector=connector) as session:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await is_alive(session):
+                pass
         yield session
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+
+
+async def is_alive(http: aiohttp.ClientSession) -> bool:
+    """Whether both sides run, which begin after the server has."""
+    async with http.get("/healthz") as response:
+        return response.status == 200
 
 
 async def complete(http: aiohttp.ClientSession, **body: object) -> tuple[int, dict[str, object]]:
