@@ -82,7 +82,8 @@ class Routing:
         places = self._instances.serving(request.model)
         if not places:
             raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
-        if not request.checkpoints:  # asked again, a request counts once
+        is_new = not request.checkpoints and self.decisions.get(request.request_id) is None
+        if is_new:  # asked again, with lengths or without who failed it, a request counts once
             self._rates.count(request.cluster, request.model, now)
         answer = self._match(request, now)
         facts = self._facts(request, answer, now)
@@ -94,7 +95,7 @@ class Routing:
         if decision.decode is None:
             raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
         self._note(request, decision, places[decision.decode], now)
-        if not request.checkpoints:
+        if is_new:
             self._see(request, facts, places[decision.decode], now)
         if not any(facts.cached_tokens.values()):
             self._instances.note_cold_use(decision.decode, now)

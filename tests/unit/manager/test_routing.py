@@ -101,6 +101,17 @@ def test_the_rate_of_a_cluster_and_model_counts_the_requests_of_ten_seconds_for_
     assert rate("west") == 0.3, "the one of ten seconds ago no longer counts"
 
 
+def test_a_request_that_is_decided_again_counts_once() -> None:
+    """Where a leg has failed its router asks again without that instance."""
+    site = Site()
+    for excluded in ([], [InstanceId(f"west-{MODEL}")]):
+        asked = pb.RouteRequest(request_id=b"the same", model=MODEL, num_prompt_tokens=9, excluded_instances=excluded)
+        site.routing.route(asked)
+    assert site.routing.traffic.num_requests == 1
+    decided = site.routing.decisions.get(b"the same")
+    assert decided is not None and decided.snapshot.requests_per_second == 0.1
+
+
 def test_the_first_request_of_a_session_is_its_first_turn_where_the_request_does_not_say_which_it_is() -> None:
     site = Site()
     first = site.ask(session="s")
