@@ -22,6 +22,7 @@ from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.link_metrics import LinkMetrics
 from prfaas.agent.link_probes import SentProbes, TakenProbes
 from prfaas.agent.links import Links
+from prfaas.agent.one_a_turn import OneATurn
 from prfaas.agent.pins import Pins
 from prfaas.agent.plan import check_castable
 from prfaas.agent.probing import Probing
@@ -135,6 +136,7 @@ class Agent:
             in_background=self._in_background,
             probes=TakenProbes(name=self._name, grant_key=grant_key, max_bytes=config.link_probe_bytes),
         )
+        self._take_open = OneATurn(self._receiving.on_open)
         self._early = EarlyClaims()
         callbacks = EngineCallbacks(self._attach, self._on_attached, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
@@ -382,7 +384,7 @@ class Agent:
         self._hand_over(self._receiving.on_event, event)
 
     def _accept_from_thread(self, request: OpenRequest, reply: Reply) -> None:
-        self._hand_over(self._receiving.on_open, request, reply)
+        self._hand_over(self._take_open, request, reply)
 
     def _on_sent(self, event: SendEvent) -> None:
         if not self._probing.on_event(event):

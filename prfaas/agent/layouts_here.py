@@ -10,11 +10,16 @@ from prfaas.agent.plan import OpenBody
 from prfaas.agent.refusal import Refusal
 from prfaas.agent.repacking import obstacle
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout, difference
+from prfaas.cachepool.layout import Layout, difference, fingerprint_of
 from prfaas.cachepool.pool import Pool
+from prfaas.transport.shares import Shares
 from prfaas.types import AgentName
 
 MAX_FOREIGN_LAYOUTS = 256  # ranks of engines of other tensor-parallel sizes: a file descriptor and a little memory each
+# Bytes of layouts unknown here that are read in so many seconds, over all peers; the agent does nothing else meanwhile. An
+# engine of eight ranks and 130 layers describes 200 KB, once.
+MAX_DESCRIBED_BYTES, DESCRIBED_SECONDS = 4 << 20, 4.0
+TOO_MUCH = "peers have described too many layouts of late; come again"
 
 
 class LayoutsHere:
@@ -25,6 +30,36 @@ class LayoutsHere:
         self._pool = pool
         self._max_foreign = max_foreign
         self._foreign: OrderedDict[bytes, None] = OrderedDict()  # fingerprints, what was used longest ago first
+        self._described, self._described_until = Shares(MAX_DESCRIBED_BYTES), 0.0  # monotonic seconds
+
+    def expire(self, now: float) -> None:
+        """Peers may describe layouts again, once enough time has passed; `now` is monotonic seconds."""
+        if now >= self._described_until:
+            self._described, self._described_until = Shares(MAX_DESCRIBED_BYTES), now + DESCRIBED_SECONDS
+
+    def known(self, packed: memoryview) -> Layout | None:
+        """The layout that a peer has packed so, where an arena here has it: it need not be read."""
+        arena = self._pool.arena_of(fingerprint_of(packed))
+        return None if arena is None else arena.layout
+
+    def may_describe(self, peer: str, num_bytes: int) -> bool:
+        """Whether so much of what a peer says of unknown layouts is to be read; it counts."""
+        has_room = self._described.has_room(peer, num_bytes)
+        if has_room:
+            self._described.change(peer, num_bytes)
+        return has_room
+
+    def wants_description(self, peer: str, fingerprints: Collection[bytes], num_bytes: int) -> bool:
+        """Whether what an OPEN says of layouts is to be read: where all are known it need not be.
+
+        Raises:
+            Refusal: too much was read of late.
+        """
+        if all(self._pool.arena_of(its) is not None for its in fingerprints):
+            return False
+        if not self.may_describe(peer, num_bytes):
+            raise Refusal("no_memory", TOO_MUCH)
+        return True
 
     def attached(self, layout: Layout) -> None:
         """An engine here has this layout."""
@@ -62,6 +97,8 @@ class LayoutsHere:
         Raises:
             Refusal: they are not the ranks of one engine, or nobody here can read what they hold.
         """
+        if found := next((text for its in opened.layouts if (text := self.conflict(its))), None):
+            raise Refusal("layout_mismatch", found)
         first = self._arena(opened, opened.fingerprints[0])
         if len(opened.fingerprints) != first.layout.shard.size:
             raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
@@ -79,9 +116,6 @@ class LayoutsHere:
             if is_foreign:
                 self._foreign.move_to_end(fingerprint)
             return arena
-        conflicts = (self.conflict(layout) for layout in opened.layouts)
-        if found := next((text for text in conflicts if text), None):
-            raise Refusal("layout_mismatch", found)
         its = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
         if its is None or opened.is_copy or not self._can_be_cut(its):  # of a copy nobody says which blocks to cut
             raise Refusal("no_layout", f"no engine beside {self._name} has this layout")

@@ -6,7 +6,7 @@ one group and rank are a run. An object's bytes are one block over all layers of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +29,8 @@ _USES: dict[str, GrantKind] = {"open": "transfer", "copy": "copy"}
 MAX_KIND_BYTES = 16
 MAX_BEGINNING_BYTES = 32 + MAX_GRANT_BYTES  # of an open up to the end of its grant
 MAX_RANKS = 4096
-MAX_LAYOUTS_BYTES = 1 << 20  # of all ranks: 5000 layers; while they are unpacked they may take 80 MiB
+MAX_LAYOUT_BYTES = 256 << 10  # of one rank: 1300 layers; while it is unpacked it may take 20 MiB, and 15 ms
+MAX_LAYOUTS_BYTES = 1 << 20  # of all ranks: 5000 layers
 MAX_TRACE_BYTES = 255
 
 
@@ -196,8 +197,10 @@ class OpenBody:
         return body
 
     @staticmethod
-    def decode(body: bytes) -> OpenBody:
-        """The inverse of `encode`.
+    def decode(
+        body: bytes, *, wants_layouts: Callable[[tuple[bytes, ...], int], bool] = lambda fingerprints, num_bytes: True
+    ) -> OpenBody:
+        """The inverse of `encode`. The layouts with these fingerprints, of so many bytes, are left out where nobody wants them.
 
         Raises:
             RemoteProtocolError: it has another form.
@@ -207,7 +210,8 @@ class OpenBody:
             is_traced = fields.array(5, 6) == 6
             use, grant = _use(fields), fields.octets(MAX_GRANT_BYTES)
             fingerprints = tuple(fields.octets(FINGERPRINT_BYTES) for _ in fields.items(MAX_RANKS))
-            layouts = tuple(map(Layout.from_dict, fields.any(list, max_bytes=MAX_LAYOUTS_BYTES)))
+            described = fields.packed(max_bytes=MAX_LAYOUTS_BYTES)
+            layouts = _read_layouts(described) if wants_layouts(fingerprints, len(described)) else ()
             groups = _groups(fields) if use == "transfer" else ()
             copied = _copied(fields) if use == "copy" else None
             trace = fields.text(MAX_TRACE_BYTES) if is_traced else ""
@@ -227,6 +231,22 @@ def grant_of(body: bytes) -> tuple[bytes, GrantKind]:
         fields.array(5, 6)
         use = _use(fields)
         return fields.octets(MAX_GRANT_BYTES), use
+
+
+def _read_layouts(described: memoryview) -> tuple[Layout, ...]:
+    with fields_of(described, reason="open_body", what="no layouts of this version") as fields:
+        return tuple(read_layout(fields.packed(max_bytes=MAX_LAYOUT_BYTES)) for _ in fields.items(MAX_RANKS))
+
+
+def read_layout(packed: bytes | memoryview) -> Layout:
+    """The layout that a peer has packed, which takes up to eighty times its bytes meanwhile.
+
+    Raises:
+        RemoteProtocolError: it is no map.
+        LayoutError: it is malformed.
+    """
+    with fields_of(packed, reason="open_body", what="no layout of this version") as fields:
+        return Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUT_BYTES))
 
 
 def _use(fields: Fields) -> GrantKind:
@@ -256,18 +276,17 @@ def encode_probe(layout: Layout) -> bytes:
     return body
 
 
-def decode_probe(body: bytes) -> Layout:
-    """The layout that a probe asks about.
+def probed_layout(body: bytes) -> memoryview:
+    """The layout that a probe asks about, packed; what it says is not looked at.
 
     Raises:
         RemoteProtocolError: it is no probe.
-        LayoutError: the layout is malformed.
     """
     with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
         fields.array(2)
         if fields.text(MAX_KIND_BYTES) != "probe":
             raise ValueError("an open without objects is a probe")
-        return Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUTS_BYTES))
+        return fields.packed(max_bytes=MAX_LAYOUT_BYTES)
 
 
 def encode_link_probe(grant: bytes) -> bytes:

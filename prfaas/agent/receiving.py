@@ -15,16 +15,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.inbound import Inbound
-from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.layouts_here import TOO_MUCH, LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
 from prfaas.agent.placement import Placement, place
-from prfaas.agent.plan import OpenBody, TransferPlan, decode_probe, grant_of, is_link_probe, make_plan
+from prfaas.agent.plan import OpenBody, TransferPlan, grant_of, is_link_probe, make_plan, probed_layout, read_layout
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
-from prfaas.agent.refusal import Refusal
+from prfaas.agent.refusal import Refusal, reason_of
 from prfaas.agent.repacking import Background, repacking_into
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
@@ -32,9 +33,10 @@ from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import is_well_formed, prefix_groups
 from prfaas.cachepool.repack import Side
-from prfaas.errors import GrantError, LayoutError, RemoteProtocolError
+from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 from prfaas.grants import Grant, GrantKind
 from prfaas.hashing import prefix_hash
+from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.messages import Ending
 from prfaas.transport.receiver import (
     Accepted,
@@ -94,14 +96,12 @@ class Receiving:
         try:
             reply(self._answer(request))
         except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
-            reason = _reason_of(error)
+            reason, message = _said(error)
             if isinstance(error, GrantError):
                 metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
-            if isinstance(error, Refusal):  # the grant was good: whoever waits for this transfer waits in vain
-                self._fail(TransferId(request.transfer_id), reason, str(error))
             metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
-            _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=str(error))
-            reply(Rejected(reason, str(error)))
+            _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=message)
+            reply(Rejected(reason, message))
         except Exception:  # ours, which must not leave the transport waiting for a decision for ever
             metrics.TRANSFERS.labels(direction="in", outcome="protocol").inc()
             _log.exception("transfer.open_failed", transfer_id=request.transfer_id.hex())
@@ -113,8 +113,11 @@ class Receiving:
         return self._accept(request) if request.object_bytes else self._answer_probe(request)
 
     def _answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
-        theirs = decode_probe(request.open_body)
-        found = self._layouts.conflict(theirs)
+        packed = probed_layout(request.open_body)
+        known = self._layouts.known(packed)
+        if known is None and not self._layouts.may_describe(request.peer_name, len(packed)):
+            return Rejected("no_memory", TOO_MUCH)
+        found = self._layouts.conflict(known or read_layout(packed))
         return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
 
     def _accept(self, request: OpenRequest) -> Accepted:
@@ -125,7 +128,15 @@ class Receiving:
         ended = self._end_of(grant)
         if ended is not None:
             raise Refusal(ended.reason, ended.message)
-        opened = OpenBody.decode(request.open_body)
+        try:
+            return self._accept_granted(request, grant)
+        except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
+            self._refuse(grant, *_said(error))  # whoever waits for it, or will, waits in vain
+            raise
+
+    def _accept_granted(self, request: OpenRequest, grant: Grant) -> Accepted:
+        wants_layouts = partial(self._layouts.wants_description, request.peer_name)
+        opened = OpenBody.decode(request.open_body, wants_layouts=wants_layouts)
         arenas = self._layouts.arenas(opened)
         plan = _plan(request, _groups(opened, arenas[0].layout, grant), arenas, grant)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
@@ -139,6 +150,14 @@ class Receiving:
         held = _held(inbound, inbound.placement)
         inbound.is_partial |= held != inbound.placement.held
         return Accepted(held=held, destination=inbound.placement.memory)
+
+    def _refuse(self, grant: Grant, reason: FailureReason, message: str) -> None:
+        """Of a good grant nothing comes: an OPEN that comes again is answered without being read."""
+        if grant.transfer_id in self._inbound:
+            self._fail(grant.transfer_id, reason, message)
+        else:
+            until = time.monotonic() + grant.expires_at - time.time()
+            self._ended[grant.transfer_id] = _Ended(until, reason, message)
 
     def _check(self, token: bytes, transfer_id: TransferId, kind: GrantKind) -> Grant:
         now = time.time()
@@ -363,6 +382,7 @@ class Receiving:
 
     def expire(self, now: float) -> None:
         """Fail what is late, forget what has long ended; `now` is monotonic seconds."""
+        self._layouts.expire(now)
         for inbound in list(self._inbound.values()):
             if now >= inbound.deadline and not inbound.reading:
                 if inbound.complete and inbound.reader is None:
@@ -443,12 +463,9 @@ def _plan(
     return plan
 
 
-def _reason_of(error: Exception) -> FailureReason:
-    if isinstance(error, Refusal):
-        return error.reason
-    if isinstance(error, GrantError):
-        return "grant_refused"
-    return "layout_mismatch" if isinstance(error, LayoutError) else "protocol"
+def _said(error: PrfaasError | Refusal) -> tuple[FailureReason, str]:
+    """The reason, and the words as far as they are no peer's of any length."""
+    return reason_of(error), str(error)[:MAX_MESSAGE_CHARACTERS]
 
 
 def _no_destination(index: int) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prfaas.errors import GrantError, LayoutError, PrfaasError
 from prfaas.types import FailureReason
 
 
@@ -11,3 +12,12 @@ class Refusal(Exception):
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def reason_of(error: PrfaasError | Refusal) -> FailureReason:
+    """What the other side hears for what was raised here."""
+    if isinstance(error, Refusal):
+        return error.reason
+    if isinstance(error, GrantError):
+        return "grant_refused"
+    return "layout_mismatch" if isinstance(error, LayoutError) else "protocol"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
@@ -63,10 +63,11 @@ class Layout:
     @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that differ when anything in the layout differs."""
-        return hashlib.sha256(msgpack.packb(self.to_dict())).digest()[:FINGERPRINT_BYTES]
+        return fingerprint_of(msgpack.packb(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": LAYOUT_VERSION, **asdict(self)}
+        groups = [{**_plain(its), "layers": list(map(_plain, its.layers))} for its in self.groups]
+        return {"version": LAYOUT_VERSION, **_plain(self), "shard": _plain(self.shard), "groups": groups}
 
     @staticmethod
     def from_dict(fields: Any) -> Layout:
@@ -76,6 +77,16 @@ class Layout:
             LayoutError: a field is missing, unknown, of another type or out of range; the message names it.
         """
         return _parse_layout(fields)
+
+
+def _plain(its: Layout | KVGroup | LayerSlice | Shard) -> dict[str, Any]:
+    """The fields in their order, and what stands in them as it is."""
+    return {name: getattr(its, name) for name in its.__dataclass_fields__}
+
+
+def fingerprint_of(packed: bytes | memoryview) -> bytes:
+    """The fingerprint of a layout that was packed so."""
+    return hashlib.sha256(packed).digest()[:FINGERPRINT_BYTES]
 
 
 def difference(ours: Layout, theirs: Layout) -> str | None:
@@ -118,18 +129,22 @@ def _parse_layout(fields: Any) -> Layout:
     shard = _record(fields["shard"], "shard", {"rank": int, "size": int})
     if not 0 <= shard["rank"] < shard["size"]:
         raise LayoutError(f"shard: rank {shard['rank']} is not below size {shard['size']}")
-    groups = tuple(_parse_group(index, group) for index, group in enumerate(fields["groups"]))
+    groups: list[KVGroup] = []
+    num_left = MAX_LAYERS
+    for index, group in enumerate(fields["groups"]):
+        groups.append(_parse_group(index, group, most_layers=num_left))
+        num_left -= len(groups[-1].layers)
     if not groups:
         raise LayoutError("groups: a layout has at least one KV group")
-    if sum(len(group.layers) for group in groups) > MAX_LAYERS:
-        raise LayoutError(f"groups: more than {MAX_LAYERS} layers")
-    return Layout(model=fields["model"], packing=fields["packing"], shard=Shard(**shard), groups=groups)
+    return Layout(model=fields["model"], packing=fields["packing"], shard=Shard(**shard), groups=tuple(groups))
 
 
-def _parse_group(index: int, fields: Any) -> KVGroup:
+def _parse_group(index: int, fields: Any, *, most_layers: int) -> KVGroup:
     where = f"group {index}"
     types = {"kind": str, "block_tokens": int, "layers": (list, tuple), "window_tokens": (int, type(None))}
     fields = _record(fields, where, types)
+    if len(fields["layers"]) > most_layers:
+        raise LayoutError(f"groups: more than {MAX_LAYERS} layers")
     kind, block_tokens, window = fields["kind"], fields["block_tokens"], fields["window_tokens"]
     if kind not in get_args(GroupKind):
         raise LayoutError(f"{where} kind: {kind!r} is none of {', '.join(get_args(GroupKind))}")
@@ -148,15 +163,26 @@ def _parse_group(index: int, fields: Any) -> KVGroup:
     return KVGroup(kind=kind, block_tokens=block_tokens, layers=layers, window_tokens=window)
 
 
+_LAYER: dict[str, Any] = {
+    "name": str,
+    "offset_bytes": int,
+    "payload_bytes": int,
+    "dtype": str,
+    "axis_order": str,
+    "first_head": int,
+    "num_heads": int,
+}
+
+
 def _parse_layer(where: str, fields: Any) -> LayerSlice:
-    types: dict[str, Any] = {"name": str, "offset_bytes": int, "payload_bytes": int, "dtype": str, "axis_order": str}
-    return LayerSlice(**_record(fields, f"{where} layer", types | {"first_head": int, "num_heads": int}))
+    return LayerSlice(**_record(fields, f"{where} layer", _LAYER))
 
 
 def _record(fields: Any, where: str, types: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise LayoutError(f"{where}: a record is expected, not {type(fields).__name__}")
-    for name in types.keys() ^ fields.keys():
+    if fields.keys() != types.keys():
+        name = next(iter(types.keys() ^ fields.keys()))
         raise LayoutError(f"{where} {name}: {'missing' if name in types else 'unknown'}")
     for name, kind in types.items():
         if not isinstance(fields[name], kind):

@@ -45,14 +45,18 @@ class Fields:
             raise ValueError(f"an array of {length}; the limit is {most}")
         return range(length)
 
-    def any(self, kind: type[T], *, max_bytes: int) -> T:
-        """Whatever it is, of this type; it may take eighty times `max_bytes`, which are those on the wire."""
+    def packed(self, *, max_bytes: int) -> memoryview:
+        """Whatever it is, as it came: not unpacked."""
         start: int = self._unpacker.tell()
         self._unpacker.skip()
         end: int = self._unpacker.tell()
         if end - start > max_bytes:
             raise ValueError(f"{end - start} bytes; the limit is {max_bytes}")
-        value = msgpack.unpackb(self._data[start:end])
+        return self._data[start:end]
+
+    def any(self, kind: type[T], *, max_bytes: int) -> T:
+        """Whatever it is, of this type; it may take eighty times `max_bytes`, which are those on the wire."""
+        value = msgpack.unpackb(self.packed(max_bytes=max_bytes))
         if type(value) is not kind:
             raise ValueError(f"not {kind.__name__}, but {type(value).__name__}")
         return value

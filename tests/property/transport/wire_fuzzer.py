@@ -101,9 +101,13 @@ def read_lossy(data: bytes) -> int:
 
 def read_body(data: bytes) -> None:
     """The agents' own part of an OPEN."""
-    for decode in (plan.grant_of, plan.OpenBody.decode, plan.decode_probe, plan.decode_link_probe):
+    for decode in (plan.grant_of, plan.OpenBody.decode, _read_probe, plan.decode_link_probe):
         with contextlib.suppress(RemoteProtocolError, LayoutError):
             decode(data)
+
+
+def _read_probe(data: bytes) -> None:
+    plan.read_layout(plan.probed_layout(data))
 
 
 READERS = (read_connection, read_answers, read_handshake, read_packed, read_lossy, read_body)

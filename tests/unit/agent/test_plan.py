@@ -8,17 +8,19 @@ import msgpack
 import pytest
 
 from prfaas.agent.plan import (
+    MAX_LAYOUT_BYTES,
     MAX_LAYOUTS_BYTES,
     Copied,
     OpenBody,
     check_castable,
     decode_link_probe,
-    decode_probe,
     encode_probe,
     grant_of,
     make_plan,
+    probed_layout,
+    read_layout,
 )
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout, fingerprint_of
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.transport.messages import MAX_BODY_BYTES
@@ -107,7 +109,9 @@ def test_an_open_names_a_trace_only_where_there_is_one() -> None:
 
 
 def test_a_probe_comes_back_whole_and_is_no_open() -> None:
-    assert decode_probe(encode_probe(_layout())) == _layout()
+    packed = probed_layout(encode_probe(_layout()))
+    assert read_layout(packed) == _layout()
+    assert fingerprint_of(packed) == _layout().fingerprint
     with pytest.raises(RemoteProtocolError) as refused:
         OpenBody.decode(encode_probe(_layout()))
     assert refused.value.reason == "open_body"
@@ -128,7 +132,7 @@ EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)  # 
 @pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
 def test_an_open_of_very_many_items_is_refused_before_they_are_made(before: bytes) -> None:
     body = before + EMPTY_LISTS
-    for decode in (grant_of, OpenBody.decode, decode_probe, decode_link_probe):
+    for decode in (grant_of, OpenBody.decode, probed_layout, decode_link_probe):
         tracemalloc.start()
         if decode is grant_of and before.endswith(b"grant"):
             assert grant_of(body) == (b"grant", "transfer")
@@ -143,16 +147,34 @@ def test_an_open_of_very_many_items_is_refused_before_they_are_made(before: byte
 
 
 def test_layouts_take_so_much_memory_at_most_while_they_are_unpacked() -> None:
-    items = MAX_LAYOUTS_BYTES - 5
-    packed = b"\xdd" + items.to_bytes(4, "big") + b"\x80" * items
+    begin = b"\x91\x81\xa6groups\xdd"
+    items = MAX_LAYOUT_BYTES - len(begin) - 3
+    packed = begin + items.to_bytes(4, "big") + b"\x80" * items
     opened = b"\x95\xa4open\xc4\x05grant\x91\xc4\x01f"
     tracemalloc.start()
     with pytest.raises(LayoutError):
         OpenBody.decode(opened + packed + b"\x90")
-    assert tracemalloc.get_traced_memory()[1] < 80 * MAX_LAYOUTS_BYTES
+    assert tracemalloc.get_traced_memory()[1] < 80 * MAX_LAYOUT_BYTES
     tracemalloc.stop()
     with pytest.raises(RemoteProtocolError, match="limit"):
-        OpenBody.decode(opened + b"\x92" + packed + b"\x90\x90")
+        OpenBody.decode(opened + packed.replace(items.to_bytes(4, "big"), (items + 1).to_bytes(4, "big")) + b"\x80\x90")
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        OpenBody.decode(opened + b"\x95" + packed[1:] * (MAX_LAYOUTS_BYTES // MAX_LAYOUT_BYTES + 1) + b"\x90")
+
+
+def test_layouts_that_nobody_wants_are_passed_over_unread() -> None:
+    asked: list[tuple[object, int]] = []
+
+    def wants_none(fingerprints: tuple[bytes, ...], num_bytes: int) -> bool:
+        asked.append((fingerprints, num_bytes))
+        return False
+
+    malformed = msgpack.packb([{"groups": [{}] * 1000}])
+    body = OpenBody(b"g", (b"f",), (), GROUPS).encode().replace(b"\x90", malformed, 1)
+    assert OpenBody.decode(body, wants_layouts=wants_none) == OpenBody(b"g", (b"f",), (), GROUPS)
+    assert asked == [((b"f",), len(malformed))]
+    with pytest.raises(LayoutError):
+        OpenBody.decode(body)
 
 
 def test_the_hashes_of_the_longest_open_take_eight_times_its_bytes_at_most() -> None:
@@ -208,7 +230,7 @@ def test_an_open_with_numbers_for_bytes_is_refused_before_memory_is_taken(fields
 def test_bodies_nested_too_deeply_are_refused() -> None:
     deep = b"\xa5model" + b"\x91" * 1000 + b"\x90"
     for encoded, decode in (
-        (encode_probe(_layout()), decode_probe),
+        (encode_probe(_layout()), lambda body: read_layout(probed_layout(body))),
         (OpenBody(b"g", (b"f",), (_layout(),), GROUPS).encode(), OpenBody.decode),
     ):
         body = encoded.replace(b"\xa5model\xa1m", deep)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgpack
 import pytest
 
 from prfaas import grants
 from prfaas.agent.engines import EngineConnection
-from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.layouts_here import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
-from prfaas.agent.plan import MAX_RANKS, OpenBody, make_plan
+from prfaas.agent.plan import MAX_RANKS, OpenBody, encode_probe, make_plan
 from prfaas.agent.protocol import (
     PROTOCOL_VERSION,
     Attach,
@@ -28,10 +29,11 @@ from prfaas.agent.protocol import (
 from prfaas.agent.receiving import MAX_REMEMBERED, Receiving
 from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
+from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.inbound import (
     Accepted,
     OpenRequest,
@@ -60,9 +62,14 @@ GROUPS = _groups(3)
 
 
 class FragileLayouts(LayoutsHere):
-    """Meets a bug of ours when a test says so."""
+    """Meets a bug of ours when a test says so, and counts."""
 
     is_broken = False
+    num_reads = 0  # of what peers describe
+
+    def wants_description(self, peer: str, fingerprints: Collection[bytes], num_bytes: int) -> bool:
+        self.num_reads += 1
+        return super().wants_description(peer, fingerprints, num_bytes)
 
     def arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
         if self.is_broken:
@@ -124,12 +131,21 @@ class Node:
     def attach(self, *layouts: Layout) -> None:
         self.arenas = tuple(self.pool.arena(layout) for layout in layouts)
 
-    def open(self, layouts: list[Layout], groups: tuple[GroupBlocks, ...] = GROUPS) -> Accepted | Rejected:
-        body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), (), groups)
+    def open(
+        self, layouts: list[Layout], groups: tuple[GroupBlocks, ...] = GROUPS, *, is_described: bool = False
+    ) -> Accepted | Rejected:
+        described = tuple(layouts) if is_described else ()
+        body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), described, groups)
         sizes = make_plan((layouts[0],), groups, NUM_TOKENS).object_bytes
         self.receiving.on_open(
             OpenRequest(TRANSFER, "east", body.encode(), ObjectSizes.of(sizes), 60.0), self.answers.append
         )
+        return self.answers[-1]
+
+    def probe(self, layout: Layout, *, peer: str = "east") -> Accepted | Rejected:
+        """Ask whether a layout would be taken."""
+        request = OpenRequest(os.urandom(16), peer, encode_probe(layout), ObjectSizes.of([]), 60.0)
+        self.receiving.on_open(request, self.answers.append)
         return self.answers[-1]
 
     def claim(self, groups: tuple[GroupBlocks, ...] = GROUPS, *, engine: EngineConnection | None = None) -> None:
@@ -298,6 +314,50 @@ def test_of_an_open_without_a_good_grant_nothing_else_is_read(node: Node) -> Non
     tracemalloc.stop()
     (answer,) = node.answers
     assert isinstance(answer, Rejected) and answer.reason == "grant_refused"
+
+
+def _long(model: str) -> Layout:
+    """About 170 KB, as it is described."""
+    layers = tuple(LayerSlice(f"{at:64}", at, 1, "bfloat16", "head,token,kv_dim") for at in range(1000))
+    return Layout(model, "", Shard(), (KVGroup("full_attention", 32, layers),))
+
+
+def test_of_layouts_that_are_unknown_here_no_more_is_read_than_has_its_time(node: Node) -> None:
+    num_bytes = len(encode_probe(_long("m-0")))
+    answers = [node.probe(_long(f"m-{number}")) for number in range(2 * MAX_DESCRIBED_BYTES // num_bytes)]
+    refused = [its.reason for its in answers if isinstance(its, Rejected)]
+    assert set(refused) == {"no_memory"}
+    assert 0 < (len(answers) - len(refused)) * num_bytes <= MAX_DESCRIBED_BYTES
+    assert isinstance(node.probe(_long("another"), peer="north"), Accepted), "another peer has had nothing"
+    node.receiving.expire(time.monotonic() + 2 * DESCRIBED_SECONDS)
+    assert isinstance(node.probe(_long("later")), Accepted)
+
+
+def test_a_layout_that_is_here_may_be_asked_about_as_often_as_peers_like(node: Node) -> None:
+    ours = _long("m")
+    node.attach(ours)
+    for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_probe(ours))):
+        assert isinstance(node.probe(ours), Accepted)
+
+
+def test_a_grant_has_its_layouts_read_once_and_whoever_claims_it_later_hears_at_once(node: Node) -> None:
+    node.attach(hybrid())
+    strange = dataclasses.replace(hybrid(), packing="another")
+    first = node.open([strange], is_described=True)
+    assert isinstance(first, Rejected) and first.reason == "layout_mismatch"
+    assert node.layouts.num_reads == 1
+    assert node.open([strange], is_described=True) == first
+    assert node.layouts.num_reads == 1
+    node.claim()
+    (failed,) = node.heard()
+    assert isinstance(failed, TransferFailed) and (failed.reason, failed.message) == (first.reason, first.message)
+
+
+def test_what_a_peer_says_at_any_length_is_cut_before_it_is_kept(node: Node) -> None:
+    node.attach(hybrid())
+    answer = node.open([dataclasses.replace(hybrid(), packing="x" * 100_000)], is_described=True)
+    assert isinstance(answer, Rejected) and len(answer.message) == MAX_MESSAGE_CHARACTERS
+    assert node.open([hybrid()]) == answer
 
 
 def test_a_second_engine_that_claims_a_transfer_is_refused_by_name_and_the_first_is_served(node: Node) -> None:
