@@ -13,6 +13,7 @@ from prfaas.agent.filling import Filling
 from prfaas.agent.placement import Placement, place
 from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.protocol import HELD, Send, SendOpened, TransferDone, TransferFailed
+from prfaas.agent.refusal import Refusal, reason_of
 from prfaas.agent.ring import EntryKind, RingEntry
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.agent.wire_priority import wire_priority
@@ -28,7 +29,7 @@ from prfaas.transport.sender import (
     SendFailed,
     SendMemoryFree,
 )
-from prfaas.types import AgentName, FailureReason, TransferId
+from prfaas.types import AgentName, TransferId
 
 _log = logs.get("agent.sending")
 
@@ -112,15 +113,16 @@ class Sending:
         """Grant slots on all ranks for a transfer and open it; the engine hears SendOpened or TransferFailed."""
         try:
             grant = self._check(request)
-            placement = self._place(engine, workers, grant, request)
-            if placement is None:
-                return self._refuse(engine, request, "no_memory", "no room for the transfer's blocks")
-            self._start(engine, placement, grant, request)
         except GrantError as error:
-            metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
-            self._refuse(engine, request, "grant_refused", str(error))
-        except RemoteProtocolError as error:
-            self._refuse(engine, request, "protocol", str(error))
+            self._refuse(engine, request, error)
+            return
+        try:
+            self._start(engine, self._place(engine, workers, grant, request), grant, request)
+        except (GrantError, RemoteProtocolError, Refusal) as error:
+            self._refuse(engine, request, error)
+            self._link_to(grant.destination_address, grant.destination).decline(
+                grant.transfer_id, reason_of(error), str(error), deadline_seconds=grant.expires_at - time.time()
+            )
 
     def _check(self, request: Send) -> Grant:
         now = time.time()
@@ -133,15 +135,23 @@ class Sending:
 
     def _place(
         self, engine: EngineConnection, workers: list[EngineConnection], grant: Grant, request: Send
-    ) -> Placement | None:
+    ) -> Placement:
         layouts = tuple(worker.layout for worker in workers if worker.layout is not None)
         arenas = tuple(worker.arena for worker in workers if worker.arena is not None)
         plan = make_plan(layouts, request.groups, grant.num_tokens)
         if plan.total_bytes > grant.max_bytes:
             raise GrantError("too_large", f"{plan.total_bytes} bytes; the grant allows {grant.max_bytes}")
-        return place(self._pool, plan, arenas, owner=engine.owner)
+        placement = place(self._pool, plan, arenas, owner=engine.owner)
+        if placement is None:
+            raise Refusal("no_memory", "no room for the transfer's blocks")
+        return placement
 
-    def _refuse(self, engine: EngineConnection, request: Send, reason: FailureReason, message: str) -> None:
+    def _refuse(
+        self, engine: EngineConnection, request: Send, error: GrantError | RemoteProtocolError | Refusal
+    ) -> None:
+        reason, message = reason_of(error), str(error)
+        if isinstance(error, GrantError):
+            metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
         metrics.TRANSFERS.labels(direction="out", outcome=reason).inc()
         _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=message)
         engine.post(TransferFailed(request.transfer_id, reason, message))

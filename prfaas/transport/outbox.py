@@ -219,9 +219,12 @@ class Outbox:
         """End a transfer; the peer hears of it."""
         sending = self._live(transfer_id)
         if sending is not None:
-            frame = messages.encode_ending(FrameType.CANCEL, transfer_id, ending)
-            self._cancels.put(transfer_id, frame, deadline=sending.deadline)
+            self.decline(transfer_id, ending, deadline=sending.deadline)
             self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
+
+    def decline(self, transfer_id: bytes, ending: Ending, *, deadline: float) -> None:
+        """Have the peer hear that a transfer will not be opened, which it may await until `deadline`."""
+        self._cancels.put(transfer_id, messages.encode_ending(FrameType.CANCEL, transfer_id, ending), deadline=deadline)
 
     def fail_all(self, reason: FailureReason, message: str, *, now: float) -> None:
         """End every transfer; nobody hears of it but their owners."""

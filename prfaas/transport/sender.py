@@ -161,6 +161,15 @@ class Link:
             self._changed.notify_all()
         self._events.tell()
 
+    def decline(self, transfer_id: bytes, reason: FailureReason, message: str, *, deadline_seconds: float) -> None:
+        """Tell the peer that a transfer will not be opened, which it may await for so long; no event follows."""
+        with self._changed:
+            deadline = time.monotonic() + deadline_seconds
+            self._outbox.decline(transfer_id, Ending(reason, message), deadline=deadline)
+            if not self._dialler.is_closed.is_set():
+                self._start()
+            self._changed.notify_all()
+
     def close(self) -> None:
         """End every transfer and every thread."""
         with self._changed:

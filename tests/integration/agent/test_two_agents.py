@@ -152,6 +152,29 @@ def test_a_send_without_a_good_grant_is_refused(agents: Agents, changes: dict[st
     assert east.pool()["transfer"] == 0
 
 
+@pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed before", "claimed afterwards"])
+@pytest.mark.parametrize(
+    ("changes", "settings", "reason"),
+    [({"max_bytes": 1000}, {}, "grant_refused"), ({}, {"pool-bytes": "300KiB"}, "no_memory")],
+    ids=["more bytes than granted", "no room"],
+)
+def test_what_its_sender_cannot_send_the_receiver_hears_of_with_the_reason(
+    agents: Agents, changes: dict[str, object], settings: dict[str, str], reason: str, is_claimed: bool
+) -> None:
+    """Nothing else ends the wait of the engine that has claimed it: not within the time of this test."""
+    east, west = agents.start("east", **settings), agents.start("west", **{"open-timeout-seconds": "600s"})
+    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
+    chain = chain_of()
+    transfer_id, grant = agents.grant("east", west, chain, **changes)
+    if is_claimed:
+        _claim(west, receiver, (transfer_id, grant), chain)
+    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
+    _fails(sender, reason=reason)
+    if not is_claimed:
+        receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
+    _fails(receiver, reason=reason)
+
+
 def test_another_prompt_than_the_granted_one_is_refused_on_both_sides(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
