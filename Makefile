@@ -46,7 +46,7 @@ bench: .venv/installed ## measure one area: AREA=transport (folders of benchmark
 
 soak: .venv/installed ## the tests with long counts
 	@$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
-	@$(BIN)/python -m pytest tests/property --hypothesis-profile=soak --timeout=3600 $(ARGS)
+	@$(BIN)/python -m pytest tests/property tests/unit/transport --hypothesis-profile=soak --timeout=3600 $(ARGS)
 
 format: .venv/installed ## put the code into its form
 	@$(BIN)/ruff check --fix .

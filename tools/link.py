@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 READ_BYTES = 1 << 16
-MAX_QUEUED_PIECES = 64  # 4 MiB in flight per direction and connection
 
 
 @dataclass(frozen=True)
 class LinkShape:
-    """One-way delay and the rate of each connection and direction; zero is none."""
+    """One-way delay and the rate of each direction, zero is none; and how much it takes before it has delivered it."""
 
     delay_seconds: float = 0.0
     bytes_per_second: float = 0.0
+    max_queued_pieces: int = 64  # 4 MiB in flight per direction and connection
 
 
 Filter = Callable[[bytes], bytes]
@@ -33,7 +33,7 @@ class Relay:
     """Listens on loopback and passes every connection on to `target`, from a thread of its own."""
 
     def __init__(self, target: str, shape: LinkShape = LinkShape()) -> None:
-        self._target = target
+        self.target = target
         self._shape = shape
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
@@ -41,6 +41,7 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._cut_after_bytes: int | None = None
         self._new_filter: Callable[[], Filter] | None = None
+        self._back_filter: Filter | None = None
         self.is_cut = False
         self._flows = asyncio.Event()
         self._flows.set()
@@ -49,6 +50,7 @@ class Relay:
         self._free_at = {True: 0.0, False: 0.0}  # towards the target, and back
         self.address = ""
         self.forwarded_bytes = 0  # towards the target
+        self.num_accepted = 0  # connections, of which some may have ended
 
     def __enter__(self) -> Relay:
         self._thread.start()
@@ -121,18 +123,24 @@ class Relay:
         self._shape = shape
 
     def mend(self) -> None:
+        """Carry again what comes; where no link was cut it will not be."""
+        self._run(self._mend())
+
+    async def _mend(self) -> None:
         self._cut_after_bytes = None
         self.is_cut = False
 
-    def filter(self, new_filter: Callable[[], Filter] | None) -> None:
-        """Every connection made from here on passes its bytes to the target through a filter of its own."""
-        self._new_filter = new_filter
+    def filter(self, new_filter: Callable[[], Filter] | None, *, back: Filter | None = None) -> None:
+        """Every connection made from here on passes its bytes to the target through a filter of its own, and those that
+        come back through `back`."""
+        self._new_filter, self._back_filter = new_filter, back
         self._run(self._drop_all())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.num_accepted += 1
         try:
             if not self.is_cut:
                 await self._relay(reader, writer)
@@ -143,11 +151,11 @@ class Relay:
             writer.transport.abort()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self._target.rpartition(":")
+        host, _, port = self.target.rpartition(":")
         far_reader, far_writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
         change = self._new_filter() if self._new_filter else None
         there = asyncio.ensure_future(self._pump(reader, far_writer, change, counted=True))
-        back = asyncio.ensure_future(self._pump(far_reader, writer, None, counted=False))
+        back = asyncio.ensure_future(self._pump(far_reader, writer, self._back_filter, counted=False))
         try:
             await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -159,7 +167,7 @@ class Relay:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter | None, *, counted: bool
     ) -> None:
-        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_QUEUED_PIECES)
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(self._shape.max_queued_pieces)
         delivery = asyncio.ensure_future(self._deliver(pieces, writer, counted=counted))
         try:
             while not delivery.done() and (data := await reader.read(READ_BYTES)):

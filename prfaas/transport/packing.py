@@ -88,14 +88,12 @@ class Packer:
         Raises:
             RemoteProtocolError: it is no packed chunk.
         """
-        head = read_head(payload)
-        raw, at = bytearray(head.raw_bytes), PACKED_HEAD_BYTES
-        view = memoryview(payload)
+        head, view, at = read_head(payload), memoryview(payload), PACKED_HEAD_BYTES
+        if head.width == 1:
+            return self._plane(view[at:], head)
+        raw = bytearray(head.raw_bytes)
         for number, length in enumerate(head.plane_bytes):
-            plane = self._plane(view[at : at + length], head)
-            if head.width == 1:
-                return plane
-            raw[number :: head.width] = plane
+            raw[number :: head.width] = self._plane(view[at : at + length], head)
             at += length
         return raw
 

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prfaas.transport.receiver import (
     Accepted,
@@ -146,3 +147,8 @@ def fill_up(sock: socket.socket) -> int:
         while True:
             num_bytes += sock.send(piece, socket.MSG_DONTWAIT)
     return num_bytes
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

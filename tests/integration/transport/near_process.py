@@ -1,4 +1,4 @@
-"""A sending end as a process of its own, which tests may kill: it sends one transfer after another until it is."""
+"""A sending end as a process of its own, which tests may kill: it sends so many MiB after each other until it is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from tests.integration.transport.ends import make_near, objects_of, send
 
 if __name__ == "__main__":
-    near = make_near(sys.argv[1])
+    address, num_objects = sys.argv[1], int(sys.argv[2])
+    near = make_near(address)
     while True:
-        near.end(send(near, objects_of(*[1 << 20] * 6)))
+        near.end(send(near, objects_of(*[1 << 20] * num_objects)))

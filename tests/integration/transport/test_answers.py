@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from prfaas.transport.answers import Answer, Answers, have_later
+from prfaas.transport.answers import MAX_UNSAID, Answer, Answers, have_later
 from prfaas.transport.connection import Connection
 from prfaas.transport.messages import Ending, Have, encode_ending, encode_have
 from prfaas.transport.ranges import Ranges
@@ -34,3 +34,13 @@ def test_what_nobody_took_is_said_later_and_a_have_takes_no_endings_place(is_end
         peer.read_into([memoryview(bytearray(num_bytes))])
         answers.say_again()
         assert peer.read_header().type is (FrameType.ERROR if is_ended else FrameType.HAVE)
+
+
+def test_so_many_answers_wait_and_of_more_the_oldest_are_not_said() -> None:
+    asked: list[bytes] = []
+    answers = Answers(asked.append)
+    transfers = [number.to_bytes(16, "big") for number in range(3 * MAX_UNSAID)]
+    for transfer_id in transfers:
+        answers.say_later(have_later(transfer_id))
+    answers.say_again()
+    assert asked == transfers[-MAX_UNSAID:]

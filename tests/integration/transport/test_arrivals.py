@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from queue import Queue
@@ -20,7 +21,10 @@ from prfaas.transport.arrivals import (
     CALL_RATIO,
     CALLED_CONNECTIONS,
     FAIR_PIECES,
+    MAX_REMEMBERED,
+    MAX_REMEMBERED_MESSAGE_BYTES,
     MAX_STRAYS,
+    MAX_TRANSFERS,
     STRAYS_SECONDS,
     Arrivals,
     ChunkOutcome,
@@ -28,8 +32,9 @@ from prfaas.transport.arrivals import (
 from prfaas.transport.assembler import MAX_FRAGMENTS
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import Connection
+from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveEvent, ReceiveFailed
-from prfaas.transport.messages import Ending
+from prfaas.transport.messages import Ending, decode_ending
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.wire import FrameType, Header
 from tests.waiting import PATIENCE_SECONDS
@@ -61,9 +66,9 @@ class Site:
         theirs.set_read_timeout(PATIENCE_SECONDS)
         return ours, theirs
 
-    def open(self, connection: Connection, *sizes: tuple[int, int]) -> bytes:
+    def open(self, connection: Connection, *sizes: tuple[int, int], peer: str = "peer") -> bytes:
         transfer_id = os.urandom(16)
-        request = OpenRequest(transfer_id, "peer", b"", ObjectSizes(sizes), PATIENCE_SECONDS)
+        request = OpenRequest(transfer_id, peer, b"", ObjectSizes(sizes), PATIENCE_SECONDS)
         self.arrivals.open(connection, request)
         return transfer_id
 
@@ -137,6 +142,32 @@ def test_one_transfer_is_kept_in_so_many_pieces_however_much_room_there_is(outco
     site.arrivals.end_write(begun, header, outcome)
     assert site.num_pieces <= 1, "all else comes again"
     site.close()
+
+
+def test_so_many_transfers_arrive_at_once_and_one_peer_leaves_room_for_others(site: Site) -> None:
+    ours, theirs = site.connection()
+
+    def refusal(peer: str) -> str:
+        site.open(ours, (100, 1), peer=peer)
+        header = theirs.read_header()
+        payload = theirs.read_payload(header)
+        return decode_ending(payload).message if header.type is FrameType.ERROR else ""
+
+    refusals = [refusal("greedy") for _ in range(MAX_TRANSFERS)]
+    assert refusals.count("") == MAX_TRANSFERS * 3 // 4 and "transfers are arriving" in refusals[-1]
+    refusals = [refusal("honest") for _ in range(MAX_TRANSFERS)]
+    assert refusals.count("") == MAX_TRANSFERS // 4 == len(site.arrivals._arrivals) - MAX_TRANSFERS * 3 // 4
+
+
+def test_how_transfers_ended_takes_so_much_memory_at_most(site: Site) -> None:
+    ours, theirs = site.connection()
+    tracemalloc.start()
+    for _ in range(2 * MAX_REMEMBERED):
+        site.arrivals.cancelled(ours, "peer", os.urandom(16), Ending("cancelled", "x" * MAX_MESSAGE_CHARACTERS))
+        theirs.read_payload(theirs.read_header())
+        site.events.clear()
+    assert tracemalloc.get_traced_memory()[0] < MAX_REMEMBERED * (MAX_REMEMBERED_MESSAGE_BYTES + 400)
+    tracemalloc.stop()
 
 
 def test_a_peer_may_cancel_so_many_transfers_that_were_never_opened_and_others_still_may(site: Site) -> None:

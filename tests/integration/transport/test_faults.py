@@ -568,7 +568,7 @@ def test_a_name_that_moves_to_another_address_is_looked_up_again_when_the_connec
     hosts.write_text("127.0.0.2 far.example\n")
     first = make_far(listen="127.0.0.2:0")
     port = first.address.rpartition(":")[2]
-    near = f"{sys.executable} -m tests.integration.transport.near_process far.example:{port}"
+    near = f"{sys.executable} -m tests.integration.transport.near_process far.example:{port} 6"
     with subprocess.Popen(["unshare", "-m", "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec {near}"]) as sender:
         wait_until(lambda: bool(first.of(ReceiveCompleted)))
         hosts.write_text("127.0.0.3 far.example\n")

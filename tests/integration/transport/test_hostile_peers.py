@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +57,16 @@ from prfaas.transport.wire import (
     control,
     packed_header,
 )
-from tests.integration.transport.ends import GIVES_UP_SECONDS, KEY, Far, Near, make_far, objects_of, send
+from tests.integration.transport.ends import (
+    GIVES_UP_SECONDS,
+    KEY,
+    Far,
+    Near,
+    make_far,
+    objects_of,
+    resident_bytes,
+    send,
+)
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
@@ -467,24 +475,23 @@ def test_noise_at_the_live_port_after_the_handshake_harms_nobody(
 def test_noise_among_a_quarter_of_a_million_frames_harms_nobody_and_keeps_no_memory(
     near_to: Callable[..., Near], seed: int
 ) -> None:
-    far, source = make_far(reconnect_seconds=GIVES_UP_SECONDS), random.Random(seed)
+    far, source, num_peers = make_far(reconnect_seconds=GIVES_UP_SECONDS), random.Random(seed), 0
 
     def read(num_frames: int) -> None:
+        nonlocal num_peers
         while num_frames > 0:
             num_frames -= _fuzz(far, source, num_frames=200, noise_ratio=0.01)
+            num_peers += 1
             far.memory.clear()
             far.events.clear()
 
     read(25_000)  # what is kept at most for ended transfers, and by the allocator
-    before = _resident_bytes()
+    before = resident_bytes()
     read(250_000)
-    assert _resident_bytes() - before < 32 << 20
+    assert resident_bytes() - before < 32 << 20
+    assert sum(far.receiver.refused.values()) > 0.9 * num_peers, "of each ten frames in the end are noise"
     _assert_good_peers_are_served(far, near_to)
     far.receiver.close()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _fuzz(far: Far, source: random.Random, *, num_frames: int, noise_ratio: float) -> int:

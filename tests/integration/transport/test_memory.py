@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgpack
 
+from prfaas.console.authority import Authority
 from prfaas.transport import messages
 from prfaas.transport.area import Slab
 from prfaas.transport.arrivals import Arrivals
@@ -23,16 +24,20 @@ from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted
 from prfaas.transport.messages import MAX_SLABS, Done, Have, Open
 from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
+from prfaas.transport.outbox import Standing
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.sockets import SEND_BUFFER_BYTES
+from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_checksum, chunk_header
-from tests.integration.transport.ends import Far, Near, fill_up, send
+from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
+HELD_BYTES = 85_000_000  # that every second of two million objects is held
+TLS_BYTES = 600_000  # of a connection under TLS
 CONNECTION_BYTES = 64 << 10  # of Python: objects of the connection, its threads, a header
 MAX_RECEIVE_BUFFER_BYTES = int(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()[2])
 
@@ -182,6 +187,50 @@ def test_a_have_of_more_objects_than_its_transfer_has_costs_its_sender_its_frame
         send(near, [b"x"])
         wait_until(left.is_set, what="its sender's going")
         assert grown() < 5 * MAX_OBJECTS // 8 + 2 * CONNECTION_BYTES
+
+
+def test_what_a_peer_holds_of_two_million_objects_takes_so_much_memory_at_most() -> None:
+    frame = _every_second_of_two_million(os.urandom(16))
+    header, sizes = Header.decode(frame[:HEADER_BYTES]), ObjectSizes([(1, MAX_OBJECTS)])
+    before = resident_bytes()
+    standing = Standing.of(messages.decode_have(header, frame[HEADER_BYTES:], num_objects=MAX_OBJECTS), sizes)
+    grown = resident_bytes() - before
+    print(grown)
+    assert standing.missing_bytes == MAX_OBJECTS // 2
+    assert grown < HELD_BYTES
+
+
+def test_a_connection_under_tls_costs_two_batches(tmp_path: Path) -> None:
+    authority, count = Authority(tmp_path), 32
+    files = [authority.issue(name) for name in ("near", "far")]
+    ends = [Certificates(CertificateFiles(its.authority, its.certificate, its.key)) for its in files]
+    with contextlib.ExitStack() as stack:
+        _say_much(stack, *ends)  # what is loaded once
+        before = resident_bytes()
+        for _ in range(count):
+            _say_much(stack, *ends)
+        print((resident_bytes() - before) / count / 2)
+        assert resident_bytes() - before < count * 2 * (TLS_BYTES + CONNECTION_BYTES)
+
+
+def _say_much(stack: contextlib.ExitStack, near: Certificates, far: Certificates) -> None:
+    """One more connection, over which much has been said, in pieces as long as chunks."""
+    ours, theirs = (Connection(its, state="sending") for its in socket.socketpair())
+    stack.callback(ours.close)
+    stack.callback(theirs.close)
+
+    def listen() -> None:
+        theirs.secure(far, is_listener=True)
+        heard = memoryview(bytearray(MAX_CHUNK_BYTES))
+        for _ in range(4):
+            theirs.read_into([heard])
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    ours.secure(near, is_listener=False)
+    for _ in range(4):
+        ours.write(bytes(MAX_CHUNK_BYTES))
+    listening.join()
 
 
 def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:

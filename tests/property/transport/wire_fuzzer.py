@@ -8,8 +8,10 @@ anything but a RemoteProtocolError. The first byte of an input chooses what read
 from __future__ import annotations
 
 import contextlib
+import socket
 import struct
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import atheris
@@ -20,56 +22,66 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.agent import plan
     from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
     from prfaas.errors import LayoutError, RemoteProtocolError
-    from prfaas.transport import lossy_cast, messages
+    from prfaas.transport import handshake, lossy_cast, messages
     from prfaas.transport.area import Slab
-    from prfaas.transport.assembler import Assembler
+    from prfaas.transport.arrivals import Arrivals
+    from prfaas.transport.connection import Connection
+    from prfaas.transport.inbound import Accepted, OpenRequest, Rejected
     from prfaas.transport.object_sizes import ObjectSizes
     from prfaas.transport.outbox import Standing
     from prfaas.transport.packing import CODECS, Packer, ways
     from prfaas.transport.ranges import Ranges
+    from prfaas.transport.reader import FrameBounds, Reader
     from prfaas.transport.wire import (
         HEADER_BYTES,
         FrameType,
         Header,
+        State,
         chunk_checksum,
         chunk_header,
-        next_state,
         packed_header,
     )
     from prfaas.types import BlockHash, GroupBlocks, Shard
 
 SIZES = ObjectSizes([(1000, 3), (70_000, 2)])
-PACKER = Packer()
+MAX_BYTES, MAX_OBJECTS = SIZES.total_bytes, 100  # of what is accepted
+PACKER, IDENTITY = Packer(), handshake.Identity("far", bytes(32))
+
+
+@contextlib.contextmanager
+def connected_to(data: bytes, *, state: State) -> Iterator[Connection]:
+    """A connection whose peer says this and no more."""
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Connection(ours, state=state)) as connection, contextlib.suppress(OSError):
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        yield connection
 
 
 def read_connection(data: bytes) -> None:
-    """Frames of a sender that has proven its name, as the receiving end reads them."""
-    assembler, state = Assembler(SIZES, Ranges([(1, 2)])), "receiving"
-    while len(data) >= HEADER_BYTES:
-        header = Header.decode(data[:HEADER_BYTES])
-        state = next_state(state, header.type)  # type: ignore[arg-type]
-        payload, data = data[HEADER_BYTES : HEADER_BYTES + header.length], data[HEADER_BYTES + header.length :]
-        if header.type is FrameType.CHUNK:
-            read_chunk(assembler, header)
-        elif header.type is FrameType.PACKED:
-            raw = PACKER.unpack(payload)
-            read_chunk(assembler, header.unpacked(len(raw)))
-        elif header.type is FrameType.LOSSY:
-            read_chunk(assembler, header.unpacked(read_lossy(payload)))
-        elif header.type is FrameType.OPEN:
-            messages.decode_open(header, payload)
-        elif header.type in (FrameType.CANCEL, FrameType.ERROR):
-            messages.decode_ending(payload)
+    """Frames of a sender that has proven its name, by the receiving end itself."""
+    arrivals = Arrivals(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
+    with connected_to(data, state="receiving") as connection:
+        arrivals.joined(connection, "peer")
+        try:
+            Reader(arrivals, connection, peer="peer", bounds=FrameBounds(), takes_lossy=True).run()
+        finally:
+            arrivals.forget(connection, "peer")
 
 
-def read_chunk(assembler: Assembler, header: Header) -> None:
-    if assembler.use_of(header.slab) == "write":
-        before = assembler.arrived.num_bytes
-        assembler.landed(header.slab)
-        assert before < assembler.arrived.num_bytes <= SIZES.total_bytes
-        assert assembler.use_of(header.slab) == "discard"
-        if header.checksum % 2:
-            assembler.changed(header.slab)
+def read_stranger(data: bytes) -> None:
+    """Whatever somebody says who connects, by the listening end itself."""
+    with connected_to(data, state="hello") as connection:
+        handshake.answer(connection, IDENTITY)
+
+
+def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+    """Whatever a fuzzer has memory for; the second object is here already, where there is one."""
+    if request.object_bytes.total_bytes > MAX_BYTES or len(request.object_bytes) > MAX_OBJECTS:
+        reply(Rejected("no_memory", "too long"))
+        return
+    memory = [memoryview(bytearray(size)) for size in request.object_bytes]
+    reply(Accepted(held=range(1, min(2, len(memory))), destination=memory.__getitem__))
 
 
 def read_answers(data: bytes) -> None:
@@ -110,7 +122,7 @@ def _read_probe(data: bytes) -> None:
     plan.read_layout(plan.probed_layout(data))
 
 
-READERS = (read_connection, read_answers, read_handshake, read_packed, read_lossy, read_body)
+READERS = (read_connection, read_stranger, read_answers, read_handshake, read_packed, read_lossy, read_body)
 
 
 def read(data: bytes) -> None:
@@ -150,7 +162,9 @@ def good_inputs() -> list[bytes]:
     groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
     body = plan.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
     bodies = [body, plan.encode_probe(layout), plan.encode_link_probe(b"grant")]
-    kinds = ([*frames, b"".join(frames)], answers, [its[HEADER_BYTES:] for its in said], packed, [lossy], bodies)
+    hello, _, proof = said
+    bare = [its[HEADER_BYTES:] for its in said]
+    kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, [lossy], bodies)
     return [bytes([number]) + its for number, inputs in enumerate(kinds) for its in inputs]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import lossy_cast
+from prfaas.transport.wire import MAX_CHUNK_BYTES
 
 INFINITY, NO_NUMBER = 0x7F80, 0x7FC1
 
@@ -54,3 +56,17 @@ def test_a_payload_that_is_none_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as refused:
         lossy_cast.raw_bytes(payload)
     assert refused.value.reason == "lossy"
+
+
+def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_cast_or_restored() -> None:
+    raw = _raw([0x3F80] * (MAX_CHUNK_BYTES // lossy_cast.VALUE_BYTES))
+    lossy_cast.restore(lossy_cast.cast(raw) or b"")  # makes the tables, which stay
+    tracemalloc.start()
+    payload = lossy_cast.cast(raw)
+    assert payload is not None
+    assert tracemalloc.get_traced_memory()[1] < 2 * MAX_CHUNK_BYTES, "beyond what is cast"
+    tracemalloc.reset_peak()
+    restored = lossy_cast.restore(payload)
+    assert tracemalloc.get_traced_memory()[1] < 3 * MAX_CHUNK_BYTES, "with what came"
+    assert len(restored) == len(raw)
+    tracemalloc.stop()

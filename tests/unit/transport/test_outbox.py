@@ -11,7 +11,7 @@ from prfaas.transport.area import Slab
 from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have, decode_open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.outbound import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
-from prfaas.transport.outbox import MAX_CUTS, MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
+from prfaas.transport.outbox import MAX_CUTS, MAX_ENDS, MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 
@@ -221,3 +221,19 @@ def test_a_cancel_whose_transfer_is_late_is_not_said_any_more(is_said: bool) -> 
 def test_a_have_of_what_the_transfer_has_not_breaks_the_protocol(have: Have) -> None:
     with pytest.raises(RemoteProtocolError, match="does not have"):
         Standing.of(have, SIZES)
+
+
+def test_so_many_ends_wait_for_a_connection_and_of_more_the_oldest_are_not_said() -> None:
+    outbox = Outbox(lambda event: None, num_connections=1)
+    transfers = [number.to_bytes(16, "big") for number in range(MAX_ENDS + 10)]
+    for transfer_id in transfers:
+        outbox.open(Outgoing(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
+        outbox.ready(transfer_id, Slab(0, 1, 0, 1), now=0.0)
+        have = Standing.of(Have(Ranges(), ()), ObjectSizes([(1, 1)]))
+        outbox.have(transfer_id, have, process=bytes(16), now=0.0)
+        taken = outbox.take()
+        assert taken is not None
+        outbox.sent(taken[0])
+        outbox.done(transfer_id, Done(1, 0), now=0.0)
+    said = [Header.decode(frame[:HEADER_BYTES]) for frame in iter(lambda: outbox.next_frame(now=0.0), None)]
+    assert [its.transfer_id for its in said if its.type is FrameType.END] == transfers[-MAX_ENDS:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+import tracemalloc
 
 import pytest
 
@@ -95,3 +96,18 @@ def test_a_plane_that_unpacks_to_more_than_it_says_is_refused(codec: str) -> Non
     bomb = HEAD.pack(len(planes) + 100, {"lz4": 1, "zstd": 2}[codec], 1, 0, len(planes), 0, 0, 0) + planes
     with pytest.raises(RemoteProtocolError):
         packer.unpack(bomb)
+
+
+@pytest.mark.parametrize("way", ways(CODECS), ids=str)
+def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_packed_or_unpacked(way: Way) -> None:
+    packer, raw = Packer(), bf16(1 << 14) * (MAX_CHUNK_BYTES >> 15)
+    assert len(raw) == MAX_CHUNK_BYTES
+    tracemalloc.start()
+    packed = packer.pack(raw, way)
+    assert tracemalloc.get_traced_memory()[1] < 2 * MAX_CHUNK_BYTES + (1 << 16), "beyond what is packed"
+    if packed is not None:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        packer.unpack(packed)
+        assert tracemalloc.get_traced_memory()[1] - before < 2 * MAX_CHUNK_BYTES + (1 << 16), "beyond what came"
+    tracemalloc.stop()

@@ -1,0 +1,26 @@
+"""What a scheduler asks before its engine's workers are attached: so much of it is kept."""
+
+from __future__ import annotations
+
+import socket
+
+from prfaas.agent.early import MAX_EARLY, EarlyClaims
+from prfaas.agent.engines import EngineConnection
+from prfaas.agent.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Attach, Receive, TransferFailed, decode
+from prfaas.hashing import NO_HASH
+from prfaas.types import TransferId
+
+
+def test_so_many_are_kept_and_of_one_more_the_engine_hears_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    early, attach = EarlyClaims(), Attach(PROTOCOL_VERSION, "w/0", "scheduler", 0, None)
+    engine = EngineConnection(attach, None, None, None, ours)
+    asked = [Receive(TransferId(number.to_bytes(16, "big")), b"", NO_HASH, ()) for number in range(MAX_EARLY + 1)]
+    for its in asked:
+        early.keep(engine, its)
+    said = decode(engine.outbox.get_nowait()[LENGTH_BYTES:])
+    assert isinstance(said, TransferFailed) and said.transfer_id == asked[-1].transfer_id
+    assert engine.outbox.empty()
+    assert [its for _, its in early.take("w/0")] == asked[:-1] and len(early) == 0
+    ours.close()
+    theirs.close()
