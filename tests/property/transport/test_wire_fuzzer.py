@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris")
-REACHED = 150  # edges of the readers that the honest inputs alone reach
+REACHED = 400  # edges of the readers that the honest inputs alone reach
 
 
 def _fuzz(corpus: Path, *, num_inputs: int, seed: int) -> int:
