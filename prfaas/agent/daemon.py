@@ -263,8 +263,8 @@ class Agent:
         self._link_metrics.refresh(now)
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
 
-    def _layouts_of(self, instance: str) -> list[Layout]:
-        return [worker.layout for worker in self._engines.workers(instance) if worker.layout is not None]
+    def _layouts_of(self, instance: str, model: str) -> list[Layout]:
+        return [worker.layout for worker in self._engines.workers_of(instance, model) if worker.layout is not None]
 
     def _on_pool_change(self, change: PoolChange) -> None:
         if self._ssd is not None:

@@ -100,6 +100,14 @@ class EngineListener:
         size = workers[0].layout.shard.size if workers and workers[0].layout else 0
         return workers if [worker.attach.rank for worker in workers] == list(range(size)) else []
 
+    def workers_of(self, name: str, model: str) -> list[EngineConnection]:
+        """The attached ranks of an engine that is known from outside: the one called `name`, as vLLM's `engine_id` may say,
+        or else the only one here of its model. As `workers` otherwise.
+        """
+        alike = {c.attach.instance for c in self._connections if c.layout is not None and c.layout.model == model}
+        only = alike.pop() if len(alike) == 1 else ""
+        return self.workers(name) or self.workers(only)
+
     def check_beside(self, attach: Attach, layout: Layout) -> None:
         """Raise LayoutError when a living engine has the same model and rank with another layout, or the same name and rank."""
         for other in self._connections:

@@ -64,14 +64,14 @@ class Reporting:
         wire_address: str,
         links: Callable[[], Iterable[LinkState]],
         on_copy: Callable[[CopyCommand], None],
-        layouts_of: Callable[[str], Sequence[Layout]],
+        layouts_of: Callable[[str, str], Sequence[Layout]],
         on_pool: Callable[[PoolCommand], None],
         on_probe: Callable[[ProbeCommand], None],
     ) -> None:
         """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy`, `on_pool` and
         `on_probe` hear commands.
 
-        `layouts_of` gives an instance's layouts in the order of its ranks, () unless every rank is attached.
+        `layouts_of` gives the layouts of an instance of a model in the order of its ranks, () unless every rank is attached.
         """
         self._links = links
         self._loads = EngineLoads(config.engines, config.engine_certificates())
@@ -91,7 +91,7 @@ class Reporting:
         self._caches = [
             EngineCacheFeed(
                 EngineSource(InstanceId(engine.instance), engine.kv_events, engine.kv_events_replay),
-                layouts=functools.partial(layouts_of, engine.instance),
+                layouts=functools.partial(layouts_of, engine.instance, engine.model),
                 add_layout=self.reporter.add_layout,
                 publish=self.reporter.publish,
             )

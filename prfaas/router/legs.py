@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from prfaas.router.beginning import beginning, streamed_error
 from prfaas.router.fleet import Instance
 
 Leg = Literal["prefill", "decode"]
@@ -112,7 +113,7 @@ class Legs:
         """The decode leg, once its first bytes are there; the caller closes it.
 
         Raises:
-            LegFailed: the engine could not be reached, broke off, or answered 500 or more.
+            LegFailed: the engine could not be reached, broke off, or answered 500 or more, be it in a stream's beginning.
         """
         with contextlib.ExitStack() as under_way:
             under_way.enter_context(instance.busy(num_tokens))
@@ -121,7 +122,9 @@ class Legs:
                 under_way.callback(response.close)
                 if response.status >= 500:
                     raise await _engine_error("decode", response)
-                first = await response.content.readany()
+                first = await beginning(response)
+                if (failed := streamed_error(first)) is not None:
+                    raise _leg_failed("decode", EngineError(*failed))
             except BaseException as error:
                 raise _translated("decode", instance, error) from error
             instance.breaker.succeeded()
@@ -215,10 +218,12 @@ def _params(instance: Instance, answer: Any) -> dict[str, Any]:
 
 
 async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
-    body = await response.read()
-    message = f"{response.status}: {body[:_MESSAGE_BYTES].decode(errors='replace')}"
     content_type = response.headers.get("Content-Type", "application/json")
-    answer = EngineError(response.status, content_type, body)
+    return _leg_failed(leg, EngineError(response.status, content_type, await response.read()))
+
+
+def _leg_failed(leg: Leg, answer: EngineError) -> LegFailed:
+    message = f"{answer.status}: {answer.body[:_MESSAGE_BYTES].decode(errors='replace')}"
     return LegFailed(leg, "prefill_error" if leg == "prefill" else "decode_error", message, answer=answer)
 
 

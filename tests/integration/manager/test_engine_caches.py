@@ -64,10 +64,11 @@ async def until_gpu_tokens(site: Site, expected: dict[str, int]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("instance", ["n1-engine", "of another name, and the only one of its model"])
 async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_the_engine(
-    site: Site, addresses: tuple[str, str], publisher: Any
+    site: Site, addresses: tuple[str, str], publisher: Any, instance: str
 ) -> None:
-    engine = {"instance": "n1-engine", "url": "http://n1", "role": "both", "model": MODEL}
+    engine = {"instance": instance, "url": "http://n1", "role": "both", "model": MODEL}
     engine |= {"kv_events": addresses[0], "kv_events_replay": addresses[1]}
     await site.node("n1", engines=json.dumps([engine]))
     everything = [*range(NUM_BLOCKS)]

@@ -99,7 +99,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
         epoch=1,
         wire_address="127.0.0.1:7400",
         links=list,
-        layouts_of=lambda instance: (),
+        layouts_of=lambda instance, model: (),
         on_copy=_no_copy,
         on_pool=lambda command: None,
         on_probe=lambda command: None,

@@ -14,6 +14,10 @@ from aiohttp import web
 from tests.waiting import until
 
 MODEL = "m"
+CHAT_BEGINS = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+STREAMED_ERROR = (
+    b'data: {"error": {"message": "planned", "type": "InternalServerError", "param": null, "code": 500}}\n\n'
+)
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
@@ -27,6 +31,9 @@ class PacedEngine:
     healthy: bool = True
     status: int = 200
     refuses_transfers: bool = False  # 500 to whatever asks for one
+    fails_loads: bool = (
+        False  # so, but of streams in their first event, as vLLM does with `kv_load_failure_policy: fail`
+    )
     hangs: bool = False
     holds_transfers: bool = False  # accepts what asks for a transfer, and never answers
     num_failures: int | None = None  # so often `status` is answered, then 200; None: always
@@ -130,6 +137,8 @@ class PacedEngine:
                 status = self.status if self.status != 200 else 500
                 return web.json_response({"error": {"message": "planned"}}, status=status)
             chat = request.path.startswith("/v1/chat")
+            if self.fails_loads and "kv_transfer_params" in body:
+                return await self._stream_error(request, chat=chat)
             return await (self._stream(request, chat=chat) if body.get("stream") else self._whole(body, chat=chat))
         except asyncio.CancelledError:
             self.num_broken_off += 1
@@ -166,6 +175,16 @@ class PacedEngine:
         if self.garbles:
             answer = answer[: len(answer) // 2]
         return web.Response(text=answer, content_type="application/json")
+
+    async def _stream_error(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        response = web.StreamResponse(headers=STREAM_HEADERS)
+        await response.prepare(request)
+        if chat:
+            await response.write(CHAT_BEGINS)
+        await asyncio.sleep(self.token_seconds)
+        await response.write(STREAMED_ERROR)
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     async def _stream(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={**STREAM_HEADERS, **self.says})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
 
 from prfaas.router.legs import SENT_KEY
 from prfaas.router.openai import error_body
-from tests.integration.router.door import LONG, SHORT, STREAMED, Door, make_door
+from tests.integration.router.door import LONG, SHORT, STREAMED, STREAMED_CHAT, Door, make_door
 from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -131,6 +132,21 @@ async def test_a_decode_engine_that_refuses_the_transfer_is_asked_again_without(
     door.west.refuses_transfers = True
     status, body, headers = await door.post({"prompt": LONG, "stream": True})
     assert (status, body, headers["x-prfaas-fallback"]) == (200, STREAMED, "decode_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "answer"),
+    [
+        ("/v1/completions", {"prompt": LONG}, STREAMED),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, STREAMED_CHAT),
+    ],
+)
+async def test_a_stream_that_begins_with_an_error_is_asked_for_again_without_the_transfer(
+    door: Door, path: str, prompt: dict[str, Any], answer: bytes
+) -> None:
+    door.west.fails_loads, door.west.token_seconds = True, 0.05  # so that events come one by one
+    status, body, headers = await door.post({**prompt, "stream": True}, path=path)
+    assert (status, body, headers.get("x-prfaas-fallback")) == (200, answer, "decode_error")
 
 
 async def test_a_decode_leg_that_fails_ends_the_prefill_leg(door: Door) -> None:

@@ -28,7 +28,7 @@ def _reporting(links: Callable[[], list[LinkState]]) -> Reporting:
         on_copy=_no_command,
         on_pool=_no_command,
         on_probe=_no_command,
-        layouts_of=lambda instance: (),
+        layouts_of=lambda instance, model: (),
     )
 
 

@@ -1,0 +1,38 @@
+"""How an engine's answer begins: a stream that failed before it said anything is an error, whatever its status was."""
+
+from __future__ import annotations
+
+import aiohttp
+import msgspec
+
+_EVENT_END = b"\n\n"
+_ROLE = b'"delta":{"role":"assistant","content":""}'  # vLLM's first event of a chat, also of one that has failed
+_ERROR = b'data: {"error"'  # vLLM's answer where the request failed once its status was sent; texts have their quotes escaped
+
+
+class _Error(msgspec.Struct):
+    code: int
+
+
+class _Event(msgspec.Struct):
+    error: _Error
+
+
+async def beginning(response: aiohttp.ClientResponse) -> bytes:
+    """The first bytes of an answer; of a stream up to the first event that says something."""
+    first = await response.content.readany()
+    if response.content_type == "text/event-stream":
+        while first.count(_EVENT_END) <= first.count(_ROLE) and not response.content.at_eof():
+            first += await response.content.readany()
+    return first
+
+
+def streamed_error(first: bytes) -> tuple[int, str, bytes] | None:
+    """Status, content type and body of the engine's fault with which a stream begins, as a plain answer would have them."""
+    _, found, rest = first.partition(_ERROR)
+    body = (found + rest).removeprefix(b"data: ").partition(_EVENT_END)[0]
+    try:
+        code = msgspec.json.decode(body, type=_Event).error.code if found else 0
+    except msgspec.DecodeError:
+        return None
+    return (code, "application/json", body) if code >= 500 else None
