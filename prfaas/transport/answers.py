@@ -7,9 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from prfaas.transport import messages
 from prfaas.transport.connection import Connection
+from prfaas.transport.messages import Ending
+from prfaas.transport.wire import FrameType
+from prfaas.types import FailureReason
 
 MAX_UNSAID = 4096  # answers that no connection took at once
+MAX_REMEMBERED_MESSAGE_BYTES = 100  # of why a transfer ended, which is remembered
 
 
 class Answer(NamedTuple):
@@ -27,6 +32,16 @@ class Answer(NamedTuple):
 def have_later(transfer_id: bytes) -> Answer:
     """The HAVE of a transfer as it will be when it is said."""
     return Answer(transfer_id, [], None)
+
+
+def error_of(transfer_id: bytes, reason: FailureReason, message: str) -> bytes:
+    """The frame that says how a transfer ended without its data."""
+    return messages.encode_ending(FrameType.ERROR, transfer_id, Ending(reason, shortened(message)))
+
+
+def shortened(message: str) -> str:
+    """So much of it as is remembered."""
+    return message.encode(errors="replace")[:MAX_REMEMBERED_MESSAGE_BYTES].decode(errors="ignore")
 
 
 class Answers:

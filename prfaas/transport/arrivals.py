@@ -20,15 +20,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Literal
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import messages
-from prfaas.transport.answers import Answer, Answers, have_later, say, say_at_once
+from prfaas.transport.admission import MAX_PIECES, Admission
+from prfaas.transport.answers import Answer, Answers, error_of, have_later, say, say_at_once, shortened
 from prfaas.transport.area import Slab
-from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, MAX_FRAGMENTS, Assembler
-from prfaas.transport.cancels import MAX_CANCELS
+from prfaas.transport.arrival import Arrival, have_of
+from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 from prfaas.transport.connection import Connection
 from prfaas.transport.inbound import (
     Accepted,
@@ -38,26 +38,15 @@ from prfaas.transport.inbound import (
     ReceiveFailed,
     ReceiveMemoryFree,
     Rejected,
-    TransferStats,
 )
-from prfaas.transport.messages import MAX_SLABS, Done, Ending, Have
+from prfaas.transport.messages import Ending
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.remembered import Remembered
-from prfaas.transport.shares import Shares
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 from prfaas.types import FailureReason
 
-# Bounds over all peers, of which the last quarter is for those that have little.
-MAX_TRANSFERS = 1024  # asked and arriving
-MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
-RUN_BYTES = 200  # that a run of sizes takes
 MAX_REMEMBERED = 4096  # ended transfers, about 400 bytes each
-MAX_REMEMBERED_MESSAGE_BYTES = 100
-MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes each
-FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
-MAX_STRAYS = 4 * MAX_CANCELS  # of transfers that were never opened, in STRAYS_SECONDS: the caller hears of each
-STRAYS_SECONDS = 1.0
 STUCK_MEMORY_SECONDS = 1.0  # a chunk of an ended transfer may take so long to come to its end
 RIVAL_SECONDS = 5.0  # for a connection that was aborted to leave the memory
 # Of the time that a transfer may have no connection: then, and then again, its sender is asked for it.
@@ -66,31 +55,6 @@ CALLED_CONNECTIONS = 4  # over which it is asked each time, by the thread that w
 HAVE_SECONDS = 0.1  # between two HAVEs of a transfer, each of which may take a hundredth of a second
 ChunkOutcome = Literal["whole", "changed", "lost"]
 AcceptFunction = Callable[[OpenRequest, Callable[[Accepted | Rejected], None]], None]
-
-
-@dataclass(eq=False)
-class _Arrival:
-    request: OpenRequest
-    deadline: float
-    answers: OrderedEvents[Answer]
-    connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
-    alone_since: float | None = None  # when its last connection went
-    num_calls: int = 0  # how often its sender was asked for it since
-    accepted: Accepted | None = None
-    assembler: Assembler | None = None
-    writers: dict[Connection, Slab] = field(default_factory=dict)
-    wire_bytes: int = 0
-    num_pieces: int = 0  # of what has arrived, disjoint
-    had_at: float = 0.0  # when a HAVE was last asked for that is said at once
-    ended_at: float | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.ended_at is not None
-
-    @property
-    def stats(self) -> TransferStats:
-        return TransferStats(self.wire_bytes, self.assembler.num_changed if self.assembler else 0)
 
 
 class Arrivals:
@@ -109,11 +73,9 @@ class Arrivals:
         self._events: OrderedEvents[ReceiveEvent] = OrderedEvents(on_event)
         self._reconnect_seconds, self._rival_seconds = reconnect_seconds, rival_seconds
         self._changed = threading.Condition(threading.Lock())
-        self._arrivals: dict[bytes, _Arrival] = {}
+        self._arrivals: dict[bytes, Arrival] = {}
         self._connections: dict[str, dict[Connection, None]] = defaultdict(dict)  # of each peer, in order
-        self._transfers, self._opening_bytes = Shares(MAX_TRANSFERS), Shares(MAX_OPENING_BYTES)
-        self._max_pieces, self._pieces = max_pieces, Shares(max_pieces)
-        self._strays, self._strays_until = Shares(MAX_STRAYS), 0.0  # monotonic seconds
+        self._admission = Admission(max_pieces=max_pieces)
         self._remembered: Remembered[bytes] = Remembered(MAX_REMEMBERED)
         self._answers = Answers(self._have_of)
 
@@ -126,9 +88,7 @@ class Arrivals:
             refusal = self._refusal(arrival, request)
             is_new = refusal is None and arrival is None
             if is_new:
-                deadline = time.monotonic() + request.deadline_seconds
-                arrival = _Arrival(request, deadline, OrderedEvents(self._answers.say), {connection: None})
-                self._keep(arrival)
+                arrival = self._arrivals[request.transfer_id] = self._new(connection, request)
             elif refusal is None and arrival is not None:
                 self._again(connection, arrival)
         if refusal is not None:
@@ -138,7 +98,7 @@ class Arrivals:
             if is_new:
                 self._accept(request, functools.partial(self._decided, arrival))
 
-    def _refusal(self, arrival: _Arrival | None, request: OpenRequest) -> bytes | None:
+    def _refusal(self, arrival: Arrival | None, request: OpenRequest) -> bytes | None:
         """How a transfer of this id has ended already, or why it is not taken; `arrival` is the one that is here."""
         transfer_id, peer = request.transfer_id, request.peer_name
         known = self._remembered.get(peer, transfer_id)
@@ -147,38 +107,29 @@ class Arrivals:
         if arrival is not None:
             if arrival.request.peer_name == peer and not arrival.has_ended:
                 return None
-            return _error(transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
-        if not self._transfers.has_room(peer):
-            return _error(transfer_id, "no_memory", f"too many of {MAX_TRANSFERS} transfers are arriving already")
-        if not self._opening_bytes.has_room(peer, _opening_bytes(request)):
-            return _error(transfer_id, "no_memory", "what opens transfers takes too much memory already")
-        return None
+            return error_of(transfer_id, "protocol", "a transfer of this id is not yours, or is ending")
+        objection = self._admission.objection(request)
+        return error_of(transfer_id, "no_memory", objection) if objection else None
 
-    def _keep(self, arrival: _Arrival) -> None:
-        peer = arrival.request.peer_name
-        self._arrivals[arrival.request.transfer_id] = arrival
-        self._transfers.change(peer, 1)
-        self._opening_bytes.change(peer, _opening_bytes(arrival.request))
+    def _new(self, connection: Connection, request: OpenRequest) -> Arrival:
+        deadline, answers = time.monotonic() + request.deadline_seconds, OrderedEvents(self._answers.say)
+        return Arrival(request, deadline, answers, self._admission.admit(request), {connection: None})
 
-    def _drop(self, arrival: _Arrival) -> None:
-        peer = arrival.request.peer_name
+    def _drop(self, arrival: Arrival) -> None:
         del self._arrivals[arrival.request.transfer_id]
-        self._transfers.change(peer, -1)
-        self._opening_bytes.change(peer, -_opening_bytes(arrival.request))
+        self._admission.dismiss(arrival.request, arrival.pieces)
 
-    def _again(self, connection: Connection, arrival: _Arrival) -> None:
+    def _again(self, connection: Connection, arrival: Arrival) -> None:
         """Answer another OPEN of a transfer that is here, once the caller has decided; at a later tick if that is often."""
         transfer_id, now = arrival.request.transfer_id, time.monotonic()
-        arrival.connections.pop(connection, None)
-        arrival.connections[connection] = None
-        arrival.alone_since = None
+        arrival.opened_over(connection)
         if arrival.assembler and now - arrival.had_at >= HAVE_SECONDS:
             arrival.had_at = now
             arrival.answers.put(have_later(transfer_id))
         elif arrival.assembler:
             self._answers.say_later(have_later(transfer_id))
 
-    def _decided(self, arrival: _Arrival, decision: Accepted | Rejected) -> None:
+    def _decided(self, arrival: Arrival, decision: Accepted | Rejected) -> None:
         """The caller's answer to an OPEN; the transfer may have ended while it was deciding."""
         transfer_id = arrival.request.transfer_id
         if isinstance(decision, Rejected):
@@ -186,7 +137,7 @@ class Arrivals:
             frame = messages.encode_ending(FrameType.ERROR, transfer_id, Ending(decision.reason, decision.message))
         else:
             assembler = Assembler(arrival.request.object_bytes, ranges_of(decision.held))
-            frame = messages.encode_have(transfer_id, _have(assembler))
+            frame = messages.encode_have(transfer_id, have_of(assembler))
         with self._changed:
             if isinstance(decision, Rejected):
                 self._drop(arrival)
@@ -194,7 +145,7 @@ class Arrivals:
                 arrival.accepted, arrival.assembler = decision, assembler
             if not arrival.has_ended:
                 is_ending = isinstance(decision, Rejected)
-                arrival.answers.put(Answer(transfer_id, _latest_first(arrival), frame, is_ending))
+                arrival.answers.put(Answer(transfer_id, arrival.latest_first, frame, is_ending))
             if arrival.assembler is not None:
                 self._free(arrival) if arrival.has_ended else self._complete_if_whole(arrival)
         self._tell(arrival)
@@ -224,9 +175,8 @@ class Arrivals:
             arrival.wire_bytes += HEADER_BYTES + wire_bytes
             if arrival.assembler.use_of(slab) == "discard":
                 return None
-            if not self._has_room(arrival, slab):
-                text = f"more than {MAX_FRAGMENTS} separate pieces, or too many of {self._max_pieces} of all transfers"
-                raise RemoteProtocolError("fragments", text)
+            if not arrival.pieces.has_room(arrival.assembler.arrived, slab):
+                raise arrival.pieces.refusal()
             self._displace(arrival, slab)
             if arrival.has_ended or arrival.assembler.use_of(slab) == "discard":
                 return None
@@ -244,7 +194,7 @@ class Arrivals:
             raise
         return views
 
-    def _displace(self, arrival: _Arrival, slab: Slab) -> None:
+    def _displace(self, arrival: Arrival, slab: Slab) -> None:
         """Have nobody else write to these bytes. The lock is given up meanwhile."""
 
         def is_alone() -> bool:
@@ -267,7 +217,9 @@ class Arrivals:
             assert arrival.assembler is not None
             slab = arrival.writers.pop(connection)
             self._changed.notify_all()
-            if not self._has_room(arrival, slab):  # others began while there was room for each
+            if not arrival.pieces.has_room(
+                arrival.assembler.arrived, slab
+            ):  # others began while there was room for each
                 arrival.assembler.forget()
             if arrival.has_ended:
                 self._free(arrival)
@@ -281,25 +233,9 @@ class Arrivals:
                 if not comes_again:
                     text = f"{slab} came changed {MAX_ATTEMPTS_PER_CHUNK} times, or {MAX_CHANGED} chunks did"
                     self._fail(arrival, "checksum", text)
-            self._count_pieces(arrival)
+            arrival.pieces.recount(arrival.assembler.arrived)
         self._tell(arrival)
         return comes_again
-
-    def _has_room(self, arrival: _Arrival, slab: Slab) -> bool:
-        """Whether what has arrived may be kept in as many pieces more as this slab makes it."""
-        assert arrival.assembler is not None
-        more = arrival.assembler.arrived.growth(slab)
-        num_pieces = arrival.num_pieces + more
-        if num_pieces <= FAIR_PIECES:
-            return True
-        return num_pieces <= MAX_FRAGMENTS and self._pieces.has_room(arrival.request.peer_name, more)
-
-    def _count_pieces(self, arrival: _Arrival) -> None:
-        is_here = self._arrivals.get(arrival.request.transfer_id) is arrival
-        now = arrival.assembler.num_pieces if is_here and arrival.assembler is not None else 0
-        if now != arrival.num_pieces:
-            self._pieces.change(arrival.request.peer_name, now - arrival.num_pieces)
-            arrival.num_pieces = now
 
     def what_became_of(self, peer: str, transfer_id: bytes) -> bytes | None:
         """The frame that answers a chunk of a transfer that does not take it any more; None when it does."""
@@ -322,34 +258,33 @@ class Arrivals:
 
     # Ending
 
-    def _complete_if_whole(self, arrival: _Arrival) -> None:
+    def _complete_if_whole(self, arrival: Arrival) -> None:
         """With the lock held."""
         assert arrival.assembler is not None
         if arrival.assembler.missing_bytes:
             return
-        self._end(arrival, _done(arrival))
+        self._end(arrival, arrival.done())
         self._events.put(ReceiveCompleted(arrival.request.transfer_id, arrival.stats))
         self._free(arrival)
 
-    def _fail(self, arrival: _Arrival, reason: FailureReason, message: str, *, tell_caller: bool = True) -> None:
+    def _fail(self, arrival: Arrival, reason: FailureReason, message: str, *, tell_caller: bool = True) -> None:
         """End a transfer without its data; with the lock held."""
         request = arrival.request
-        self._end(arrival, _error(request.transfer_id, reason, message))
+        self._end(arrival, error_of(request.transfer_id, reason, message))
         if tell_caller:
             self._events.put(ReceiveFailed(request.transfer_id, request.peer_name, reason, message, arrival.stats))
         self._free(arrival)
 
-    def _end(self, arrival: _Arrival, answer: bytes) -> None:
+    def _end(self, arrival: Arrival, answer: bytes) -> None:
         arrival.ended_at = time.monotonic()
         arrival.answers.put(Answer(arrival.request.transfer_id, list(arrival.connections), answer, is_ending=True))
         self._remembered.put(arrival.request.peer_name, arrival.request.transfer_id, answer)
 
-    def _free(self, arrival: _Arrival) -> None:
+    def _free(self, arrival: Arrival) -> None:
         """Forget an ended transfer once nobody writes to its memory, nor decides about it."""
         is_mine = self._arrivals.get(arrival.request.transfer_id) is arrival
         if not arrival.writers and arrival.accepted is not None and is_mine:
             self._drop(arrival)
-            self._count_pieces(arrival)
             self._events.put(ReceiveMemoryFree(arrival.request.transfer_id))
 
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
@@ -366,17 +301,15 @@ class Arrivals:
         Raises:
             RemoteProtocolError: it gives up more that was never opened than any sender keeps.
         """
-        reason, message = ending.reason, _short(ending.message)
+        reason, message = ending.reason, shortened(ending.message)
         with self._changed:
             arrival, known = self._arrivals.get(transfer_id), self._remembered.get(peer, transfer_id)
             if arrival is not None and arrival.request.peer_name == peer and not arrival.has_ended:
                 arrival.connections[connection] = None
                 self._fail(arrival, reason, message)
             elif arrival is None and known is None:
-                if not self._strays.has_room(peer):
-                    raise RemoteProtocolError("cancels", "too many transfers are cancelled that were never opened")
-                self._strays.change(peer, 1)
-                known = _error(transfer_id, reason, message)
+                self._admission.stray(peer)
+                known = error_of(transfer_id, reason, message)
                 self._remembered.put(peer, transfer_id, known)
                 self._events.put(ReceiveFailed(transfer_id, peer, reason, message))
         self._tell(arrival)
@@ -396,10 +329,7 @@ class Arrivals:
             if not self._connections[peer]:
                 del self._connections[peer]
             for arrival in self._arrivals.values():
-                if connection in arrival.connections:
-                    del arrival.connections[connection]
-                    if not arrival.connections:
-                        arrival.alone_since, arrival.num_calls = now, 0
+                arrival.lost(connection, now=now)
 
     def expire(self, now: float) -> None:
         """Fail what is late, take memory from who is stuck in it, ask for what no connection carries, say what nobody took.
@@ -407,14 +337,13 @@ class Arrivals:
         `now` is monotonic seconds.
         """
         with self._changed:
-            if now >= self._strays_until:
-                self._strays, self._strays_until = Shares(MAX_STRAYS), now + STRAYS_SECONDS
+            self._admission.forget_strays(now)
             failed = []
             for arrival in list(self._arrivals.values()):
                 if arrival.ended_at is not None and now - arrival.ended_at > STUCK_MEMORY_SECONDS:
                     for writer in arrival.writers:
                         writer.abort()
-                reason = self._lateness(arrival, now)
+                reason = arrival.lateness(now, reconnect_seconds=self._reconnect_seconds)
                 if reason is not None:
                     self._fail(arrival, reason, f"{arrival.request.peer_name} did not finish: {reason}")
                     failed.append(arrival)
@@ -431,8 +360,7 @@ class Arrivals:
         """
         calls: list[tuple[Connection, bytes]] = []
         for transfer_id, arrival in self._arrivals.items():
-            alone, due_seconds = arrival.alone_since, (arrival.num_calls + 1) * CALL_RATIO * self._reconnect_seconds
-            if alone is not None and not arrival.has_ended and now - alone >= due_seconds:
+            if arrival.is_called_for(now, each_seconds=CALL_RATIO * self._reconnect_seconds):
                 peers = self._connections.get(arrival.request.peer_name, {})
                 first, count = arrival.num_calls * CALLED_CONNECTIONS, min(len(peers), CALLED_CONNECTIONS)
                 arrival.num_calls += 1
@@ -440,7 +368,7 @@ class Arrivals:
                 calls += [(its, frame) for its in itertools.islice(itertools.cycle(peers), first, first + count)]
         return calls
 
-    def _tell(self, *arrivals: _Arrival | None) -> None:
+    def _tell(self, *arrivals: Arrival | None) -> None:
         """What was decided under the lock is said outside of it, by whichever thread: none waits for a peer."""
         self._events.tell()
         for arrival in arrivals:
@@ -453,48 +381,14 @@ class Arrivals:
             arrival = self._arrivals.get(transfer_id)
             if arrival is None or arrival.has_ended or arrival.assembler is None:
                 return None
-            connections = _latest_first(arrival)
+            connections = arrival.latest_first
         if not any(its.takes_at_once() for its in connections):
             return Answer(transfer_id, connections, None)
         with self._changed:
-            have = _have(arrival.assembler)
+            have = have_of(arrival.assembler)
         return Answer(transfer_id, connections, messages.encode_have(transfer_id, have))
-
-    def _lateness(self, arrival: _Arrival, now: float) -> FailureReason | None:
-        if arrival.has_ended:
-            return None
-        if now >= arrival.deadline:
-            return "deadline"
-        alone = arrival.alone_since
-        return "unreachable" if alone is not None and now - alone >= self._reconnect_seconds else None
 
 
 def ranges_of(indices: Collection[int]) -> Ranges:
     """Object indices as ranges."""
     return Ranges((index, index + 1) for index in indices)
-
-
-def _latest_first(arrival: _Arrival) -> list[Connection]:
-    return list(reversed(arrival.connections))
-
-
-def _have(assembler: Assembler) -> Have:
-    return Have(assembler.held, tuple(itertools.islice(assembler.arrived.slabs(), MAX_SLABS)))
-
-
-def _done(arrival: _Arrival) -> bytes:
-    stats = arrival.stats
-    return messages.encode_done(arrival.request.transfer_id, Done(stats.wire_bytes, stats.checksum_failures))
-
-
-def _opening_bytes(request: OpenRequest) -> int:
-    return len(request.open_body) + RUN_BYTES * len(request.object_bytes.runs)
-
-
-def _error(transfer_id: bytes, reason: FailureReason, message: str) -> bytes:
-    return messages.encode_ending(FrameType.ERROR, transfer_id, Ending(reason, _short(message)))
-
-
-def _short(message: str) -> str:
-    """So much of it as is remembered."""
-    return message.encode(errors="replace")[:MAX_REMEMBERED_MESSAGE_BYTES].decode(errors="ignore")

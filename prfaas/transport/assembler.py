@@ -35,11 +35,6 @@ class Assembler:
     def missing_bytes(self) -> int:
         return self.total_bytes - self.arrived.num_bytes
 
-    @property
-    def num_pieces(self) -> int:
-        """That what has arrived is kept as."""
-        return self.arrived.num_fragments
-
     def use_of(self, slab: Slab) -> Use:
         """Whether a chunk that begins to arrive is written to memory; bytes that count are never written over.
 

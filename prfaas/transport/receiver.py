@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
+from prfaas.transport.admission import MAX_PIECES
 from prfaas.transport.answers import say
-from prfaas.transport.arrivals import MAX_PIECES, AcceptFunction, Arrivals
+from prfaas.transport.arrivals import AcceptFunction, Arrivals
 from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.inbound import (

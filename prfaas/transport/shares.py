@@ -9,14 +9,14 @@ class Shares:
     """A bounded good. Its last quarter is for peers that have less than a quarter, so that none takes it from the others."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._total = 0
         self._of: Counter[str] = Counter()
 
     def has_room(self, peer: str, amount: int = 1) -> bool:
         """Whether a peer may have so much more."""
         total, own = self._total + amount, self._of[peer] + amount
-        return total <= self._limit and (total <= self._limit * 3 // 4 or own <= self._limit // 4)
+        return total <= self.limit and (total <= self.limit * 3 // 4 or own <= self.limit // 4)
 
     def change(self, peer: str, amount: int) -> None:
         """A peer has so much more, or less."""

@@ -16,19 +16,10 @@ from queue import Queue
 import pytest
 
 from prfaas.errors import RemoteProtocolError
+from prfaas.transport.admission import FAIR_PIECES, MAX_STRAYS, MAX_TRANSFERS, STRAYS_SECONDS
+from prfaas.transport.answers import MAX_REMEMBERED_MESSAGE_BYTES
 from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import (
-    CALL_RATIO,
-    CALLED_CONNECTIONS,
-    FAIR_PIECES,
-    MAX_REMEMBERED,
-    MAX_REMEMBERED_MESSAGE_BYTES,
-    MAX_STRAYS,
-    MAX_TRANSFERS,
-    STRAYS_SECONDS,
-    Arrivals,
-    ChunkOutcome,
-)
+from prfaas.transport.arrivals import CALL_RATIO, CALLED_CONNECTIONS, MAX_REMEMBERED, Arrivals, ChunkOutcome
 from prfaas.transport.assembler import MAX_FRAGMENTS
 from prfaas.transport.cancels import MAX_CANCELS
 from prfaas.transport.connection import Connection
@@ -83,7 +74,7 @@ class Site:
 
     @property
     def num_pieces(self) -> int:
-        return sum(its.num_pieces for its in self.arrivals._arrivals.values())
+        return sum(its.pieces.count for its in self.arrivals._arrivals.values())
 
     def close(self) -> None:
         self._open.close()

@@ -16,8 +16,9 @@ from prometheus_client import REGISTRY
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake
+from prfaas.transport.admission import FAIR_PIECES, MAX_OPENING_BYTES, RUN_BYTES
 from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import FAIR_PIECES, HAVE_SECONDS, MAX_OPENING_BYTES, RUN_BYTES, Arrivals
+from prfaas.transport.arrivals import HAVE_SECONDS, Arrivals
 from prfaas.transport.connection import Connection
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import (
