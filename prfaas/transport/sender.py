@@ -34,10 +34,11 @@ from prfaas.transport.outbound import (
     SendMemoryFree,
     SendProgress,
 )
-from prfaas.transport.outbox import Outbox, Standing
+from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing_choice import PackSample
 from prfaas.transport.reach import Reach
 from prfaas.transport.stalls import StallWatch
+from prfaas.transport.standing import Standing
 from prfaas.transport.wire import HEADER_BYTES, Header
 from prfaas.types import FailureReason
 

@@ -24,11 +24,11 @@ from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted
 from prfaas.transport.messages import MAX_SLABS, Done, Have, Open
 from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
-from prfaas.transport.outbox import Standing
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.sockets import SEND_BUFFER_BYTES
+from prfaas.transport.standing import Standing
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send

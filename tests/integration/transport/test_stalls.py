@@ -15,10 +15,10 @@ from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.line import MAX_UNACKNOWLEDGED
 from prfaas.transport.messages import Done, Have, Open, encode_done, encode_have, encode_open
 from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.outbox import SLOW_BYTES_PER_SECOND
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.reader import LARGE_FRAME_BYTES
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted
+from prfaas.transport.sending import SLOW_BYTES_PER_SECOND
 from prfaas.transport.stalls import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from tests.integration.transport import far_process

@@ -28,10 +28,10 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.transport.connection import Connection
     from prfaas.transport.inbound import Accepted, OpenRequest, Rejected
     from prfaas.transport.object_sizes import ObjectSizes
-    from prfaas.transport.outbox import Standing
     from prfaas.transport.packing import CODECS, Packer, ways
     from prfaas.transport.ranges import Ranges
     from prfaas.transport.reader import FrameBounds, Reader
+    from prfaas.transport.standing import Standing
     from prfaas.transport.wire import (
         HEADER_BYTES,
         FrameType,

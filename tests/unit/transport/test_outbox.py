@@ -6,13 +6,14 @@ import tracemalloc
 
 import pytest
 
-from prfaas.errors import RemoteProtocolError
 from prfaas.transport.area import Slab
 from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have, decode_open
 from prfaas.transport.object_sizes import ObjectSizes
 from prfaas.transport.outbound import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
-from prfaas.transport.outbox import MAX_CUTS, MAX_ENDS, MAX_GAPS, SLOW_BYTES_PER_SECOND, Outbox, Standing
+from prfaas.transport.outbox import MAX_ENDS, Outbox
 from prfaas.transport.ranges import Ranges
+from prfaas.transport.sending import MAX_CUTS, SLOW_BYTES_PER_SECOND
+from prfaas.transport.standing import Standing
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 
 ID = bytes(range(16))
@@ -124,15 +125,6 @@ def test_nobody_is_asked_while_bytes_are_on_their_way() -> None:
     assert not any(sender.after(second) for second in range(100))
 
 
-def test_what_arrived_between_very_many_held_objects_is_in_part_left_out() -> None:
-    num_held, slabs = 1000, tuple(Slab(0, 1, 2 * at, 1) for at in range(1000))
-    sizes = ObjectSizes([(2000, 2 * num_held + 1)])
-    held = Ranges((1 + 2 * at, 2 + 2 * at) for at in range(num_held))
-    standing = Standing.of(Have(held, slabs), sizes)
-    assert tuple(standing.arrived.slabs()) == slabs[: MAX_GAPS // (num_held + 1)]
-    assert standing.missing_bytes == 2000 * (num_held + 1)
-
-
 @pytest.mark.parametrize("is_ready_first", [False, True])
 def test_a_peer_that_holds_objects_too_scattered_ends_the_transfer_and_its_queue_takes_no_memory(
     *, is_ready_first: bool
@@ -215,12 +207,6 @@ def test_a_cancel_whose_transfer_is_late_is_not_said_any_more(is_said: bool) -> 
     sender.outbox.late(now=3600.0, unreachable_before=0.0)
     sender.outbox.connection_lost(is_last=False)
     assert sender.said() == []
-
-
-@pytest.mark.parametrize("have", [Have(Ranges([(0, 2)]), ()), Have(Ranges(), (Slab(0, 1, 50, 51),))])
-def test_a_have_of_what_the_transfer_has_not_breaks_the_protocol(have: Have) -> None:
-    with pytest.raises(RemoteProtocolError, match="does not have"):
-        Standing.of(have, SIZES)
 
 
 def test_so_many_ends_wait_for_a_connection_and_of_more_the_oldest_are_not_said() -> None:
