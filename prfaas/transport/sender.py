@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport import handshake, messages
 from prfaas.transport.answers import say
 from prfaas.transport.area import Slab
-from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import Connection, dialled
 from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.connection_state import ConnectionState
 from prfaas.transport.dialler import Dialler
 from prfaas.transport.handshake import Identity, capabilities_of
-from prfaas.transport.line import Line, Taken
+from prfaas.transport.line import Line
+from prfaas.transport.lines import Lines
 from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_meter import LinkHealth
 from prfaas.transport.link_pacing import LinkPacing
 from prfaas.transport.link_state import LinkState
-from prfaas.transport.messages import Challenge, Done, Ending, Hello
+from prfaas.transport.link_work import LinkWork
+from prfaas.transport.messages import Challenge, Ending, Hello
 from prfaas.transport.ordered_events import OrderedEvents
 from prfaas.transport.outbound import (
     Outgoing,
@@ -35,11 +36,7 @@ from prfaas.transport.outbound import (
     SendProgress,
 )
 from prfaas.transport.outbox import Outbox
-from prfaas.transport.packing_choice import PackSample
 from prfaas.transport.reach import Reach
-from prfaas.transport.stalls import StallWatch
-from prfaas.transport.standing import Standing
-from prfaas.transport.wire import HEADER_BYTES, Header
 from prfaas.types import FailureReason
 
 __all__ = [
@@ -84,7 +81,6 @@ class Link:
         self._peer_name = peer_name
         self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
         self._changed = threading.Condition(threading.Lock())
-        self._hearing = threading.Lock()  # held by whoever takes a HAVE apart
         self._dialler = Dialler(
             self._changed,
             connect=self._connect_once,
@@ -95,12 +91,17 @@ class Link:
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkGauge()
-        self._stalls: StallWatch[Line] = StallWatch()
         self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)  # from 0 on, so that the first shows
         self._pacing = LinkPacing(config, peer_name=peer_name)
-        self._lines: set[Line] = set()
-        self._boot_id: bytes | None = None  # of the peer's process
-        self._generation = 0
+        self._lines = Lines()
+        self._work = LinkWork(
+            self._changed,
+            outbox=self._outbox,
+            lines=self._lines,
+            gauge=self._gauge,
+            events=self._events,
+            is_wanted=self._dialler.is_wanted,
+        )
         self._reach = Reach(now=time.monotonic())
         self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
 
@@ -176,8 +177,7 @@ class Link:
         with self._changed:
             self._dialler.is_closed.set()
             self._outbox.fail_all("shutdown", "this agent stops", now=time.monotonic())
-            for line in self._lines:
-                line.abort()
+            self._lines.abort()
             self._changed.notify_all()
         self._events.tell()
         self._dialler.join()
@@ -189,7 +189,7 @@ class Link:
     def peer_process(self) -> bytes | None:
         """Names the process that answers at the peer, while there is a connection to it."""
         with self._changed:
-            return self._boot_id if self._lines else None
+            return self._lines.process if self._lines else None
 
     def is_idle(self, now: float) -> bool:
         """Whether nothing is lost with this link: nobody has used it for long; `now` is monotonic seconds."""
@@ -208,7 +208,7 @@ class Link:
                 is_down=not self._lines and bool(self._dialler.last_error) and self._dialler.is_wanted(),
                 num_transfers=self._outbox.num_transfers,
                 queued_bytes=self._outbox.queued_bytes,
-                unacknowledged_bytes=sum(line.in_flight_bytes for line in self._lines),
+                unacknowledged_bytes=self._lines.in_flight_bytes,
                 unsent_bytes=sum(info.unsent_bytes for info in infos),
                 acknowledged_bytes=self._outbox.acknowledged_bytes,
                 rtt_seconds=round_trip.seconds,
@@ -273,7 +273,7 @@ class Link:
     def _end_late(self, now: float) -> None:
         patience = self._config.reconnect_seconds
         with self._changed:
-            is_owed = self._outbox.is_owed and not any(line.pulse.is_slow(now) for line in self._lines)
+            is_owed = self._outbox.is_owed and not self._lines.is_any_slow(now)
             is_gone = self._reach.gone_seconds(now=now, is_connected=bool(self._lines), is_owed=is_owed) >= patience
             late = self._outbox.late(now=now, unreachable_before=now - patience if is_gone else float("-inf"))
         for transfer_id, reason in late:
@@ -282,19 +282,14 @@ class Link:
 
     def _ask_again(self, now: float) -> None:
         with self._changed:
-            rtt = max((line.seen.rtt_seconds for line in self._lines if line.seen), default=0.0)
-            leaving = {said for line in self._lines if (said := line.leaving(now)) is not None}
-            patience = max(ANSWER_SECONDS, ANSWER_ROUND_TRIPS * rtt)
-            if self._outbox.ask_again(now=now, patience_seconds=patience, leaving=leaving):
+            patience = max(ANSWER_SECONDS, ANSWER_ROUND_TRIPS * self._lines.rtt_seconds)
+            if self._outbox.ask_again(now=now, patience_seconds=patience, leaving=self._lines.leaving(now)):
                 self._changed.notify_all()
 
     def _free_stuck_memory(self, now: float) -> None:
         """A peer that takes nothing does not keep an ended transfer's memory: the connection goes."""
         with self._changed:
-            stuck = self._outbox.stuck(ended_before=now - STUCK_MEMORY_SECONDS)
-            for line in self._lines:
-                if line.reads in stuck:
-                    line.abort()
+            self._lines.abort_readers(self._outbox.stuck(ended_before=now - STUCK_MEMORY_SECONDS))
 
     def _measure(self) -> None:
         with self._changed:  # which may take a while on a busy host, and bytes are counted now
@@ -310,13 +305,12 @@ class Link:
     def _end_stalled(self, now: float) -> None:
         """Have what a stalled connection carries leave over the others."""
         with self._changed:
-            pulses = {line: line.look(now) for line in self._lines if line.is_alive}
-            verdict = self._stalls.look(pulses, now=now)
-            for line in verdict.stalled:
+            stalled, unheard = self._lines.stalled(now)
+            for line in stalled:
                 _log.warning("link.stalled", peer=self._peer_name, unacknowledged_bytes=line.in_flight_bytes)
                 self._num_stalls.inc()
                 line.abort()
-        for line in pulses if verdict.wants_pings else ():
+        for line in unheard:
             line.ping()
 
     # Lines come and go
@@ -367,8 +361,8 @@ class Link:
     def _connected(self, connection: Connection, said: Challenge | Hello, number: int) -> Line | None:
         """A line for a new connection, or None when there are enough."""
         with self._changed:
-            if said.boot_id != self._boot_id:
-                self._peer_restarted(said.boot_id)
+            if self._lines.lead_to(said.boot_id):  # what another process acknowledged is lost
+                self._outbox.connection_lost(is_last=True)
             if self._config.awaits_peer:
                 self._dialler.num_wanted = min(number + 1, MAX_DIALLED_CONNECTIONS)
             elif not self._lines:
@@ -378,7 +372,7 @@ class Link:
                 return None
             capabilities = tuple(set(said.capabilities) & set(self._identity.capabilities))
             connection.choose_low_water()
-            line = Line(self, connection, generation=self._generation, capabilities=capabilities)
+            line = Line(self._work, connection, generation=self._lines.generation, capabilities=capabilities)
             self._lines.add(line)
             self._dialler.last_error = ""
             self._share_rate()
@@ -394,127 +388,16 @@ class Link:
         achievable = self._gauge.health.achievable_bytes_per_second
         self._pacing.fit_chunks(self._outbox, achievable_bytes_per_second=achievable, num_connections=len(self._lines))
 
-    def _peer_restarted(self, boot_id: bytes) -> None:
-        """Another process answers: what the earlier one acknowledged is lost, its connections are dead."""
-        self._boot_id = boot_id
-        self._generation += 1
-        for line in self._lines:
-            line.abort()
-        self._outbox.connection_lost(is_last=True)
-
     def _lost(self, line: Line, *, lived_seconds: float) -> None:
         """A connection went: what it carried goes to the others."""
         with self._changed:
-            self._lines.discard(line)
-            self._gauge.bounds.restart(sum(its.in_flight_bytes for its in self._lines), now=time.monotonic())
+            self._lines.remove(line)
+            self._gauge.bounds.restart(self._lines.in_flight_bytes, now=time.monotonic())
             self._share_rate()
             self._reach.lost(now=time.monotonic(), lived_seconds=lived_seconds)
             if not self._lines:
                 self._dialler.last_error = NOT_DIALLED if self._config.awaits_peer else self._dialler.last_error
             self._outbox.connection_lost(is_last=not self._lines)
-            if line.generation == self._generation:
+            if line.generation == self._lines.generation:
                 self._outbox.put_back(line.unacknowledged())
-            self._changed.notify_all()
-
-    # What the lines ask for and report (see `line.Work`)
-
-    def has_work(self, line: Line, timeout_seconds: float) -> bool:
-        """Whether there is something to send; False when nothing came up in time.
-
-        Raises:
-            OSError: the line is dead, or nobody has wanted it for long.
-        """
-        end = time.monotonic() + timeout_seconds
-        with self._changed:
-            while line.is_alive and self._dialler.is_wanted():
-                if self._outbox.has_work():
-                    return True
-                now = time.monotonic()
-                if now >= end:
-                    return False
-                self._changed.wait(end - now)
-        raise ConnectionAbortedError("the connection was lost, or is not wanted")
-
-    def take(self, line: Line) -> bytes | Taken | None:
-        """What leaves next: a control frame, or bytes, whose memory is in use until `sent`."""
-        with self._changed:
-            now = time.monotonic()
-            if not line.is_alive:
-                return None
-            frame = self._outbox.next_frame(now=now)
-            taken = self._outbox.take() if frame is None else None
-            if frame is not None:
-                line.says = Header.decode(frame[:HEADER_BYTES]).transfer_id
-            if taken is None:
-                return frame
-            line.reads, line.says = taken[0].transfer_id, None
-            self._gauge.bounds.handed(taken[0].slab.num_bytes, now=now)
-            if self._gauge.is_probing:  # its bytes say nothing of what packing would bring
-                return Taken(*taken, None, is_trial=False)
-            packing = self._gauge.packing
-            return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
-
-    def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None:
-        """The line has read the chunk's memory for the last time; `samples`: what packing it took."""
-        with self._changed:
-            line.reads = None
-            if self._outbox.sent(chunk):
-                self._changed.notify_all()
-            self._gauge.packing.learn(samples)
-        self._events.tell()
-
-    def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None:
-        """Chunks have arrived whole, and others changed, which leave again."""
-        now = time.monotonic_ns()
-        with self._changed:
-            if line.generation != self._generation:
-                return
-            num_bytes = sum(chunk.slab.num_bytes for chunk in (*landed, *changed))
-            self._gauge.bounds.landed(num_bytes, rtt_seconds=self._gauge.min_rtt_seconds, now=now * 1e-9)
-            self._outbox.landed(landed, time_ns=now)
-            if changed:
-                self._outbox.put_back(changed)
-                self._changed.notify_all()
-        self._events.tell()
-
-    def have(self, line: Line, header: Header, payload: bytearray) -> None:
-        """The peer has accepted a transfer and says what it holds; all else that is ready leaves.
-
-        Nothing is made of one that nobody has asked for, and of others one at a time: it may become many times as long.
-        """
-        with self._hearing:
-            with self._changed:
-                sizes = self._outbox.sizes_of(header.transfer_id)
-            if sizes is None:
-                return
-            have = messages.decode_have(header, payload, num_objects=len(sizes))
-            standing = Standing.of(have, sizes)
-            with self._changed:
-                if line.generation == self._generation and self._boot_id is not None:
-                    now = time.monotonic()
-                    self._outbox.have(header.transfer_id, standing, process=self._boot_id, now=now)
-                    self._changed.notify_all()
-        self._events.tell()
-
-    def done(self, transfer_id: bytes, done: Done) -> None:
-        """The peer has every byte. The last acknowledgements may come after this."""
-        with self._changed:
-            self._outbox.done(transfer_id, done, now=time.monotonic())
-        self._events.tell()
-
-    def refused(self, transfer_id: bytes, ending: Ending) -> None:
-        """The peer gives a transfer up, or does not take it."""
-        with self._changed:
-            self._outbox.refused(transfer_id, ending, now=time.monotonic())
-        self._events.tell()
-
-    def reopen(self, transfer_id: bytes) -> None:
-        """The peer does not know a transfer that it was sent chunks of."""
-        with self._changed:
-            self._outbox.reopen(transfer_id)
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Have every line look at what there is to do."""
-        with self._changed:
             self._changed.notify_all()

@@ -431,7 +431,7 @@ def test_a_bug_that_a_watcher_meets_at_every_look_is_logged_once_a_second(
 
     near = near_to(far.address)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
-    near.link._stalls = None  # type: ignore[assignment]
+    near.link._lines._stalls = None  # type: ignore[assignment]
     far.receiver._inlets.append(None)  # type: ignore[arg-type]
     events = ("link.watch_failed", "receiver.watch_failed")
     try:
