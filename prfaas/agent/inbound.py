@@ -12,6 +12,7 @@ from prfaas.agent.transfer_log import TransferRecord
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.repack import Side
 from prfaas.grants import Grant
+from prfaas.transport.inbound import TransferStats
 
 
 @dataclass(eq=False)
@@ -38,6 +39,11 @@ class Inbound:
         placed = None if self.placement is None else Side(self.placement.plan.layouts, self.placement.plan.groups)
         known = (side for side in (self.claimed, placed) if side is not None)
         return all(agree(its, side, num_tokens=self.grant.num_tokens) for side in known)
+
+    def received(self, stats: TransferStats) -> None:
+        """What it has cost on the wire goes to its record, if anything of it came."""
+        if self.record is not None:
+            self.record.wire_bytes, self.record.checksum_failures = stats.wire_bytes, stats.checksum_failures
 
     @property
     def is_copy(self) -> bool:

@@ -14,28 +14,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 from prfaas import grants, logs, metrics, tracing
+from prfaas.agent.endings import Endings
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.inbound import Inbound
 from prfaas.agent.layouts_here import TOO_MUCH, LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
+from prfaas.agent.offer import Offer, offer_of
 from prfaas.agent.placement import Placement, place
-from prfaas.agent.plan import OpenBody, TransferPlan, grant_of, is_link_probe, make_plan, probed_layout, read_layout
+from prfaas.agent.plan import grant_of, is_link_probe, probed_layout, read_layout
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.refusal import Refusal, reason_of
 from prfaas.agent.repacking import Background, repacking_into
 from prfaas.agent.transfer_log import TransferLog, TransferRecord
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.prefix import is_well_formed, prefix_groups
 from prfaas.cachepool.repack import Side
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 from prfaas.grants import Grant, GrantKind
-from prfaas.hashing import prefix_hash
 from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
 from prfaas.transport.messages import Ending
 from prfaas.transport.receiver import (
@@ -48,11 +45,8 @@ from prfaas.transport.receiver import (
     Receiver,
     Rejected,
 )
-from prfaas.transport.remembered import Remembered
-from prfaas.types import AgentName, FailureReason, GroupBlocks, Prefix, TransferId
+from prfaas.types import AgentName, FailureReason, TransferId
 
-MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about 400 bytes each
-MAX_CANCELLED = 1 << 12  # transfers that were cancelled before their grants came here, about 400 bytes each
 _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]
 
@@ -82,8 +76,7 @@ class Receiving:
         self._probes = probes
         self._inbound: dict[TransferId, Inbound] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
-        self._ended: dict[TransferId, _Ended] = {}
-        self._cancelled: Remembered[Ending] = Remembered(MAX_CANCELLED)
+        self._endings = Endings()
         self.receiver: Receiver | None = None  # set before the first open can come
 
     def __len__(self) -> int:
@@ -125,7 +118,7 @@ class Receiving:
         grant = self._check(token, TransferId(request.transfer_id), use)
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
-        ended = self._end_of(grant)
+        ended = self._endings.of(grant)
         if ended is not None:
             raise Refusal(ended.reason, ended.message)
         try:
@@ -135,18 +128,15 @@ class Receiving:
             raise
 
     def _accept_granted(self, request: OpenRequest, grant: Grant) -> Accepted:
-        wants_layouts = partial(self._layouts.wants_description, request.peer_name)
-        opened = OpenBody.decode(request.open_body, wants_layouts=wants_layouts)
-        arenas = self._layouts.arenas(opened)
-        plan = _plan(request, _groups(opened, arenas[0].layout, grant), arenas, grant)
+        offer = offer_of(request, grant, self._layouts)
         inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
-        if not inbound.expects(Side(plan.layouts, plan.groups)):
+        if not inbound.expects(offer.side):
             raise Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
         if inbound.placement is None:
-            self._begin(inbound, plan, arenas, request.peer_name, opened.trace)
+            self._begin(inbound, offer)
         assert inbound.placement is not None
         if inbound.complete:
-            return Accepted(held=range(len(plan.object_bytes)), destination=inbound.placement.memory)
+            return Accepted(held=range(len(offer.plan.object_bytes)), destination=inbound.placement.memory)
         held = _held(inbound, inbound.placement)
         inbound.is_partial |= held != inbound.placement.held
         return Accepted(held=held, destination=inbound.placement.memory)
@@ -157,7 +147,7 @@ class Receiving:
             self._fail(grant.transfer_id, reason, message)
         else:
             until = time.monotonic() + grant.expires_at - time.time()
-            self._ended[grant.transfer_id] = _Ended(until, reason, message)
+            self._endings.put(grant.transfer_id, Ending(reason, message), until=until)
 
     def _check(self, token: bytes, transfer_id: TransferId, kind: GrantKind) -> Grant:
         now = time.time()
@@ -165,19 +155,15 @@ class Receiving:
             token, self._grant_key, kind=kind, destination=self._name, transfer_id=transfer_id, now=now
         )
 
-    def _end_of(self, grant: Grant) -> _Ended | Ending | None:
-        """How a transfer has ended already, or why its sender gave it up before it came."""
-        return self._ended.get(grant.transfer_id) or self._cancelled.get(grant.source, grant.transfer_id)
-
     def _create(self, grant: Grant) -> Inbound:
         now = time.monotonic()
         inbound = Inbound(grant, now + grant.expires_at - time.time(), now + self._open_timeout_seconds)
         self._inbound[grant.transfer_id] = inbound
         return inbound
 
-    def _begin(self, inbound: Inbound, plan: TransferPlan, arenas: tuple[Arena, ...], peer: str, trace: str) -> None:
-        transfer_id = inbound.grant.transfer_id
-        placement = place(self._pool, plan, arenas, owner=f"transfer-{transfer_id.hex()}")
+    def _begin(self, inbound: Inbound, offer: Offer) -> None:
+        transfer_id, plan, peer = inbound.grant.transfer_id, offer.plan, offer.peer
+        placement = place(self._pool, plan, offer.arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
             raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
         inbound.placement = placement
@@ -195,7 +181,7 @@ class Receiving:
                 held_bytes=held_bytes,
                 span=tracing.continued(
                     "agent.receive",
-                    trace,
+                    offer.trace,
                     transfer_id=transfer_id.hex(),
                     peer=peer,
                     num_tokens=plan.num_tokens,
@@ -223,18 +209,15 @@ class Receiving:
 
     def _failed(self, transfer_id: TransferId, inbound: Inbound | None, event: ReceiveFailed) -> None:
         if inbound is None:  # a cancel that overtook its open
-            self._cancelled.put(event.peer_name, transfer_id, Ending(event.reason, event.message))
+            self._endings.cancelled(event.peer_name, transfer_id, Ending(event.reason, event.message))
         elif inbound.grant.source == event.peer_name:
-            if inbound.record is not None:
-                inbound.record.wire_bytes = event.stats.wire_bytes
-                inbound.record.checksum_failures = event.stats.checksum_failures
+            inbound.received(event.stats)
             self._fail(transfer_id, event.reason, event.message)
 
     def _complete(self, inbound: Inbound, event: ReceiveCompleted) -> None:
         assert inbound.placement is not None and inbound.record is not None
         inbound.complete = True
-        inbound.record.wire_bytes = event.stats.wire_bytes
-        inbound.record.checksum_failures = event.stats.checksum_failures
+        inbound.received(event.stats)
         self._publish(inbound)
         self._log.end(inbound.record, "completed")
         self._tell_reader(inbound)
@@ -304,7 +287,7 @@ class Receiving:
             metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
             engine.post(TransferFailed(request.transfer_id, "grant_refused", str(error)))
             return
-        ended = self._end_of(grant)
+        ended = self._endings.of(grant)
         if ended is not None:
             engine.post(TransferFailed(request.transfer_id, ended.reason, ended.message))
             return
@@ -391,8 +374,7 @@ class Receiving:
                     self._fail(inbound.grant.transfer_id, "deadline", "it did not arrive before its grant expired")
             elif now >= inbound.open_until and inbound.placement is None:
                 self._fail(inbound.grant.transfer_id, "unreachable", f"{inbound.grant.source} has not opened it")
-        while self._ended and (next(iter(self._ended.values())).until < now or len(self._ended) > MAX_REMEMBERED):
-            del self._ended[next(iter(self._ended))]
+        self._endings.expire(now)
 
     def _fail(self, transfer_id: TransferId, reason: FailureReason, message: str) -> None:
         inbound = self._inbound.get(transfer_id)
@@ -410,8 +392,8 @@ class Receiving:
         transfer_id = inbound.grant.transfer_id
         inbound.delivery.end(f"{failure}: {message}" if failure else "")
         del self._inbound[transfer_id]
-        said = message or "this transfer has ended here"
-        self._ended[transfer_id] = _Ended(inbound.deadline, failure or "cancelled", said)
+        ending = Ending(failure or "cancelled", message or "this transfer has ended here")
+        self._endings.put(transfer_id, ending, until=inbound.deadline)
         if inbound.repacking is not None:
             inbound.repacking.end()
         if inbound.placement is None:
@@ -423,44 +405,9 @@ class Receiving:
             self._leaving[transfer_id] = inbound.placement
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """What a claim or an open that comes late hears."""
-
-    until: float  # monotonic seconds, when its grant has expired
-    reason: FailureReason
-    message: str
-
-
 def _held(inbound: Inbound, placement: Placement) -> frozenset[int]:
     """Objects that need not come."""
     return placement.held if inbound.repacking is None else placement.held | inbound.repacking.needless()
-
-
-def _groups(opened: OpenBody, layout: Layout, grant: Grant) -> tuple[GroupBlocks, ...]:
-    """The blocks that an OPEN offers: those that it lists, or, of a copy, those of the prefix that its grant was signed for.
-
-    Raises:
-        GrantError: the copy is of another prefix.
-    """
-    if opened.copied is None:
-        return opened.groups
-    prefix = Prefix(layout.model, opened.copied.units, grant.num_tokens, grant.prompt_hash)
-    if not is_well_formed(prefix) or prefix_hash(prefix) != grant.prefix_hash:
-        raise GrantError("other_prefix", "the grant is for another prefix")
-    return prefix_groups(layout, prefix, root=opened.copied.root)
-
-
-def _plan(
-    request: OpenRequest, groups: tuple[GroupBlocks, ...], arenas: tuple[Arena, ...], grant: Grant
-) -> TransferPlan:
-    try:
-        plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
-    except RemoteProtocolError as error:
-        raise Refusal("protocol", str(error)) from error
-    if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
-        raise Refusal("protocol", "the objects are not those of the grant and the layout")
-    return plan
 
 
 def _said(error: PrfaasError | Refusal) -> tuple[FailureReason, str]:

@@ -13,6 +13,7 @@ import msgpack
 import pytest
 
 from prfaas import grants
+from prfaas.agent.endings import MAX_REMEMBERED
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.layouts_here import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
@@ -26,7 +27,7 @@ from prfaas.agent.protocol import (
     ReceiveReady,
     TransferFailed,
 )
-from prfaas.agent.receiving import MAX_REMEMBERED, Receiving
+from prfaas.agent.receiving import Receiving
 from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout

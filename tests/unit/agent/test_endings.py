@@ -1,0 +1,54 @@
+"""How transfers have ended: what is remembered of them, of whom, and for how long."""
+
+from __future__ import annotations
+
+from prfaas.agent.endings import MAX_CANCELLED, MAX_REMEMBERED, Endings
+from prfaas.grants import Grant
+from prfaas.transport.messages import Ending
+from prfaas.types import AgentName, BlockHash, TransferId
+
+WHY, GAVE_UP = Ending("incomplete", "why"), Ending("cancelled", "no longer wanted")
+UNTIL = 100.0
+
+
+def _id(number: int) -> TransferId:
+    return TransferId(number.to_bytes(16, "big"))
+
+
+def _grant(number: int, *, source: str = "east") -> Grant:
+    to = AgentName("west")
+    return Grant(_id(number), AgentName(source), to, "127.0.0.1:1", BlockHash(bytes(16)), 96, 1 << 20, "", UNTIL)
+
+
+def test_an_end_is_remembered_as_long_as_its_grant_is_good() -> None:
+    endings = Endings()
+    endings.put(_id(1), WHY, until=UNTIL)
+    endings.expire(UNTIL)
+    assert endings.of(_grant(1)) == WHY and endings.of(_grant(2)) is None
+    endings.expire(UNTIL + 1)
+    assert endings.of(_grant(1)) is None
+
+
+def test_beyond_what_is_remembered_the_oldest_go() -> None:
+    endings = Endings()
+    for number in range(MAX_REMEMBERED + 2):
+        endings.put(_id(number), WHY, until=UNTIL)
+    endings.expire(0.0)
+    assert [endings.of(_grant(number)) for number in range(3)] == [None, None, WHY]
+
+
+def test_a_cancel_counts_where_its_peer_is_who_sends_and_other_peers_push_out_none() -> None:
+    endings = Endings()
+    endings.cancelled("east", _id(1), GAVE_UP)
+    assert endings.of(_grant(1)) == GAVE_UP
+    assert endings.of(_grant(1, source="another")) is None
+    for number in range(2 * MAX_CANCELLED):
+        endings.cancelled("floods", _id(number), GAVE_UP)
+    assert endings.of(_grant(1)) == GAVE_UP
+
+
+def test_how_it_ended_here_comes_before_what_its_sender_said() -> None:
+    endings = Endings()
+    endings.cancelled("east", _id(1), GAVE_UP)
+    endings.put(_id(1), WHY, until=UNTIL)
+    assert endings.of(_grant(1)) == WHY

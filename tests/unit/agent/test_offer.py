@@ -1,0 +1,91 @@
+"""What another agent offers: the blocks that its OPEN lists or that follow from its grant, for slots here, or why not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from prfaas.agent.layouts_here import LayoutsHere
+from prfaas.agent.offer import offer_of
+from prfaas.agent.plan import Copied, OpenBody, make_plan
+from prfaas.agent.refusal import Refusal
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.prefix import prefix_groups
+from prfaas.errors import GrantError, RemoteProtocolError
+from prfaas.grants import Grant
+from prfaas.hashing import HashChain, prefix_hash, root_hash
+from prfaas.transport.inbound import OpenRequest
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.types import AgentName, GroupBlocks, Prefix, TransferId
+from tests.unit.cachepool.layouts import hybrid
+
+NUM_TOKENS = 96
+CHAIN = HashChain(root_hash("hybrid"), range(NUM_TOKENS))
+GROUPS = (GroupBlocks(0, 0, CHAIN.blocks(32, first_block=0, num_tokens=NUM_TOKENS), CHAIN.root),)
+PREFIX = Prefix(
+    "hybrid", b"".join(CHAIN.blocks(16, first_block=0, num_tokens=NUM_TOKENS)), NUM_TOKENS, CHAIN.at(NUM_TOKENS)
+)
+GRANT = Grant(
+    TransferId(bytes(16)),
+    source=AgentName("east"),
+    destination=AgentName("west"),
+    destination_address="127.0.0.1:1",
+    prompt_hash=CHAIN.at(NUM_TOKENS),
+    num_tokens=NUM_TOKENS,
+    max_bytes=1 << 20,
+    tenant="",
+    expires_at=60.0,
+)
+COPY = replace(GRANT, kind="copy", prefix_hash=prefix_hash(PREFIX))
+
+
+@pytest.fixture
+def layouts() -> Iterator[LayoutsHere]:
+    """An engine here has the layout."""
+    with contextlib.closing(Pool(1 << 20)) as pool:
+        pool.arena(hybrid())
+        yield LayoutsHere(AgentName("west"), pool)
+
+
+def _request(groups: tuple[GroupBlocks, ...], *, copied: Copied | None = None, body: bytes = b"") -> OpenRequest:
+    opened = OpenBody(b"grant", (hybrid().fingerprint,), (), () if copied else groups, copied, "trace")
+    sizes = make_plan((hybrid(),), groups, NUM_TOKENS).object_bytes
+    return OpenRequest(bytes(16), "east", body or opened.encode(), ObjectSizes.of(sizes), 60.0)
+
+
+def test_the_blocks_that_an_open_lists_have_slots_where_its_layout_is(layouts: LayoutsHere) -> None:
+    offer = offer_of(_request(GROUPS), GRANT, layouts)
+    assert (offer.plan.groups, offer.plan.layouts, offer.plan.num_tokens) == (GROUPS, (hybrid(),), NUM_TOKENS)
+    assert [arena.layout for arena in offer.arenas] == [hybrid()]
+    assert (offer.peer, offer.trace) == ("east", "trace")
+    assert (offer.side.layouts, offer.side.groups) == ((hybrid(),), GROUPS)
+
+
+def test_the_blocks_of_a_copy_follow_from_the_prefix_that_was_granted(layouts: LayoutsHere) -> None:
+    groups, copied = prefix_groups(hybrid(), PREFIX, root=CHAIN.root), Copied(PREFIX.units, CHAIN.root)
+    assert offer_of(_request(groups, copied=copied), COPY, layouts).plan.groups == groups
+    for units in (PREFIX.units[:-16] + bytes(16), PREFIX.units[:-16]):
+        with pytest.raises(GrantError) as refused:
+            offer_of(_request(groups, copied=Copied(units, CHAIN.root)), COPY, layouts)
+        assert refused.value.reason == "other_prefix"
+
+
+@pytest.mark.parametrize("grant", [replace(GRANT, max_bytes=1), replace(GRANT, num_tokens=32)], ids=["bytes", "tokens"])
+def test_an_offer_of_more_than_was_granted_is_refused(layouts: LayoutsHere, grant: Grant) -> None:
+    with pytest.raises(Refusal) as refused:
+        offer_of(_request(GROUPS), grant, layouts)
+    assert refused.value.reason == "protocol"
+
+
+def test_objects_of_other_sizes_than_the_blocks_have_are_refused(layouts: LayoutsHere) -> None:
+    other = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
+    with pytest.raises(Refusal, match="not those of the grant"):
+        offer_of(other, GRANT, layouts)
+
+
+def test_what_is_no_open_breaks_the_protocol(layouts: LayoutsHere) -> None:
+    with pytest.raises(RemoteProtocolError):
+        offer_of(_request(GROUPS, body=b"\xc0"), GRANT, layouts)

@@ -1,0 +1,21 @@
+"""Why an agent takes no part in a transfer, as its peer hears it."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.agent.refusal import Refusal, reason_of
+from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refusal("no_memory", "full"), "no_memory"),
+        (GrantError("expired", "late"), "grant_refused"),
+        (LayoutError("malformed"), "layout_mismatch"),
+        (RemoteProtocolError("open_body", "no open"), "protocol"),
+    ],
+)
+def test_each_error_of_what_was_asked_has_one_word(error: PrfaasError | Refusal, reason: str) -> None:
+    assert reason_of(error) == reason
