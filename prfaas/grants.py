@@ -58,6 +58,7 @@ GrantKind = Literal[
     "copy",  # of a prefix that a manager has chosen
     "probe",  # of bytes that nobody keeps
 ]
+GrantEnd = Literal["source", "destination"]
 
 
 @dataclass(frozen=True)
@@ -117,31 +118,18 @@ def verify(token: bytes, key: bytes, *, kind: GrantKind, now: float) -> Grant:
     return grant
 
 
-def verify_sent(
-    token: bytes, key: bytes, *, kind: GrantKind, source: AgentName, transfer_id: TransferId, now: float
+def verify_end(
+    token: bytes, key: bytes, *, kind: GrantKind, end: GrantEnd, agent: AgentName, transfer_id: TransferId, now: float
 ) -> Grant:
-    """The grant inside `token`, for `source`, which is to send this transfer.
+    """The grant inside `token`, by which `agent` is to be this end of this transfer.
 
     Raises:
-        GrantError: as `verify`, or it lets another agent send, or another transfer be sent.
+        GrantError: as `verify`, or it lets another agent, or is of another transfer.
     """
     grant = verify(token, key, kind=kind, now=now)
-    if (grant.source, grant.transfer_id) != (source, transfer_id):
-        raise GrantError("not_ours", f"the grant lets {grant.source} send {grant.transfer_id.hex()}")
-    return grant
-
-
-def verify_received(
-    token: bytes, key: bytes, *, kind: GrantKind, destination: AgentName, transfer_id: TransferId, now: float
-) -> Grant:
-    """The grant inside `token`, for `destination`, which is to receive this transfer.
-
-    Raises:
-        GrantError: as `verify`, or it lets another agent receive, or another transfer be received.
-    """
-    grant = verify(token, key, kind=kind, now=now)
-    if (grant.destination, grant.transfer_id) != (destination, transfer_id):
-        raise GrantError("not_ours", f"the grant lets {grant.destination} receive {grant.transfer_id.hex()}")
+    allowed, what = (grant.source, "send") if end == "source" else (grant.destination, "receive")
+    if (allowed, grant.transfer_id) != (agent, transfer_id):
+        raise GrantError("not_ours", f"the grant lets {allowed} {what} {grant.transfer_id.hex()}")
     return grant
 
 

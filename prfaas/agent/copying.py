@@ -103,9 +103,14 @@ class Copying:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: CopyCommand) -> Grant:
-        now = time.time()
-        grant = grants.verify_sent(
-            command.grant, self._grant_key, kind="copy", source=self._name, transfer_id=command.transfer_id, now=now
+        grant = grants.verify_end(
+            command.grant,
+            self._grant_key,
+            kind="copy",
+            end="source",
+            agent=self._name,
+            transfer_id=command.transfer_id,
+            now=time.time(),
         )
         prefix = command.prefix
         granted = (grant.prefix_hash, grant.prompt_hash, grant.num_tokens)

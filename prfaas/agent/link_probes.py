@@ -99,9 +99,14 @@ class SentProbes:
             self._end(CopyEnd(command.transfer_id, refusal.reason, str(refusal)))
 
     def _check(self, command: ProbeCommand) -> Grant:
-        now = time.time()
-        return grants.verify_sent(
-            command.grant, self._grant_key, kind="probe", source=self._name, transfer_id=command.transfer_id, now=now
+        return grants.verify_end(
+            command.grant,
+            self._grant_key,
+            kind="probe",
+            end="source",
+            agent=self._name,
+            transfer_id=command.transfer_id,
+            now=time.time(),
         )
 
     def _idle_link(self, grant: Grant) -> Link:
@@ -224,9 +229,9 @@ class TakenProbes:
             GrantError: it has no grant, more bytes or time than it may, comes too soon, or while another's arrives.
         """
         token = decode_link_probe(request.open_body)
-        transfer_id, now = TransferId(request.transfer_id), time.time()
-        grant = grants.verify_received(
-            token, self._grant_key, kind="probe", destination=self._name, transfer_id=transfer_id, now=now
+        its, now = TransferId(request.transfer_id), time.time()
+        grant = grants.verify_end(
+            token, self._grant_key, kind="probe", end="destination", agent=self._name, transfer_id=its, now=now
         )
         if grant.source != request.peer_name:
             raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")

@@ -151,8 +151,8 @@ class Receiving:
 
     def _check(self, token: bytes, transfer_id: TransferId, kind: GrantKind) -> Grant:
         now = time.time()
-        return grants.verify_received(
-            token, self._grant_key, kind=kind, destination=self._name, transfer_id=transfer_id, now=now
+        return grants.verify_end(
+            token, self._grant_key, kind=kind, end="destination", agent=self._name, transfer_id=transfer_id, now=now
         )
 
     def _create(self, grant: Grant) -> Inbound:

@@ -125,9 +125,14 @@ class Sending:
             )
 
     def _check(self, request: Send) -> Grant:
-        now = time.time()
-        grant = grants.verify_sent(
-            request.grant, self._grant_key, kind="transfer", source=self._name, transfer_id=request.transfer_id, now=now
+        grant = grants.verify_end(
+            request.grant,
+            self._grant_key,
+            kind="transfer",
+            end="source",
+            agent=self._name,
+            transfer_id=request.transfer_id,
+            now=time.time(),
         )
         if request.transfer_id in self._by_id:
             raise GrantError("used", "this transfer is open already")

@@ -15,14 +15,14 @@ from prfaas.errors import GrantError
 from prfaas.grants import (
     MAX_GRANT_BYTES,
     Grant,
+    GrantEnd,
     GrantKind,
     derive_key,
     from_text,
     sign,
     to_text,
     verify,
-    verify_received,
-    verify_sent,
+    verify_end,
 )
 from prfaas.types import AgentName, BlockHash, TransferId
 
@@ -63,29 +63,30 @@ def test_a_transfer_is_granted_as_agents_of_earlier_versions_take_it() -> None:
     assert msgpack.unpackb(sign(GRANT, KEY)[:-32]) == {"v": 1, **_OF_A_TRANSFER}
 
 
+@pytest.mark.parametrize(("end", "message"), [("source", "lets east-1 send"), ("destination", "lets west-1 receive")])
 @pytest.mark.parametrize(
-    ("source", "destination", "transfer_id"),
-    [("west-1", "east-1", GRANT.transfer_id), ("east-1", "west-1", TransferId(bytes(16)))],
+    ("agents", "transfer_id"),
+    [
+        ({"source": "west-1", "destination": "east-1"}, GRANT.transfer_id),
+        ({"source": "east-1", "destination": "west-1"}, TransferId(bytes(16))),
+    ],
 )
 def test_a_grant_of_another_transfer_or_other_agents_is_refused_at_both_ends(
-    source: str, destination: str, transfer_id: TransferId
+    end: GrantEnd, message: str, agents: dict[GrantEnd, str], transfer_id: TransferId
 ) -> None:
-    token = sign(GRANT, KEY)
-    with pytest.raises(GrantError) as sending:
-        verify_sent(token, KEY, kind="transfer", source=AgentName(source), transfer_id=transfer_id, now=0.0)
-    with pytest.raises(GrantError) as receiving:
-        verify_received(
-            token, KEY, kind="transfer", destination=AgentName(destination), transfer_id=transfer_id, now=0.0
-        )
-    assert sending.value.reason == receiving.value.reason == "not_ours"
+    with pytest.raises(GrantError, match=message) as refused:
+        _verified(end, agents[end], transfer_id)
+    assert refused.value.reason == "not_ours"
 
 
 def test_the_agents_that_a_grant_names_may_have_its_transfer() -> None:
-    token, its = sign(GRANT, KEY), GRANT.transfer_id
-    assert verify_sent(token, KEY, kind="transfer", source=GRANT.source, transfer_id=its, now=0.0) == GRANT
-    assert (
-        verify_received(token, KEY, kind="transfer", destination=GRANT.destination, transfer_id=its, now=0.0) == GRANT
-    )
+    assert _verified("source", GRANT.source, GRANT.transfer_id) == GRANT
+    assert _verified("destination", GRANT.destination, GRANT.transfer_id) == GRANT
+
+
+def _verified(end: GrantEnd, agent: str, transfer_id: TransferId) -> Grant:
+    its = sign(GRANT, KEY)
+    return verify_end(its, KEY, kind="transfer", end=end, agent=AgentName(agent), transfer_id=transfer_id, now=0.0)
 
 
 def test_an_expired_grant_is_refused() -> None:
