@@ -8,7 +8,6 @@ import secrets
 import socket
 import ssl
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from prfaas.transport.reader import FrameBounds, Reader
 from prfaas.transport.shares import Shares
 from prfaas.transport.sockets import listen, tune
 from prfaas.transport.tls import Certificates, refusal_of
+from prfaas.transport.watch import watch
 from prfaas.transport.wire import NO_TRANSFER
 from prfaas.types import FailureReason
 from prfaas.units import is_public, join_address
@@ -58,7 +58,6 @@ MAX_CONNECTIONS = 1024  # each is a thread, a socket and up to one chunk's heade
 MAX_STRANGERS = 64  # that have not proven who they are; of whoever has most of them the longest-waiting one goes first
 MAX_PUBLIC = 64  # public sources that the log names; one that scans ports is not to fill it
 TICK_SECONDS = 0.1
-FAILED_SECONDS = 1.0  # after a look that failed, so that what fails each time does not fill the log
 CLOSE_SECONDS = 10.0
 _log = logs.get("transport")
 
@@ -239,14 +238,17 @@ class Receiver:
         return "connections" if is_full or self._is_closed.is_set() else None
 
     def _watch_forever(self) -> None:
-        while not self._is_closed.wait(TICK_SECONDS):
-            try:
-                for inlet in self._inlets:
-                    inlet.start()
-                self._arrivals.expire(time.monotonic())
-            except Exception:  # the next look may do better than no deadline at all
-                _log.exception("receiver.watch_failed")
-                self._is_closed.wait(FAILED_SECONDS)
+        watch(
+            self._watch,
+            is_closed=self._is_closed,
+            pause_seconds=lambda: TICK_SECONDS,
+            log_failure=lambda: _log.exception("receiver.watch_failed"),
+        )
+
+    def _watch(self, now: float) -> None:
+        for inlet in self._inlets:
+            inlet.start()
+        self._arrivals.expire(now)
 
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:

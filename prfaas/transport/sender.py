@@ -37,6 +37,7 @@ from prfaas.transport.outbound import (
 )
 from prfaas.transport.outbox import Outbox
 from prfaas.transport.reach import Reach
+from prfaas.transport.watch import watch
 from prfaas.types import FailureReason
 
 __all__ = [
@@ -53,7 +54,6 @@ __all__ = [
 
 _log = logs.get("transport")
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
-FAILED_SECONDS = 1.0  # after a look that failed, so that what fails each time does not fill the log
 STUCK_MEMORY_SECONDS = 1.0
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4  # whichever is longer: an answer that takes more is asked for again
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # by a peer that dials to receive
@@ -256,12 +256,12 @@ class Link:
     # Watching
 
     def _watch_forever(self) -> None:
-        while not self._dialler.is_closed.wait(TICK_SECONDS if self._outbox.num_transfers else IDLE_TICK_SECONDS):
-            try:
-                self._watch(time.monotonic())
-            except Exception:  # the next look may do better than no deadline at all
-                _log.exception("link.watch_failed", peer=self._peer_name)
-                self._dialler.is_closed.wait(FAILED_SECONDS)
+        watch(
+            self._watch,
+            is_closed=self._dialler.is_closed,
+            pause_seconds=lambda: TICK_SECONDS if self._outbox.num_transfers else IDLE_TICK_SECONDS,
+            log_failure=lambda: _log.exception("link.watch_failed", peer=self._peer_name),
+        )
 
     def _watch(self, now: float) -> None:
         self._end_late(now)
