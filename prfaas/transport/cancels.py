@@ -29,12 +29,12 @@ class Cancels:
         """The peer is to hear this of a transfer."""
         _keep(self.unsaid, transfer_id, _Cancel(frame, deadline))
 
-    def next_frame(self) -> bytes:
-        """The first that is unsaid, for a connection to say it."""
+    def next_frame(self) -> tuple[bytes, bytes]:
+        """The first that is unsaid, after its transfer, for a connection to say it."""
         transfer_id = next(iter(self.unsaid))
         cancel = self.unsaid.pop(transfer_id)
         _keep(self._unanswered, transfer_id, cancel)
-        return cancel.frame
+        return transfer_id, cancel.frame
 
     def answered(self, transfer_id: bytes) -> None:
         """The peer has said how this transfer ended."""

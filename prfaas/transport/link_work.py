@@ -17,7 +17,7 @@ from prfaas.transport.outbound import SendEvent
 from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing_choice import PackSample
 from prfaas.transport.standing import Standing
-from prfaas.transport.wire import HEADER_BYTES, Header
+from prfaas.transport.wire import Header
 
 
 class LinkWork:
@@ -62,12 +62,13 @@ class LinkWork:
             now = time.monotonic()
             if not line.is_alive:
                 return None
-            frame = self._outbox.next_frame(now=now)
-            taken = self._outbox.take() if frame is None else None
-            if frame is not None:
-                line.says = Header.decode(frame[:HEADER_BYTES]).transfer_id
-            if taken is None:
+            said = self._outbox.next_frame(now=now)
+            if said is not None:
+                line.says, frame = said
                 return frame
+            taken = self._outbox.take()
+            if taken is None:
+                return None
             line.reads, line.says = taken[0].transfer_id, None
             self._gauge.bounds.handed(taken[0].slab.num_bytes, now=now)
             if self._gauge.is_probing:  # its bytes say nothing of what packing would bring

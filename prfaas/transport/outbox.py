@@ -44,7 +44,7 @@ class Outbox:
         self._sendings: dict[bytes, Sending] = {}
         self._to_open: dict[bytes, Sending] = {}  # in order
         self._cancels = Cancels()
-        self._ends: deque[bytes] = deque(maxlen=MAX_ENDS)
+        self._ends: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_ENDS)
         self.acknowledged_bytes = 0
 
     @property
@@ -162,14 +162,15 @@ class Outbox:
         """Whether something waits for a connection."""
         return bool(self._cancels.unsaid or self._ends or self._to_open) or self._chunker.has_work()
 
-    def next_frame(self, *, now: float) -> bytes | None:
-        """A control frame that waits for a connection; they go before bytes."""
+    def next_frame(self, *, now: float) -> tuple[bytes, bytes] | None:
+        """A control frame that waits for a connection, after its transfer; they go before bytes."""
         if self._cancels.unsaid:
             return self._cancels.next_frame()
         if self._ends:
             return self._ends.popleft()
         if self._to_open:
-            return self._to_open.pop(next(iter(self._to_open))).open_frame(now)
+            sending = self._to_open.pop(next(iter(self._to_open)))
+            return sending.id, sending.open_frame(now)
         return None
 
     def take(self) -> tuple[Chunk, Outgoing] | None:
@@ -195,7 +196,7 @@ class Outbox:
         if not is_all or sending.said_end:
             return False
         sending.said_end = True
-        self._ends.append(Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode())
+        self._ends.append((sending.id, Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode()))
         return True
 
     # What the peer says

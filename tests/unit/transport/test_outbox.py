@@ -34,7 +34,9 @@ class _Sender:
 
     def said(self) -> list[FrameType]:
         frames = iter(lambda: self.outbox.next_frame(now=0.0), None)
-        return [Header.decode(frame[:HEADER_BYTES]).type for frame in frames]
+        headers = [(transfer_id, Header.decode(frame[:HEADER_BYTES])) for transfer_id, frame in frames]
+        assert all(its.transfer_id == transfer_id for transfer_id, its in headers)
+        return [its.type for _, its in headers]
 
     def after(self, seconds: float, *, leaving: frozenset[bytes] = frozenset()) -> list[FrameType]:
         """What leaves when the clock stands there."""
@@ -72,8 +74,9 @@ def test_an_open_that_is_repeated_leaves_out_nothing_that_the_wire_can_carry(who
     assert _body_of(outbox.next_frame(now=0.0)) == repeated
 
 
-def _body_of(frame: bytes | None) -> bytes:
-    assert frame is not None
+def _body_of(said: tuple[bytes, bytes] | None) -> bytes:
+    assert said is not None
+    _, frame = said
     return decode_open(Header.decode(frame[:HEADER_BYTES]), frame[HEADER_BYTES:]).body
 
 
@@ -221,5 +224,5 @@ def test_so_many_ends_wait_for_a_connection_and_of_more_the_oldest_are_not_said(
         assert taken is not None
         outbox.sent(taken[0])
         outbox.done(transfer_id, Done(1, 0), now=0.0)
-    said = [Header.decode(frame[:HEADER_BYTES]) for frame in iter(lambda: outbox.next_frame(now=0.0), None)]
+    said = [Header.decode(frame[:HEADER_BYTES]) for _, frame in iter(lambda: outbox.next_frame(now=0.0), None)]
     assert [its.transfer_id for its in said if its.type is FrameType.END] == transfers[-MAX_ENDS:]
