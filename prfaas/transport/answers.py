@@ -83,12 +83,11 @@ class Answers:
 
 
 def say(connection: Connection, frame: bytes) -> bool:
-    """Write a frame; whether the connection took it. One that may have taken a part of it ends."""
+    """Write a frame; whether the connection took it."""
     try:
         connection.write(frame)
         return True
     except OSError:
-        connection.abort()
         return False
 
 

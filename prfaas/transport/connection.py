@@ -70,10 +70,14 @@ class Connection:
         """Write one frame.
 
         Raises:
-            OSError: the connection is gone, or the peer takes nothing.
+            OSError: the connection is gone, or the peer takes nothing: no frame may follow a part of one, so it ends.
         """
         with self._write_lock:
-            self._stream.send(buffers, within_seconds=FRAME_SECONDS)
+            try:
+                self._stream.send(buffers, within_seconds=FRAME_SECONDS)
+            except OSError:
+                self.abort()
+                raise
 
     def write_at_once(self, frame: bytes) -> bool:
         """Write a frame without waiting for the peer; a long one on a thread of its own, of which there is one at a time.

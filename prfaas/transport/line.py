@@ -12,7 +12,6 @@ from typing import Protocol
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport import lossy_cast, messages
-from prfaas.transport.answers import say
 from prfaas.transport.chunker import Chunk
 from prfaas.transport.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.connection_state import ConnectionState, Recent
@@ -71,7 +70,6 @@ class Line:
         self.recent = Recent(self.pulse.began_at)
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.says: bytes | None = None  # the transfer of the control frame that it took, no bytes since
-        self.refusal: RemoteProtocolError | None = None  # what one side held against the other, if that ended it
         self.casts = lossy_cast.LOSSY_FP8 in capabilities
         self._ways = ways([name for name in CODECS if name in capabilities])
         self._work = work
@@ -80,6 +78,7 @@ class Line:
         self._room = threading.Condition(self._lock)
         self._in_flight: deque[tuple[float, Chunk]] = deque()  # when it left, and what; oldest first
         self._is_retiring = False
+        self._refusal: RemoteProtocolError | None = None  # what one side holds against the other
         self._num_acknowledged = 0  # of all chunks sent on this connection
         self._packer = Packer()
         self._changed: set[int] = set()  # numbers of chunks that did not match their checksum
@@ -94,18 +93,17 @@ class Line:
 
         Raises:
             OSError: it is lost.
+            RemoteProtocolError: the peer breaks the protocol, and can still be told so, or refuses.
         """
         reader = threading.Thread(target=self._read_forever, name="send-read", daemon=True)
         reader.start()
         try:
-            while not self._connection.is_worn:
-                self._do(has_work=self._work.has_work(self, SILENCE_SECONDS / 3))
-            self._is_retiring = True
-            if self._in_flight:
-                reader.join(LAST_ACK_SECONDS)
-        finally:
-            self.abort()
-            reader.join()
+            self._write_until_worn(reader)
+        except OSError:
+            if self._refusal is None:
+                raise
+        if self._refusal is not None:
+            raise self._refusal
 
     def unacknowledged(self) -> list[Chunk]:
         """What was sent and may not have arrived."""
@@ -161,7 +159,24 @@ class Line:
         self.is_alive = False
         self._connection.abort()
 
+    def _end(self) -> None:
+        """Carry nothing any more; whoever serves the connection closes it, and may tell the peer a refusal before."""
+        self.is_alive = False
+        if self._refusal is None:
+            self._connection.abort()
+
     # Writing
+
+    def _write_until_worn(self, reader: threading.Thread) -> None:
+        try:
+            while not self._connection.is_worn:
+                self._do(has_work=self._work.has_work(self, SILENCE_SECONDS / 3))
+            self._is_retiring = True
+            if self._in_flight:
+                reader.join(LAST_ACK_SECONDS)
+        finally:
+            self._end()
+            reader.join()
 
     def _do(self, *, has_work: bool) -> None:
         if not has_work:
@@ -249,10 +264,9 @@ class Line:
         except OSError:
             pass
         except RemoteProtocolError as error:
-            self.refusal = error
-            say(self._connection, messages.encode_refusal(error))
+            self._refusal = error
         finally:  # whatever ended it: nobody would hear acknowledgements any more
-            self.abort()
+            self._end()
             self._work.wake()
 
     def _next_header(self) -> Header:

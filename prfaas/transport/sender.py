@@ -352,9 +352,10 @@ class Link:
         try:
             line.run()
         except OSError as error:
-            self._dialler.lost_by(line.refusal or error)
-            if line.refusal is not None:
-                raise line.refusal from error
+            self._dialler.lost_by(error)
+        except RemoteProtocolError as error:
+            self._dialler.lost_by(error)
+            raise
         finally:
             self._lost(line, lived_seconds=time.monotonic() - began_at)
 

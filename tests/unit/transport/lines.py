@@ -1,15 +1,30 @@
-"""Lines whose connections end in this process."""
+"""Lines whose connections end in this process, and a link without threads for which they do."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from typing import cast
 
+from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
-from prfaas.transport.line import Line, Work
+from prfaas.transport.line import Line, Taken, Work
+from prfaas.transport.lines import Lines
+from prfaas.transport.link_gauge import LinkGauge
+from prfaas.transport.link_work import LinkWork
+from prfaas.transport.messages import Have, encode_have
+from prfaas.transport.ordered_events import OrderedEvents
+from prfaas.transport.outbound import Outgoing, SendEvent
+from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing import CODECS
+from prfaas.transport.packing_choice import TRIAL_BYTES
+from prfaas.transport.ranges import Ranges
+from prfaas.transport.wire import HEADER_BYTES, Header
+
+ID, FIRST = b"t" * 16, b"f" * 16
+NUM_BYTES = TRIAL_BYTES
 
 
 @contextlib.contextmanager
@@ -21,3 +36,34 @@ def two_lines(work: Work | None = None, *, generation: int = 0) -> Iterator[tupl
             connection = stack.enter_context(contextlib.closing(Connection(end, state="sending")))
             made.append(Line(cast(Work, work), connection, generation=generation, capabilities=CODECS))
         yield made[0], made[1]
+
+
+class Site:
+    """With one transfer that is ready; the first process of its peer answers."""
+
+    def __init__(self) -> None:
+        self.events: list[SendEvent] = []
+        told = OrderedEvents(self.events.append)
+        self.changed, self.is_wanted = threading.Condition(), True
+        self.outbox = Outbox(told.put, num_connections=1)
+        self.lines, self.gauge = Lines(), LinkGauge()
+        self.lines.lead_to(FIRST)
+        self.work = LinkWork(
+            self.changed,
+            outbox=self.outbox,
+            lines=self.lines,
+            gauge=self.gauge,
+            events=told,
+            is_wanted=lambda: self.is_wanted,
+        )
+        self.outbox.open(Outgoing(ID, b"", [NUM_BYTES], lambda index: memoryview(bytes(NUM_BYTES)), 0, 60.0), now=0.0)
+        self.outbox.ready(ID, Slab(0, 1, 0, NUM_BYTES), now=0.0)
+
+    def hear_have(self, line: Line, *, transfer_id: bytes = ID, damage: bytes = b"") -> None:
+        frame = encode_have(transfer_id, Have(Ranges(), ()))
+        self.work.have(line, Header.decode(frame[:HEADER_BYTES]), bytearray(frame[HEADER_BYTES:] + damage))
+
+    def take(self, line: Line) -> Taken:
+        taken = self.work.take(line)
+        assert isinstance(taken, Taken)
+        return taken

@@ -2,59 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.area import Slab
-from prfaas.transport.line import Line, Taken
-from prfaas.transport.lines import Lines
-from prfaas.transport.link_gauge import LinkGauge
-from prfaas.transport.link_work import LinkWork
-from prfaas.transport.messages import Have, encode_have
-from prfaas.transport.ordered_events import OrderedEvents
-from prfaas.transport.outbound import Outgoing, SendAccepted, SendEvent, SendProgress
-from prfaas.transport.outbox import Outbox
-from prfaas.transport.packing_choice import TRIAL_BYTES, LinkPace
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.line import Line
+from prfaas.transport.outbound import SendAccepted, SendProgress
+from prfaas.transport.packing_choice import LinkPace
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
-from tests.unit.transport.lines import two_lines
+from tests.unit.transport.lines import ID, Site, two_lines
 
-ID, FIRST, SECOND = b"t" * 16, b"f" * 16, b"s" * 16
-NUM_BYTES = TRIAL_BYTES
-
-
-class Site:
-    """A link without threads, with one transfer that is ready, and two lines to the peer's first process."""
-
-    def __init__(self) -> None:
-        self.events: list[SendEvent] = []
-        told = OrderedEvents(self.events.append)
-        self.changed, self.is_wanted = threading.Condition(), True
-        self.outbox = Outbox(told.put, num_connections=1)
-        self.lines, self.gauge = Lines(), LinkGauge()
-        self.lines.lead_to(FIRST)
-        self.work = LinkWork(
-            self.changed,
-            outbox=self.outbox,
-            lines=self.lines,
-            gauge=self.gauge,
-            events=told,
-            is_wanted=lambda: self.is_wanted,
-        )
-        self.outbox.open(Outgoing(ID, b"", [NUM_BYTES], lambda index: memoryview(bytes(NUM_BYTES)), 0, 60.0), now=0.0)
-        self.outbox.ready(ID, Slab(0, 1, 0, NUM_BYTES), now=0.0)
-
-    def hear_have(self, line: Line, *, transfer_id: bytes = ID, damage: bytes = b"") -> None:
-        frame = encode_have(transfer_id, Have(Ranges(), ()))
-        self.work.have(line, Header.decode(frame[:HEADER_BYTES]), bytearray(frame[HEADER_BYTES:] + damage))
-
-    def take(self, line: Line) -> Taken:
-        taken = self.work.take(line)
-        assert isinstance(taken, Taken)
-        return taken
+SECOND = b"s" * 16
 
 
 @pytest.fixture

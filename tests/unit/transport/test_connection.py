@@ -1,0 +1,42 @@
+"""Frames over one socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from prfaas.transport.connection import Connection
+from prfaas.transport.wire import FrameType, Header
+
+FRAME = Header(FrameType.PING, 0).encode()
+TAKEN_BYTES = 10
+
+
+class _Full(socket.socket):
+    """Takes a few bytes, and then none for as long as a writer waits."""
+
+    has_taken = False
+
+    def sendmsg(self, buffers: Iterable[Any], *rest: Any) -> int:
+        if self.has_taken:
+            raise BlockingIOError
+        self.has_taken = True
+        return self.send(b"".join(buffers)[:TAKEN_BYTES])
+
+
+def test_after_a_part_of_a_frame_nothing_follows() -> None:
+    ours, theirs = socket.socketpair()
+    full = _Full(fileno=ours.detach())
+    connection = Connection(full, state="sending")
+    with contextlib.closing(connection), theirs:
+        with pytest.raises(BlockingIOError):
+            connection.write(FRAME)
+        full.has_taken = False
+        with pytest.raises(BrokenPipeError):
+            connection.write(FRAME)
+        assert theirs.recv(2 * len(FRAME)) == FRAME[:TAKEN_BYTES]
+        assert theirs.recv(1) == b""
