@@ -97,7 +97,7 @@ class Children:
                 raise ProcessDied(f"{child.name} ended with status {child.process.returncode}:\n{child.tail()}")
             if time.monotonic() > deadline:
                 raise ProcessDied(f"{child.name} was not ready within {seconds:.0f} s:\n{child.tail()}")
-            time.sleep(0.1)
+            time.sleep(0.02)
 
     def stop_one(self, child: Child) -> None:
         """SIGTERM to a child's session, then SIGKILL to what is left of it."""

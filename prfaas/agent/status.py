@@ -17,6 +17,7 @@ from prfaas.errors import ConfigError
 from prfaas.units import join_address, split_address
 
 REQUEST_TIMEOUT_SECONDS = 5.0
+_LOOK_SECONDS = 0.05  # between looks at whether the agent stops, which waits for one
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -51,7 +52,9 @@ class StatusServer:
             self._server = make_server(host, port, self._answer, server_class=kind, handler_class=_QuietRequest)
         except OSError as error:
             raise ConfigError(f"status_listen: {address} cannot be bound ({error.strerror})") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="status", daemon=True
+        )
 
     @property
     def address(self) -> str:

@@ -7,15 +7,24 @@ Two forms. In place: flash attention follows the block tables, and nothing is co
 from __future__ import annotations
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from prfaas.colocate.cache import Cache
 
+# A GPU's kernels, which load torch's compiler: with them each process of an executor takes twice the time to start.
+if torch.version.cuda or torch.version.hip:
+    from torch.nn.attention.bias import causal_lower_right
+
+    from prfaas.colocate.attention_in_place import in_place
+else:
+
+    def causal_lower_right(num_queries: int, num_keys: int) -> torch.Tensor:
+        """Which keys each of the last queries sees: those up to itself."""
+        return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+
+
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # [token, head, dim] each, keys and values with fewer heads
 IN_PLACE_BLOCK_TOKENS = 256
-CAUSAL = (-1, 0)  # varlen_attn's window, aligned to the last query and the last key
 
 
 def reads_in_place(cache: Cache) -> bool:
@@ -62,36 +71,6 @@ def attend_prompt(cache: Cache, layer: int, qkv: QKV, *, start: int, table: torc
     else:
         out = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
     return out[0].transpose(0, 1)
-
-
-def in_place(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    starts: torch.Tensor,
-    max_queries: int,
-    lengths: torch.Tensor,
-    tables: torch.Tensor,
-) -> torch.Tensor:
-    """Flash attention over `keys`, `values` [block, token, head, dim] through `tables` [sequence, block].
-
-    Sequence i has the queries q[starts[i] : starts[i + 1]], the last ones of its `lengths[i]` tokens.
-    """
-    out: torch.Tensor = varlen_attn(
-        q,
-        keys,
-        values,
-        starts,
-        None,
-        max_queries,
-        tables.shape[1] * keys.shape[1],
-        window_size=CAUSAL,
-        enable_gqa=True,
-        seqused_k=lengths.to(torch.int32),
-        block_table=tables.to(torch.int32),
-    )
-    return out
 
 
 def _write(

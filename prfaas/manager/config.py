@@ -80,6 +80,11 @@ class ManagerConfig:
     lease_seconds: float = setting(
         "seconds", default=5.0, minimum=0.2, doc="How long a manager may write a cluster's record without renewing."
     )
+    stop_seconds: float = setting(
+        "seconds",
+        default=5.0,
+        doc="How long calls and streams under way may take to end when the manager is told to stop.",
+    )
     session_seconds: float = setting(
         "seconds", default=3600.0, minimum=1.0, doc="How long an idle conversation is remembered."
     )

@@ -45,7 +45,6 @@ from prfaas.units import split_address
 
 _WATCH_SECONDS = 1.0
 _WATCH_POLL_SECONDS = 0.05
-_DRAIN_SECONDS = 5.0
 _STATUS = {
     "unknown_model": grpc.StatusCode.NOT_FOUND,
     "unknown_layout": grpc.StatusCode.NOT_FOUND,
@@ -149,7 +148,7 @@ class GrpcServer:
         """Say NOT_SERVING, let calls in flight end, stop."""
         await self.set_serving(False)
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(_DRAIN_SECONDS)
+        await self._server.stop(self._config.stop_seconds)
         if self._door is not None:
             await self._door.close()
 

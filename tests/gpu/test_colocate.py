@@ -11,7 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from prfaas.colocate import device
-from prfaas.colocate.attention import in_place
+from prfaas.colocate.attention_in_place import in_place
 from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.cuda_streams import streams_of
 from prfaas.colocate.lockstep import Lockstep

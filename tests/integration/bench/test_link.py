@@ -11,20 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli.bench import main
 from prfaas.console.authority import Authority
 
 COMMAND = [sys.executable, "-m", "prfaas.cli.bench", "link"]
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("link") / "secret"
     path.write_bytes(bytes(range(32)))
     path.chmod(0o600)
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def far(secret: Path) -> Iterator[str]:
     with far_end(secret) as address:
         yield address
@@ -80,9 +81,11 @@ def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("flags", [("--layers", "0"), ("--layer-bytes", "0"), ("--model", "no-such-model")])
-def test_nothing_to_send_is_refused_in_one_line(secret: Path, flags: tuple[str, str]) -> None:
-    answer = measure("127.0.0.1:9", secret, *flags)
-    assert answer.returncode == 2 and answer.stderr.count("\n") == 1
+def test_nothing_to_send_is_refused_in_one_line(
+    secret: Path, flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["link", "--to", "127.0.0.1:9", "--secret-file", str(secret), *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def _tls(authority: Authority, name: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from tests.integration.connector.nodes import Nodes, running_nodes
 from tests.integration.connector.random_requests import KINDS, PATIENT, PATIENT_AGENTS, REUSE, random_prompt
 from tests.waiting import PATIENCE_SECONDS
 
-GRANT_SECONDS = 10.0  # with which a transfer ends that waited for a killed agent, and that nobody claims any more
+GRANT_SECONDS = 5.0  # with which a transfer ends that waited for a killed agent, and that nobody claims any more
 AT_ONCE = 3  # requests in each engine
 MAX_CHUNK_TOKENS = 200
 LOCAL_UNIT = 64  # tokens: a multiple of every shape's blocks

@@ -86,7 +86,7 @@ def test_blocks_that_a_finished_request_was_about_to_leave_are_freed(nodes: Node
 
 
 def test_an_agent_that_hangs_or_is_gone_has_not_forgotten_and_the_next_attempt_succeeds(mortal_nodes: Nodes) -> None:
-    engine = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], **REUSES, reset_wait_seconds=5.0)
+    engine = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], **REUSES, reset_wait_seconds=1.0)
     _turn(engine, prompt_of(6, 320), "before")
     with standing_still(mortal_nodes.west.child.process.pid):
         assert not engine.scheduler.reset(mortal_nodes.model)

@@ -1,4 +1,4 @@
-"""Runs `prfaas` as people do: in a process of its own, on a pseudo-terminal or into a pipe."""
+"""Runs `prfaas` as people do: on a pseudo-terminal or into a pipe, in a process of its own or in this one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from prfaas.cli.console import main
 
 COMMAND = (sys.executable, "-m", "prfaas.cli.console")
 SECONDS = 120.0
+TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "200"}
 
 
 @dataclass(frozen=True)
@@ -45,17 +48,54 @@ def run_here(*arguments: str) -> Ran:
     return Ran(status, output.getvalue(), error.getvalue())
 
 
+def run_here_on_terminal(*arguments: str) -> Ran:
+    """`run_on_terminal` in this process, as `run_here`."""
+    with (
+        _environment(TERMINAL),
+        _terminal() as (screen, parts),
+        contextlib.redirect_stdout(screen),
+        contextlib.redirect_stderr(screen),
+    ):
+        status = main(arguments)
+    return Ran(status, b"".join(parts).decode())
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[tuple[TextIO, list[bytes]]]:
+    """A pseudo-terminal to write to; what was written is all there once the context has ended."""
+    main, secondary = pty.openpty()
+    parts: list[bytes] = []
+    reading = threading.Thread(target=lambda: parts.append(_read_all(main)))
+    reading.start()
+    try:
+        with os.fdopen(secondary, "w") as screen:
+            yield screen, parts
+    finally:
+        reading.join(SECONDS)
+
+
 def run_on_terminal(*arguments: str) -> Ran:
     """On a terminal of 200 columns; what it wrote to either stream is its output."""
     main, secondary = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    environment = {**os.environ, **TERMINAL}
     with subprocess.Popen([*COMMAND, *arguments], stdout=secondary, stderr=secondary, env=environment) as process:
         os.close(secondary)
         output = _read_all(main)
-        return Ran(process.wait(SECONDS), output)
+        return Ran(process.wait(SECONDS), output.decode())
 
 
-def _read_all(terminal: int) -> str:
+def _read_all(terminal: int) -> bytes:
     parts = []
     try:
         while part := os.read(terminal, 65536):
@@ -64,4 +104,4 @@ def _read_all(terminal: int) -> str:
         pass
     finally:
         os.close(terminal)
-    return b"".join(parts).decode()
+    return b"".join(parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prfaas.console.doctor.certificates import certificate_findings
 from prfaas.transport.tls import CertificateFiles
-from tests.integration.console.terminal import run, run_here, run_on_terminal
+from tests.integration.console.terminal import run_here, run_here_on_terminal
 from tests.integration.manager.deployment import Deployment
 
 
@@ -30,7 +30,7 @@ def test_what_it_makes_is_well_and_what_it_revokes_is_not(tmp_path: Path) -> Non
     revoked = run_here("certs", "revoke", str(directory), "west-0")
     assert {its["name"]: its["state"] for its in revoked.document} == {"east-0": "valid", "west-0": "revoked"}
     assert "certificate_revoked" in {its.subject for its in certificate_findings(files, name="west-0", where="")}
-    assert "revoked" in run_on_terminal("certs", "ls", str(directory)).output
+    assert "revoked" in run_here_on_terminal("certs", "ls", str(directory)).output
 
 
 def test_it_goes_on_with_the_authority_that_is_there(tmp_path: Path) -> None:
@@ -64,17 +64,17 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 async def test_a_manager_takes_them_as_they_are(deployment: Deployment, tmp_path: Path) -> None:
     directory = tmp_path / "tls"
-    await asyncio.to_thread(run, "certs", "new", str(directory), "manager", "operator", "router")
+    await asyncio.to_thread(run_here, "certs", "new", str(directory), "manager", "operator", "router")
     served = _files(directory, "manager")
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
     flags = [f"--managers={manager.address}", f"--secret-file={deployment.secret_file}"]
     as_operator = [*flags, *_flags(_files(directory, "operator"))]
-    ran = await asyncio.to_thread(run, "drain", "nobody", *as_operator)
+    ran = await asyncio.to_thread(run_here, "drain", "nobody", *as_operator)
     assert ran.status == 2 and "unknown or silent" in ran.error
     as_router = [*flags, *_flags(_files(directory, "router"))]
-    ran = await asyncio.to_thread(run, "drain", "nobody", *as_router)
+    ran = await asyncio.to_thread(run_here, "drain", "nobody", *as_router)
     assert ran.status == 2 and "in the name of operator, and its certificate for router" in ran.error
 
 

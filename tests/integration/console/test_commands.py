@@ -14,7 +14,7 @@ from prfaas.console.authority import Authority, Issued
 from prfaas.transport.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
-from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_on_terminal
+from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
 from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
 from tests.integration.manager.test_routing import route_request, two_clusters
@@ -33,17 +33,24 @@ def flags_of(site: Site) -> list[str]:
 
 async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
     flags = [*flags_of(site), *([f"--secret-file={secret}"] if secret else [])]
-    return await asyncio.to_thread(run_on_terminal if terminal else run, *arguments, *flags)
+    return await asyncio.to_thread(run_here_on_terminal if terminal else run_here, *arguments, *flags)
+
+
+async def _reported(site: Site, deployment: Deployment, *names: str) -> None:
+    """Nodes whose agents only report; each has an engine of either role that does not say what it runs."""
+    for name in names:
+        deployment.run(deployment.reporter(name, site.manager, cluster="west"))
+    await until(lambda: {its.node.name for its in site.manager.world.live()} >= {*names}, what="the nodes")
 
 
 async def test_status_shows_every_live_node_to_programs_and_to_people(site: Site) -> None:
     await site.node("pd-0", "west")
     await site.node("east-0", "east", **{"cluster-kind": "prfaas"})
-    ran = await prfaas(site, "status")
+    ran = await asyncio.to_thread(run, "status", *flags_of(site))
     assert ran.status == 0, ran.error
     assert [its["node"]["name"] for its in ran.document["state"]["nodes"]] == ["east-0", "pd-0"]
     assert ran.document["threshold_tokens"] == site.manager.routing.threshold_tokens
-    seen = await prfaas(site, "status", terminal=True)
+    seen = await asyncio.to_thread(run_on_terminal, "status", *flags_of(site))
     assert seen.status == 0
     assert "Clusters" in seen.output and "west" in seen.output and "prfaas" in seen.output
     assert not seen.output.lstrip().startswith("{")
@@ -56,12 +63,12 @@ async def test_status_ready_ends_as_the_manager_s_readyz_answers(deployment: Dep
     manager = await deployment.start_manager(http_listen="0.0.0.0:0", **files)
     page = f"https://127.0.0.1:{manager.http_address.rpartition(':')[2]}"
     flags = [f"--pages={page}", *(f"--{name.replace('_', '-')}={path}" for name, path in files.items())]
-    ready = await asyncio.to_thread(run, "status", "--ready", *flags)
+    ready = await asyncio.to_thread(run_here, "status", "--ready", *flags)
     assert (ready.status, ready.document) == (0, {page: "ready"}), ready.error
     manager.is_ready = False
-    ran = await asyncio.to_thread(run, "status", "--ready", *flags)
+    ran = await asyncio.to_thread(run_here, "status", "--ready", *flags)
     assert (ran.status, ran.document) == (1, {page: "not ready: HTTP status 503"}), ran.error
-    assert (await asyncio.to_thread(run, "status", *flags)).status == 0, "it answers all else"
+    assert (await asyncio.to_thread(run_here, "status", *flags)).status == 0, "it answers all else"
 
 
 def test_status_ready_ends_with_1_where_nobody_answers() -> None:
@@ -111,8 +118,8 @@ async def test_pool_ls_shows_what_the_index_knows(site: Site) -> None:
     assert "full_attention" in (await prfaas(site, "pool", "ls", terminal=True)).output
 
 
-async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site) -> None:
-    await site.node("pd-0", "west")
+async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site, deployment: Deployment) -> None:
+    await _reported(site, deployment, "pd-0")
     ran = await prfaas(site, "top", "--refreshes=2", "--every=0.01")
     documents = [json.loads(line) for line in ran.output.splitlines()]
     assert [len(its["state"]["nodes"]) for its in documents] == [1, 1]
@@ -122,7 +129,8 @@ async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site) ->
 
 async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deployment: Deployment) -> None:
     await site.node("leaving")
-    ran = await prfaas(site, "drain", "leaving", "--within=0s", secret=deployment.secret_file)
+    flags = [*flags_of(site), f"--secret-file={deployment.secret_file}"]
+    ran = await asyncio.to_thread(run, "drain", "leaving", "--within=0s", *flags)
     assert (ran.status, ran.document) == (
         0,
         {"node": "leaving", "num_prefixes": 0, "moved_bytes": 0, "num_requests_left": 0, "num_engines_unknown": 0},
@@ -133,7 +141,7 @@ async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deplo
 
 
 async def test_undrain_places_on_a_drained_node_again(site: Site, deployment: Deployment) -> None:
-    await site.node("back")
+    await _reported(site, deployment, "back")
     site.manager.world.drain(AgentName("back"))
     ran = await prfaas(site, "undrain", "back", secret=deployment.secret_file)
     assert (ran.status, ran.document) == (0, {"node": "back"}), ran.error
@@ -166,59 +174,54 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
 
 
 async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: Site, deployment: Deployment) -> None:
-    engines = '[{instance: turning/0, url: "http://127.0.0.1:9", role: both, model: tiny}]'
-    await site.node("turning", "west", engines=engines)
-    await site.node("other", "west", engines=engines.replace("turning", "other"))
+    await _reported(site, deployment, "turning", "other")
 
     def roles() -> dict[str, str]:
         return {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
 
     ran = await prfaas(site, "flip", "turning", "prefill", "--within=100ms", secret=deployment.secret_file)
-    change = {"instance": "turning/0", "before": "both", "after": "prefill", "num_requests_left": None}
+    change = {"instance": "turning-engine", "before": "both", "after": "prefill", "num_requests_left": None}
     assert (ran.status, ran.document) == (0, [change]), "nobody says what it runs"
-    assert roles() == {"turning/0": "prefill", "other/0": "both"}
+    assert roles() == {"turning-engine": "prefill", "other-engine": "both"}
     refused = await prfaas(site, "flip", "other", "prefill", "--within=0s", secret=deployment.secret_file)
     assert refused.status == 2 and "nothing in west would decode" in refused.error
     back = await prfaas(
         site, "flip", "turning", "announced", "--within=0s", secret=deployment.secret_file, terminal=True
     )
-    assert back.status == 0 and "turning/0" in back.output and "unknown" in back.output
-    assert roles() == {"turning/0": "both", "other/0": "both"}
+    assert back.status == 0 and "turning-engine" in back.output and "unknown" in back.output
+    assert roles() == {"turning-engine": "both", "other-engine": "both"}
 
 
 async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_nothing(
     site: Site, deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engines = '[{instance: turning/0, url: "http://127.0.0.1:9", role: both, model: tiny}]'
-    await site.node("turning", "west", engines=engines)
-    await site.node("other", "west", engines=engines.replace("turning", "other"))
+    await _reported(site, deployment, "turning", "other")
     command = [*COMMAND, "flip", "turning", "prefill", f"--within={10 * PATIENCE_SECONDS:g}s", *flags_of(site)]
     command += [f"--secret-file={deployment.secret_file}"]
     with caplog.at_level("INFO"):
         flipping = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
         assert flipping.stderr is not None
         said = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
-        assert "turning/0 does not say what it runs, at http://127.0.0.1:9" in said.decode()
+        assert "turning-engine does not say what it runs, at http://turning:8000" in said.decode()
         await until(lambda: "admin.begun who=operator action=set_role target=turning" in caplog.text, what="its begin")
         flipping.kill()
         await flipping.wait()
         await until(lambda: "target=turning outcome=cut_off" in caplog.text, what="its end on record")
     roles = {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
-    assert roles == {"turning/0": "both", "other/0": "both"} and not site.manager.world.draining
+    assert roles == {"turning-engine": "both", "other-engine": "both"} and not site.manager.world.draining
 
 
 async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
     site: Site, deployment: Deployment
 ) -> None:
-    silent = '[{instance: silent/0, url: "http://127.0.0.1:9", role: both, model: tiny}]'
-    await site.node("silent", "west", engines=silent)
+    await _reported(site, deployment, "silent")
     ran = await prfaas(site, "drain", "silent", "--within=0s", secret=deployment.secret_file)
     assert (ran.status, ran.document["num_engines_unknown"]) == (1, 1), ran.error
     assert "both, drains" in (await prfaas(site, "status", terminal=True)).output
 
 
-async def test_drain_is_refused_with_another_secret(site: Site, tmp_path: Path) -> None:
-    await site.node("staying")
+async def test_drain_is_refused_with_another_secret(site: Site, deployment: Deployment, tmp_path: Path) -> None:
+    await _reported(site, deployment, "staying")
     secret = tmp_path / "another"
     secret.touch(mode=0o600)
     secret.write_bytes(bytes(32))
@@ -237,10 +240,10 @@ async def test_explain_shows_why_a_manager_decided_as_it_did(deployment: Deploym
     client = await two_clusters(deployment, manager)
     await client.route(route_request(chain_of(1000), request_id=bytes(7) + b"\x09"))
     flags = [f"--pages=http://{manager.http_address}", "--routers=", "--timeout=60"]
-    ran = await asyncio.to_thread(run, "explain", "0000000000000009", *flags)
+    ran = await asyncio.to_thread(run_here, "explain", "0000000000000009", *flags)
     assert ran.status == 0, ran.error
     assert (ran.document["decision"]["route"], ran.document["decision"]["reason"]) == ("remote", "long")
-    seen = await asyncio.to_thread(run_on_terminal, "explain", "0000000000000009", *flags)
+    seen = await asyncio.to_thread(run_here_on_terminal, "explain", "0000000000000009", *flags)
     assert seen.status == 0 and "prefill-engine" in seen.output and not seen.output.lstrip().startswith("{")
 
 
@@ -254,13 +257,13 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
     good, bad = tmp_path / "router.yaml", tmp_path / "agent-east.yaml"
     good.write_text(f"secret_file: {_secret(tmp_path)}\nmanagers: [m:1]\n")
     bad.write_text("name: a\nsecret_file: /s\npool_byte: 4GiB\n")
-    ran = run("config", "check", str(good), str(bad))
+    ran = run_here("config", "check", str(good), str(bad))
     outcomes: dict[str, Any] = {Path(its["file"]).name: its["outcome"] for its in ran.document}
     assert ran.status == 1
     assert outcomes["router.yaml"] == "good"
     assert "pool_byte: unknown key, did you mean pool_bytes?" in outcomes["agent-east.yaml"]
     bad.write_text("listen: nowhere\npool_byte: 4GiB\negress: [{peers: a, rate: 1}, {}]\nsecret_file: /s\n")
-    (several,) = run("config", "check", str(bad)).document
+    (several,) = run_here("config", "check", str(bad)).document
     faults = [line.removeprefix(f"{bad} ") for line in several["outcome"].splitlines()]
     assert [tuple(its.split(": ")[:2]) for its in faults] == [
         ("line 1", "listen"),
@@ -269,7 +272,7 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
         ("line 3", "egress[1].peers"),
         ("line 1", "name"),
     ]
-    assert run_on_terminal("config", "check", str(good)).status == 0
+    assert run_here_on_terminal("config", "check", str(good)).status == 0
 
 
 def _secret(directory: Path) -> Path:
@@ -323,7 +326,7 @@ def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path
     for component in COMPONENTS:
         text = Path(f"deploy/{component}.yaml").read_text()
         (tmp_path / f"{component}.yaml").write_text(text.replace("/etc/prfaas/secret", secret))
-    ran = run("config", "check", *(str(tmp_path / f"{component}.yaml") for component in COMPONENTS))
+    ran = run_here("config", "check", *(str(tmp_path / f"{component}.yaml") for component in COMPONENTS))
     assert {its["component"]: its["outcome"] for its in ran.document} == dict.fromkeys(COMPONENTS, "good")
 
 

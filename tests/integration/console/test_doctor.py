@@ -25,7 +25,7 @@ from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran, run_here
 from tests.integration.manager.deployment import Deployment
 from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import until
+from tests.waiting import POLL_SECONDS, until
 from tools.free_ports import free_address
 
 
@@ -464,7 +464,7 @@ class _ClockOfYesterday(BaseHTTPRequestHandler):
 @pytest.fixture
 def page_of_yesterday() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), _ClockOfYesterday) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

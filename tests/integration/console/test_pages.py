@@ -14,7 +14,7 @@ import pytest
 from prfaas.console.authority import DAY, Authority
 from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def encrypted(tmp_path: Path) -> Iterator[str]:
     context.load_cert_chain(issued.certificate, issued.key)
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    serving = threading.Thread(target=server.serve_forever)
+    serving = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
     serving.start()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -131,7 +131,7 @@ async def test_of_pages_the_same_is_read(deployment: Deployment, tmp_path: Path)
     manager = await site.manager(deployment, http_listen="0.0.0.0:0")
     files = await asyncio.to_thread(_expired, site)
     page = f"https://127.0.0.1:{manager.http_address.rpartition(':')[2]}"
-    ran = await asyncio.to_thread(run, "status", f"--pages={page}", *_tls(files))
+    ran = await asyncio.to_thread(run_here, "status", f"--pages={page}", *_tls(files))
     assert ran.status == 2 and f"{tmp_path}/operator.pem: it has expired; openssl x509" in ran.error, ran.error
 
 

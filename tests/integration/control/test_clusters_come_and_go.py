@@ -36,18 +36,6 @@ async def _until_prefilled_by(site: Site, cluster: str, instance: str) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_long_prompts_stay_while_the_only_prfaas_cluster_is_away_and_leave_when_it_returns(
-    tmp_path: Path,
-) -> None:
-    with running_site(tmp_path, num_engines=1, threshold_tokens=T, expiry_seconds="3s") as site:
-        await _until_reason(site, "long")
-        site.agents["east"].child.process.kill()
-        await _until_reason(site, "no_prefill_instance")
-        site.kill_agent("east")
-        await _until_reason(site, "long")
-
-
-@pytest.mark.timeout(600)
 async def test_of_two_prfaas_clusters_each_serves_both_pd_clusters_and_the_one_left_serves_them_alone(
     tmp_path: Path,
 ) -> None:

@@ -98,6 +98,7 @@ class Deployment:
             heartbeat_seconds=0.2,
             expiry_seconds=PATIENCE_SECONDS,  # no node is taken for dead because this machine is slow
             lease_seconds=PATIENCE_SECONDS,
+            stop_seconds=0.2,  # streams of clients end with them alone
         )
         return replace(config, **changes)  # type: ignore[arg-type]
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from prfaas.errors import IndexRefusal
+from prfaas.hashing import HashChain
 from prfaas.types import Prefix
 from tests.integration.agent.prefixes import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.integration.manager.deployment import Deployment
@@ -19,58 +23,81 @@ from tools.link import Relay
 CHAIN = chain_of(400)
 PREFIX = prefix_of(CHAIN, 327)  # ten full blocks, a partial one and the state of exactly that length
 WHOLE_BYTES = sizes(11, 3, 1)
+_seeds = itertools.count(1)
+beside_others = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(site: Site) -> None:
-    east, west = await site.node("east"), await site.node("west", "prfaas")
-    await asyncio.to_thread(east.leave, PREFIX)
-    end = await site.copy(PREFIX, "east", "west")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Nodes east and west, where each test has a prompt of its own, and another one when it is tried again."""
+    directory = tmp_path_factory.mktemp("two")
+    async with Deployment(directory) as deployment, running_site(deployment, directory) as made:
+        await made.node("east")
+        await made.node("west", "prfaas")
+        yield made
+
+
+def _own_chain() -> HashChain:
+    return chain_of(400, seed=next(_seeds))
+
+
+@beside_others
+async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(two: Site) -> None:
+    chain = _own_chain()
+    prefix = prefix_of(chain, 327)
+    await asyncio.to_thread(two.hands["east"].leave, prefix)
+    end = await two.copy(prefix, "east", "west")
     assert (end.outcome, end.moved_bytes, end.held_bytes) == ("completed", WHOLE_BYTES, 0)
-    assert await asyncio.to_thread(west.holds, PREFIX)
-    await _until_usable(site, {"east": 327, "west": 327})
+    assert await asyncio.to_thread(two.hands["west"].holds, prefix)
+    await _until_usable(two, {"east": 327, "west": 327}, chain)
 
 
-async def _until_usable(site: Site, expected: dict[str, int]) -> None:
+async def _until_usable(site: Site, expected: dict[str, int], chain: HashChain = CHAIN) -> None:
     """Of these nodes; one that was killed stays in the answers for a while."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not expected.items() <= (await site.usable(CHAIN, 327)).items():  # noqa: ASYNC110 - announced behind the answer
+        while not expected.items() <= (await site.usable(chain, 327)).items():  # noqa: ASYNC110 - announced behind the answer
             await asyncio.sleep(0.02)
 
 
-async def test_only_what_the_receiver_lacks_travels(site: Site) -> None:
-    east, west = await site.node("east"), await site.node("west")
-    await asyncio.to_thread(east.leave, PREFIX)
-    await asyncio.to_thread(west.leave, prefix_of(CHAIN, 8 * BLOCK_TOKENS))
-    end = await site.copy(PREFIX, "east", "west")
+@beside_others
+async def test_only_what_the_receiver_lacks_travels(two: Site) -> None:
+    chain = _own_chain()
+    prefix = prefix_of(chain, 327)
+    await asyncio.to_thread(two.hands["east"].leave, prefix)
+    await asyncio.to_thread(two.hands["west"].leave, prefix_of(chain, 8 * BLOCK_TOKENS))
+    end = await two.copy(prefix, "east", "west")
     # of the window's blocks 8, 9 and 10 none was in the shorter prefix's window; of the attention blocks the first 8 were
     assert (end.outcome, end.held_bytes) == ("completed", sizes(8, 0, 0))
     assert end.moved_bytes == WHOLE_BYTES - sizes(8, 0, 0)
-    assert await asyncio.to_thread(west.holds, PREFIX)
+    assert await asyncio.to_thread(two.hands["west"].holds, prefix)
 
 
-async def test_the_same_copy_again_moves_nothing(site: Site) -> None:
-    east, west = await site.node("east"), await site.node("west")
-    await asyncio.to_thread(east.leave, PREFIX)
-    both = await asyncio.gather(site.copy(PREFIX, "east", "west"), site.copy(PREFIX, "east", "west"))
+@beside_others
+async def test_the_same_copy_again_moves_nothing(two: Site) -> None:
+    prefix = prefix_of(_own_chain(), 327)
+    await asyncio.to_thread(two.hands["east"].leave, prefix)
+    both = await asyncio.gather(two.copy(prefix, "east", "west"), two.copy(prefix, "east", "west"))
     assert {end.outcome for end in both} == {"completed"}
-    again = await site.copy(PREFIX, "east", "west")
+    again = await two.copy(prefix, "east", "west")
     assert (again.outcome, again.moved_bytes, again.held_bytes) == ("completed", 0, WHOLE_BYTES)
-    assert await asyncio.to_thread(west.holds, PREFIX)
+    assert await asyncio.to_thread(two.hands["west"].holds, prefix)
 
 
-async def test_nothing_stays_taken_after_a_copy(site: Site) -> None:
-    east, _ = await site.node("east"), await site.node("west")
-    agent = site.agents["west"]
-    await asyncio.to_thread(east.leave, PREFIX)
-    assert (await site.copy(PREFIX, "east", "west")).outcome == "completed"
+@beside_others
+async def test_nothing_stays_taken_after_a_copy(two: Site) -> None:
+    agent, prefix = two.agents["west"], prefix_of(_own_chain(), 327)
+    before = agent.pool()["prefix"]
+    await asyncio.to_thread(two.hands["east"].leave, prefix)
+    assert (await two.copy(prefix, "east", "west")).outcome == "completed"
     await until(lambda: agent.pool()["transfer"] == agent.pool()["quarantined"] == 0, what="west's slots")
-    assert agent.pool()["prefix"] == 11 + 3 + 1
+    assert agent.pool()["prefix"] == before + 11 + 3 + 1
 
 
-async def test_a_prefix_that_is_gone_is_said_to_be(site: Site) -> None:
-    east, _ = await site.node("east"), await site.node("west")
-    await asyncio.to_thread(east.leave, prefix_of(CHAIN, 8 * BLOCK_TOKENS))
-    end = await site.copy(PREFIX, "east", "west")
+@beside_others
+async def test_a_prefix_that_is_gone_is_said_to_be(two: Site) -> None:
+    chain = _own_chain()
+    await asyncio.to_thread(two.hands["east"].leave, prefix_of(chain, 8 * BLOCK_TOKENS))
+    end = await two.copy(prefix_of(chain, 327), "east", "west")
     assert (end.outcome, end.moved_bytes) == ("evicted", 0)
 
 
@@ -111,18 +138,17 @@ async def test_a_sender_that_dies_ends_the_copy(deployment: Deployment, tmp_path
         assert len(site.manager.copies) == 0
 
 
-async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(site: Site) -> None:
-    await site.node("east")
-    await site.node("west")
+@beside_others
+async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(two: Site) -> None:
     with pytest.raises(IndexRefusal) as refusal:
-        await site.copy(PREFIX, "east", "west", name="west")
+        await two.copy(PREFIX, "east", "west", name="west")
     assert refusal.value.reason == "unauthenticated"
     with pytest.raises(IndexRefusal) as unknown:
-        await site.copy(PREFIX, "east", "north")
+        await two.copy(PREFIX, "east", "north")
     assert unknown.value.reason == "unknown_node"
     bad = Prefix(PREFIX.model, PREFIX.units[:-1], PREFIX.num_tokens, PREFIX.end_hash)
     with pytest.raises(IndexRefusal) as alien:
-        await site.copy(bad, "east", "west")
+        await two.copy(bad, "east", "west")
     assert alien.value.reason == "alien_hash"
 
 

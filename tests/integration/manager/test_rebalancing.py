@@ -107,7 +107,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
 async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    intake = 2.0 * PREFIX_BYTES
+    intake = 4.0 * PREFIX_BYTES
     async with running_site(
         deployment, tmp_path, rebalance_bytes_per_second=100 * intake, rebalance_node_bytes_per_second=intake
     ) as site:

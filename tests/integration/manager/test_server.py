@@ -66,7 +66,7 @@ def command(deployment: Deployment, *flags: str) -> list[str]:
 async def test_sigterm_ends_it_in_order_and_gives_the_lease_back(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     address = free_address()
-    flags = ["--listen", address, "--redis-url", redis.url, "--lease-seconds", "60s"]
+    flags = ["--listen", address, "--redis-url", redis.url, "--lease-seconds", "60s", "--stop-seconds", "200ms"]
     process = await asyncio.create_subprocess_exec(*command(deployment, *flags), stderr=subprocess.DEVNULL)
     reporter = deployment.reporter("n1", addresses=(address,))
     deployment.run(reporter)
@@ -156,7 +156,7 @@ async def test_a_taken_address_of_the_pages_stops_the_start_by_name(deployment: 
 
 
 async def test_a_manager_that_stops_takes_nobody_for_dead_whom_it_no_longer_hears(deployment: Deployment) -> None:
-    manager = await deployment.start_manager(expiry_seconds=2.0)  # less than what is under way has to end
+    manager = await deployment.start_manager(expiry_seconds=2.0, stop_seconds=5.0)
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
     told: list[int] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -15,15 +17,13 @@ from prfaas.scheduler.ppd import Turn, prefills_locally, read_measured
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 
 SLOW_SECONDS = 1.0
-TOKEN_SECONDS = 0.1  # of both: beside it the noise of a busy machine is nothing
+TOKEN_SECONDS = 0.1  # of both, where times count: beside it the noise of a busy machine is nothing
 
 
 @pytest.fixture
 async def doors() -> AsyncIterator[tuple[PacedEngine, PacedEngine]]:
-    """One that prefills elsewhere, and takes its time, and one that does not."""
-    slow, quick = PacedEngine(prefill_seconds=SLOW_SECONDS), PacedEngine()
-    slow.token_seconds = quick.token_seconds = TOKEN_SECONDS
-    engines = slow, quick
+    """One that prefills elsewhere, and one that does not."""
+    engines = PacedEngine(token_seconds=0.01), PacedEngine(token_seconds=0.01)
     for engine in engines:
         await engine.start()
     yield engines
@@ -34,8 +34,8 @@ async def doors() -> AsyncIterator[tuple[PacedEngine, PacedEngine]]:
 ONE_CELL = ("--contexts", "small", "--workloads", "tiny")
 
 
-async def _build(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tuple[int, str, str]:
-    flags = (
+def _flags(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tuple[str, ...]:
+    ends = (
         "--pd",
         doors[0].url,
         "--local",
@@ -47,16 +47,29 @@ async def _build(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) 
         "--seconds",
         "0.1",
     )
-    command = (sys.executable, "-m", "prfaas.cli.ppd", "build", *flags, "--qps", "50", *more)
-    process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
-    shown, said = await process.communicate()
-    return process.returncode or 0, shown.decode(), said.decode()
+    return "build", *ends, "--qps", "50", *more
+
+
+async def _build(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tuple[int, str, str]:
+    """Status, output and errors of the command, which runs on a thread of this process."""
+    shown, said = io.StringIO(), io.StringIO()
+
+    def build() -> int:
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
+            return main(_flags(doors, out, *more))
+
+    return await asyncio.to_thread(build), shown.getvalue(), said.getvalue()
 
 
 async def test_a_table_is_measured_and_read_again(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+    doors[0].prefill_seconds = SLOW_SECONDS
+    doors[0].token_seconds = doors[1].token_seconds = TOKEN_SECONDS
     out = tmp_path / "table.json"
-    status, shown, said = await _build(doors, out, "--contexts", "small", "--workloads", "tiny,mid_paste")
-    assert status == 0, said
+    command = (sys.executable, "-m", "prfaas.cli.ppd", *_flags(doors, out, "--contexts", "small"))
+    process = await asyncio.create_subprocess_exec(*command, "--workloads", "tiny,mid_paste", stdout=-1, stderr=-1)
+    output, said = await process.communicate()
+    shown = output.decode()
+    assert process.returncode == 0, said
     table = read_measured(json.loads(out.read_text()))
     assert {(its.context_class, its.workload_type, its.qps) for its in table.entries} == {
         ("small", "tiny", 50.0),

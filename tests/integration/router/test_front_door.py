@@ -17,7 +17,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import QuotaConfig
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from tests.integration.console.terminal import run, run_on_terminal
+from tests.integration.console.terminal import run_here, run_here_on_terminal
 from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.integration.router.paced_engine import MODEL
@@ -309,7 +309,7 @@ async def test_a_clients_request_id_takes_no_other_clients_place(tmp_path: Path)
         assert (first["client"], first["route"]) == ("acme", "local"), "his own later one takes its place"
         assert [its["client"] for its in first["others"]] == ["beta"]
         flags = [f"--routers={door.url}", f"--router-key-file={tmp_path / 'operators'}", "--timeout=60"]
-        ran = await asyncio.to_thread(run_on_terminal, "explain", "r1", *flags)
+        ran = await asyncio.to_thread(run_here_on_terminal, "explain", "r1", *flags)
         assert ran.status == 0 and "acme" in ran.output and "beta" in ran.output, ran.output
 
 
@@ -319,14 +319,14 @@ async def test_explain_says_what_every_router_knows_of_an_id_the_newest_first() 
             assert (await door.post({"prompt": prompt}, **{"x-request-id": "r1"}))[0] == 200
         silent = f"http://{free_address()}"
         flags = [f"--routers={silent},{one.url},{two.url}", "--timeout=60"]
-        ran = await asyncio.to_thread(run, "explain", "r1", *flags)
+        ran = await asyncio.to_thread(run_here, "explain", "r1", *flags)
         (other,) = ran.document["others"]
         assert [(its["page"], its["route"]) for its in (ran.document, other)] == [
             (f"{two.url}/debug/decision/r1", "local"),
             (f"{one.url}/debug/decision/r1", "remote"),
         ]
         assert [silent in its for its in ran.document["unanswered"]] == [True]
-        seen = await asyncio.to_thread(run_on_terminal, "explain", "r1", *flags)
+        seen = await asyncio.to_thread(run_here_on_terminal, "explain", "r1", *flags)
         assert seen.status == 0 and "Not answered" in seen.output and one.url in seen.output
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from prfaas.cli.profile import main
 from prfaas.solve.profile_file import read_profile
+from tests.waiting import POLL_SECONDS
 
 PREFILL_SECONDS, TOKEN_SECONDS = 0.02, 2e-5
 STEP_SECONDS, STEP_SECONDS_EACH = 0.01, 0.005
@@ -65,7 +66,7 @@ def endpoint() -> Iterator[str]:
     Engine.seen, Engine.decoding = set(), []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
     server.daemon_threads = False
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
@@ -143,7 +144,7 @@ class _BreaksOff(BaseHTTPRequestHandler):
 
 def test_an_answer_that_breaks_off_is_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
         status = main(["--endpoint", url, "--model", "m", "--name", "p", "--hardware", "X"])

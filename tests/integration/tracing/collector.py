@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.waiting import POLL_SECONDS
+
 READ: dict[str, Callable[[Any], Any]] = {"stringValue": str, "intValue": int, "doubleValue": float, "boolValue": bool}
 FAILED = 2  # OTLP's STATUS_CODE_ERROR
 
@@ -107,7 +109,7 @@ def running_collector() -> Iterator[Collector]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Taking)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
     thread.start()
     collector.endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
