@@ -224,6 +224,15 @@ async def test_it_fits_and_can_be_used_by_everybody(stage: Stage, width: int, co
     assert await stage.window.faults() == []
 
 
+async def test_a_map_that_was_drawn_for_a_wider_window_makes_the_page_no_wider(stage: Stage) -> None:
+    """It is drawn anew a frame after its window became narrower."""
+    script = """() => {
+        document.querySelector("#map-drawing svg").setAttribute("width", 4000);
+        return document.documentElement.scrollWidth - document.documentElement.clientWidth;
+    }"""
+    assert await stage.window.page.evaluate(script) == 0
+
+
 async def test_it_survives_the_manager_and_goes_on_with_the_next(stage: Stage) -> None:
     await stage.restart_manager()
     stage.window.forget_unanswered()
