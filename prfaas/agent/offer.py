@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas import tracing
 from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.refusal import Refusal
+from prfaas.agent.transfer_log import TransferRecord
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.prefix import is_well_formed, prefix_groups
@@ -16,7 +18,7 @@ from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
 from prfaas.transport.inbound import OpenRequest
-from prfaas.types import GroupBlocks, Prefix
+from prfaas.types import GroupBlocks, Prefix, TransferId
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,28 @@ class Offer:
     def side(self) -> Side:
         """What is to agree with the blocks that a reader expects."""
         return Side(self.plan.layouts, self.plan.groups)
+
+    def record(self, transfer_id: TransferId, *, held_bytes: int) -> TransferRecord:
+        """Of its arrival, which begins now."""
+        its = self.plan
+        span = tracing.continued(
+            "agent.receive",
+            self.trace,
+            transfer_id=transfer_id.hex(),
+            peer=self.peer,
+            num_tokens=its.num_tokens,
+            payload_bytes=its.total_bytes,
+        )
+        return TransferRecord(
+            transfer_id=transfer_id,
+            direction="in",
+            peer=self.peer,
+            num_tokens=its.num_tokens,
+            payload_bytes=its.total_bytes,
+            attention_bytes=its.attention_bytes,
+            held_bytes=held_bytes,
+            span=span,
+        )
 
 
 def offer_of(request: OpenRequest, grant: Grant, layouts: LayoutsHere) -> Offer:

@@ -19,15 +19,16 @@ from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.endings import Endings
 from prfaas.agent.engines import EngineConnection
 from prfaas.agent.inbound import Inbound
-from prfaas.agent.layouts_here import TOO_MUCH, LayoutsHere
+from prfaas.agent.layout_probe import answer_layout_probe
+from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.link_probes import TakenProbes
 from prfaas.agent.offer import Offer, offer_of
 from prfaas.agent.placement import Placement, place
-from prfaas.agent.plan import grant_of, is_link_probe, probed_layout, read_layout
+from prfaas.agent.plan import grant_of, is_link_probe
 from prfaas.agent.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.refusal import Refusal, reason_of
 from prfaas.agent.repacking import Background, repacking_into
-from prfaas.agent.transfer_log import TransferLog, TransferRecord
+from prfaas.agent.transfer_log import TransferLog
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.repack import Side
@@ -103,15 +104,7 @@ class Receiving:
     def _answer(self, request: OpenRequest) -> Accepted | Rejected:
         if is_link_probe(request.open_body):
             return self._probes.accept(request)
-        return self._accept(request) if request.object_bytes else self._answer_probe(request)
-
-    def _answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
-        packed = probed_layout(request.open_body)
-        known = self._layouts.known(packed)
-        if known is None and not self._layouts.may_describe(request.peer_name, len(packed)):
-            return Rejected("no_memory", TOO_MUCH)
-        found = self._layouts.conflict(known or read_layout(packed))
-        return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
+        return self._accept(request) if request.object_bytes else answer_layout_probe(request, self._layouts)
 
     def _accept(self, request: OpenRequest) -> Accepted:
         token, use = grant_of(request.open_body)
@@ -162,7 +155,7 @@ class Receiving:
         return inbound
 
     def _begin(self, inbound: Inbound, offer: Offer) -> None:
-        transfer_id, plan, peer = inbound.grant.transfer_id, offer.plan, offer.peer
+        transfer_id, plan = inbound.grant.transfer_id, offer.plan
         placement = place(self._pool, plan, offer.arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
             raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
@@ -170,25 +163,7 @@ class Receiving:
         self._cut_anew(inbound)
         inbound.memory_free = False
         held_bytes = sum(plan.object_bytes[index] for index in _held(inbound, placement))
-        inbound.record = self._log.begin(
-            TransferRecord(
-                transfer_id=transfer_id,
-                direction="in",
-                peer=peer,
-                num_tokens=plan.num_tokens,
-                payload_bytes=plan.total_bytes,
-                attention_bytes=plan.attention_bytes,
-                held_bytes=held_bytes,
-                span=tracing.continued(
-                    "agent.receive",
-                    offer.trace,
-                    transfer_id=transfer_id.hex(),
-                    peer=peer,
-                    num_tokens=plan.num_tokens,
-                    payload_bytes=plan.total_bytes,
-                ),
-            )
-        )
+        inbound.record = self._log.begin(offer.record(transfer_id, held_bytes=held_bytes))
 
     # What the receiver says
 
@@ -413,7 +388,3 @@ def _held(inbound: Inbound, placement: Placement) -> frozenset[int]:
 def _said(error: PrfaasError | Refusal) -> tuple[FailureReason, str]:
     """The reason, and the words as far as they are no peer's of any length."""
     return reason_of(error), str(error)[:MAX_MESSAGE_CHARACTERS]
-
-
-def _no_destination(index: int) -> memoryview:
-    raise AssertionError(f"a probe has no object {index}")

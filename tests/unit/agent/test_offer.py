@@ -64,6 +64,20 @@ def test_the_blocks_that_an_open_lists_have_slots_where_its_layout_is(layouts: L
     assert (offer.side.layouts, offer.side.groups) == ((hybrid(),), GROUPS)
 
 
+def test_what_is_remembered_of_its_arrival_is_what_is_offered(layouts: LayoutsHere) -> None:
+    offer = offer_of(_request(GROUPS), GRANT, layouts)
+    record = offer.record(GRANT.transfer_id, held_bytes=7)
+    assert (record.transfer_id, record.direction, record.peer, record.num_tokens, record.held_bytes) == (
+        GRANT.transfer_id,
+        "in",
+        "east",
+        NUM_TOKENS,
+        7,
+    )
+    assert (record.payload_bytes, record.attention_bytes) == (offer.plan.total_bytes, offer.plan.attention_bytes)
+    assert record.priority is None
+
+
 def test_the_blocks_of_a_copy_follow_from_the_prefix_that_was_granted(layouts: LayoutsHere) -> None:
     groups, copied = prefix_groups(hybrid(), PREFIX, root=CHAIN.root), Copied(PREFIX.units, CHAIN.root)
     assert offer_of(_request(groups, copied=copied), COPY, layouts).plan.groups == groups

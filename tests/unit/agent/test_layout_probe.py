@@ -1,0 +1,62 @@
+"""Whether blocks of a peer's layout would be taken here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from prfaas.agent.layout_probe import answer_layout_probe
+from prfaas.agent.layouts_here import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutsHere
+from prfaas.agent.plan import encode_probe
+from prfaas.cachepool.layout import Layout
+from prfaas.cachepool.pool import Pool
+from prfaas.errors import RemoteProtocolError
+from prfaas.transport.inbound import Accepted, OpenRequest, Rejected
+from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.types import AgentName
+from tests.unit.cachepool.layouts import hybrid
+
+
+@pytest.fixture
+def layouts() -> Iterator[LayoutsHere]:
+    """An engine here has a layout of the model."""
+    with contextlib.closing(Pool(1 << 20)) as pool:
+        pool.arena(hybrid())
+        yield LayoutsHere(AgentName("west"), pool)
+
+
+def _ask(layouts: LayoutsHere, layout: Layout) -> Accepted | Rejected:
+    return answer_layout_probe(_request(encode_probe(layout)), layouts)
+
+
+def _request(body: bytes) -> OpenRequest:
+    return OpenRequest(bytes(16), "east", body, ObjectSizes.of([]), 60.0)
+
+
+@pytest.mark.parametrize("layout", [hybrid(), hybrid("another")], ids=["the same", "of a model that is not here"])
+def test_a_layout_that_nothing_speaks_against_is_accepted(layouts: LayoutsHere, layout: Layout) -> None:
+    answer = _ask(layouts, layout)
+    assert isinstance(answer, Accepted) and not answer.held
+
+
+def test_another_layout_of_a_model_that_is_here_is_not(layouts: LayoutsHere) -> None:
+    answer = _ask(layouts, replace(hybrid(), groups=hybrid().groups[:1]))
+    assert isinstance(answer, Rejected) and answer.reason == "layout_mismatch"
+    assert answer.message.startswith("west holds this model with another layout")
+
+
+def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: LayoutsHere) -> None:
+    while layouts.may_describe("east", MAX_DESCRIBED_BYTES // 64):
+        pass
+    while layouts.may_describe("east", 1):
+        pass
+    assert _ask(layouts, hybrid("another")) == Rejected("no_memory", TOO_MUCH)
+    assert isinstance(_ask(layouts, hybrid()), Accepted)
+
+
+def test_what_is_no_probe_breaks_the_protocol(layouts: LayoutsHere) -> None:
+    with pytest.raises(RemoteProtocolError):
+        answer_layout_probe(_request(b"\x92\xa4open\x80"), layouts)
