@@ -199,30 +199,9 @@ class Link:
     def snapshot(self) -> LinkState:
         """The link's figures; costs a few microseconds a connection."""
         with self._changed:
-            known = [(line, info) for line in self._lines if (info := line.tcp_info()) is not None]
-            infos, round_trip = [info for _, info in known], self._gauge.round_trip(known)
-            return LinkState(
-                peer=self._peer_name,
-                address=self.address,
-                num_connections=len(self._lines),
-                is_down=not self._lines and bool(self._dialler.last_error) and self._dialler.is_wanted(),
-                num_transfers=self._outbox.num_transfers,
-                queued_bytes=self._outbox.queued_bytes,
-                unacknowledged_bytes=self._lines.in_flight_bytes,
-                unsent_bytes=sum(info.unsent_bytes for info in infos),
-                acknowledged_bytes=self._outbox.acknowledged_bytes,
-                rtt_seconds=round_trip.seconds,
-                min_rtt_seconds=round_trip.min_seconds,
-                sent_bytes=self._gauge.sent_bytes,
-                retransmitted_bytes=self._gauge.retransmitted_bytes,
-                segment_bytes=max((info.segment_bytes for info in infos), default=0),
-                **vars(self._gauge.health),
-                is_probing=self._gauge.is_probing,
-                packing=f"{way.codec}/{way.width}" if (way := self._gauge.packing.way) else "",
-                saved_bytes=self._gauge.packing.saved_bytes,
-                lossy_fp8=any(line.casts for line in self._lines),
-                delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
-                pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
+            is_down = not self._lines and bool(self._dialler.last_error) and self._dialler.is_wanted()
+            return self._gauge.state(
+                self._lines, self._outbox, peer=self._peer_name, address=self.address, is_down=is_down
             )
 
     def connections(self) -> list[ConnectionState]:

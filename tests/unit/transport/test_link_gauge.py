@@ -12,7 +12,9 @@ from prfaas.transport.connection_state import Recent
 from prfaas.transport.line import Line
 from prfaas.transport.link_gauge import LinkGauge
 from prfaas.transport.link_meter import CongestionReason
+from prfaas.transport.link_state import LinkState
 from prfaas.transport.outbox import Outbox
+from prfaas.transport.packing import Way
 from prfaas.transport.tcp_info import TcpInfo
 
 SEGMENT_BYTES = 1448
@@ -26,6 +28,7 @@ class Figures:
     info: TcpInfo
     in_flight_bytes: int = 0
     seen: TcpInfo | None = None
+    casts: bool = False
     recent: Recent = field(default_factory=lambda: Recent(0.0))
 
     def tcp_info(self) -> TcpInfo:
@@ -53,6 +56,11 @@ class Watch:
         self.gauge = LinkGauge()
         self._lines, self._outbox = lines, Outbox(lambda event: None, num_connections=len(lines))
         self._at = 0.0
+
+    def state(self) -> LinkState:
+        return self.gauge.state(
+            cast(list[Line], self._lines), self._outbox, peer="far", address="127.0.0.1:1", is_down=False
+        )
 
     def congestion(self) -> CongestionReason | None:
         self._at += 0.05
@@ -104,3 +112,18 @@ def test_what_waits_at_the_peer_behind_lost_segments_counts_in_the_most_that_a_l
     watch.congestion()
     late_seconds = 0.05 + 0.98 - NOTHING.rtt_seconds
     assert watch.gauge.health.achievable_bytes_per_second == pytest.approx(7 * piece_bytes / late_seconds)
+
+
+def test_what_is_said_of_a_link_is_added_up_over_its_connections() -> None:
+    one = Figures(replace(NOTHING, unsent_bytes=1, delivery_bytes_per_second=100, max_pacing_bytes_per_second=1000))
+    other = Figures(replace(NOTHING, unsent_bytes=2, delivery_bytes_per_second=200, max_pacing_bytes_per_second=2000))
+    watch = Watch([one, other])
+    one.in_flight_bytes, other.in_flight_bytes = 10, 20
+    state = watch.state()
+    assert (state.peer, state.address, state.num_connections, state.is_down) == ("far", "127.0.0.1:1", 2, False)
+    assert (state.unsent_bytes, state.unacknowledged_bytes) == (3, 30)
+    assert (state.delivery_bytes_per_second, state.pacing_bytes_per_second) == (300, 3000)
+    assert (state.segment_bytes, state.lossy_fp8, state.packing) == (SEGMENT_BYTES, False, "")
+    other.casts = True
+    watch.gauge.packing.way = Way("zstd", 2)
+    assert (watch.state().lossy_fp8, watch.state().packing) == (True, "zstd/2")
