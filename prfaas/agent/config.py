@@ -92,6 +92,19 @@ class EgressConfig:
 
 
 @dataclass(frozen=True)
+class IngressConfig:
+    """What some others may send to this node together."""
+
+    peers: str = setting("text", required=True, doc="Which: an agent's name, or a pattern such as tokyo-*.")
+    max_rate: float = setting(
+        "rate", required=True, minimum=1.0, doc="What they may send here together; those that send share it."
+    )
+    each: bool = setting(
+        "flag", default=False, doc="Whether `max_rate` is of each of them by itself, in place of all together."
+    )
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """One machine's agent."""
 
@@ -153,6 +166,12 @@ class AgentConfig:
         records(EgressConfig),
         default=(),
         doc="Limits over several peers, such as those of one cluster; every entry that fits a peer holds for it.",
+    )
+    ingress: tuple[IngressConfig, ...] = setting(
+        records(IngressConfig),
+        default=(),
+        doc="Limits over what peers send here, of which each hears its share; every entry that fits a peer holds for it. "
+        "Agents that do not know of them send as before.",
     )
     link_probe_bytes: int = setting(
         "bytes",

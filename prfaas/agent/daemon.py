@@ -21,7 +21,7 @@ from prfaas.agent.keeping import Keeping
 from prfaas.agent.layouts_here import LayoutsHere
 from prfaas.agent.link_metrics import LinkMetrics
 from prfaas.agent.link_probes import SentProbes, TakenProbes
-from prfaas.agent.links import Links
+from prfaas.agent.links import Links, RateLimits
 from prfaas.agent.one_a_turn import OneATurn
 from prfaas.agent.pins import Pins
 from prfaas.agent.plan import check_castable
@@ -150,6 +150,7 @@ class Agent:
                 num_connections=config.num_connections,
                 fetch_from=config.fetch_addresses(),
                 lossy_fp8=config.lossy_fp8,
+                ingress_of=RateLimits(config.ingress).of,
             ),
             local_name=config.name,
             key=wire_key,

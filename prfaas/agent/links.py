@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from prfaas.agent.config import AgentConfig, EgressConfig
+from prfaas.agent.config import AgentConfig, EgressConfig, IngressConfig
 from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import SendOver
@@ -18,14 +18,14 @@ from prfaas.types import AgentName
 AWAITED = "its own connections"  # the address of a peer that dials this agent
 
 
-class EgressLimits:
-    """The budgets that each peer's link sends from."""
+class RateLimits:
+    """The budgets that hold for each peer: those that its link sends from, or those that it sends to this node within."""
 
-    def __init__(self, entries: Iterable[EgressConfig]) -> None:
+    def __init__(self, entries: Iterable[EgressConfig | IngressConfig]) -> None:
         self._entries = [(its, EgressBudget(its.max_rate)) for its in entries]
 
     def of(self, peer: str) -> tuple[EgressBudget, ...]:
-        """Those of a link that is made to this peer: shared with others, or its own."""
+        """Those of one that is made for this peer: shared with others, or its own."""
         return tuple(
             EgressBudget(its.max_rate) if its.each else together
             for its, together in self._entries
@@ -49,7 +49,7 @@ class Links:
         self._key = key
         self._certificates = certificates
         self._on_event = on_event
-        self._limits = EgressLimits(config.egress)
+        self._limits = RateLimits(config.egress)
         self._links: dict[tuple[str, AgentName], Link] = {}
 
     def to(self, address: str, peer: AgentName) -> Link:

@@ -23,13 +23,14 @@ from prfaas.transport.packing import CODECS
 from prfaas.transport.wire import NO_TRANSFER, VERSION, FrameType, Header
 
 VERSIONS = (VERSION,)
-CAPABILITIES = CODECS  # what this side can do beyond the version; unknown ones are ignored
+RATE = "rate"  # a side that sends heeds what it is told that it may send
+CAPABILITIES = (*CODECS, RATE)  # what this side can do beyond the version; unknown ones are ignored
 _NO_PROOF = bytes(PROOF_BYTES)
 
 
 def capabilities_of(*, packs: bool = True, lossy_fp8: bool = False) -> tuple[str, ...]:
     """What a side with these settings can do."""
-    return (CAPABILITIES if packs else ()) + ((LOSSY_FP8,) if lossy_fp8 else ())
+    return (CODECS if packs else ()) + (RATE,) + ((LOSSY_FP8,) if lossy_fp8 else ())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prfaas.errors import RemoteProtocolError
@@ -44,10 +44,11 @@ class Inlet:
         *,
         config: InletConfig,
         identity: Identity,
-        serve: Callable[[Connection, str], None],
+        serve: Callable[[Connection, str, Collection[str]], None],
         refuse: Callable[[Connection, RemoteProtocolError], None],
     ) -> None:
-        """`serve(connection, peer)` reads one until it is lost; `refuse` counts and tells a peer that breaks the protocol."""
+        """`serve(connection, peer, capabilities)` reads one until it is lost; `refuse` counts and tells a peer that breaks
+        the protocol."""
         self._peer_name = peer_name
         self._address = address
         self._config = config
@@ -93,9 +94,9 @@ class Inlet:
             allow_public=config.insecure_plaintext,
         ) as connection:
             try:
-                handshake.dial(connection, self._identity, peer_name=self._peer_name, receives=True)
+                challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name, receives=True)
                 if self._is_one_more(connection, number):
-                    self._serve(connection, self._peer_name)
+                    self._serve(connection, self._peer_name, challenge.capabilities)
             except RemoteProtocolError as error:
                 self._refuse(connection, error)
                 raise

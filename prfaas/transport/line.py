@@ -52,6 +52,7 @@ class Work(Protocol):
     def done(self, transfer_id: bytes, done: Done) -> None: ...
     def refused(self, transfer_id: bytes, ending: Ending) -> None: ...
     def reopen(self, transfer_id: bytes) -> None: ...
+    def may_send(self, line: Line, bytes_per_second: int) -> None: ...
     def wake(self) -> None: ...
 
 
@@ -291,6 +292,8 @@ class Line:
             self._work.done(transfer_id, messages.decode_done(payload))
         elif kind is FrameType.REOPEN:
             self._work.reopen(transfer_id)
+        elif kind is FrameType.RATE:
+            self._work.may_send(self, header.offset)
         elif kind is FrameType.PONG:
             self.pulse.ponged()
         elif transfer_id == NO_TRANSFER:

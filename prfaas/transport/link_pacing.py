@@ -21,6 +21,8 @@ class LinkPacing:
 
     def __init__(self, config: LinkConfig, *, peer_name: str) -> None:
         self._limit, self._budgets = config.max_bytes_per_second, config.budgets
+        self._shares: list[float] = []  # of the budgets; 0: none
+        self._told = 0.0  # by the peer, of what all that send to it share; 0: nothing
         self._peer_name = peer_name
         self._pace = self._limit  # of all connections together; 0: none is told, infinity: none any more
         self._logged_chunk_bytes = 0
@@ -32,9 +34,17 @@ class LinkPacing:
 
     def follow_budgets(self, link: Hashable, use: Use, lines: Collection[Line], *, now: float) -> None:
         """Send no faster than the link's share of what it sends from together with others."""
-        shares = [budget.share(link, use, now=now) for budget in self._budgets]
+        self._shares = [budget.share(link, use, now=now) for budget in self._budgets]
+        self._choose(lines)
+
+    def told(self, bytes_per_second: float, lines: Collection[Line]) -> None:
+        """Send no faster than the peer wants; 0: it does not say."""
+        self._told = bytes_per_second
+        self._choose(lines)
+
+    def _choose(self, lines: Collection[Line]) -> None:
         none = math.inf if self._pace else 0.0
-        wanted = min(filter(None, (self._limit, *shares)), default=none)
+        wanted = min(filter(None, (self._limit, self._told, *self._shares)), default=none)
         if not math.isclose(wanted, self._pace, rel_tol=PACE_STEP_RATIO):
             self._pace = wanted
             self.divide(lines)

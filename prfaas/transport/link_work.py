@@ -32,12 +32,15 @@ class LinkWork:
         gauge: LinkGauge,
         events: OrderedEvents[SendEvent],
         is_wanted: Callable[[], bool],
+        heed_rate: Callable[[int], None],
     ) -> None:
-        """`changed` has the link's lock, which guards all of these; `is_wanted`: connections are kept although idle."""
+        """`changed` has the link's lock, which guards all of these; `is_wanted`: connections are kept although idle;
+        `heed_rate`: send no more bytes a second than that.
+        """
         self._changed = changed
         self._hearing = threading.Lock()  # held by whoever takes a HAVE apart
         self._outbox, self._lines, self._gauge, self._events = outbox, lines, gauge, events
-        self._is_wanted = is_wanted
+        self._is_wanted, self._heed_rate = is_wanted, heed_rate
 
     def has_work(self, line: Line, timeout_seconds: float) -> bool:
         """Whether there is something to send; False when nothing came up in time.
@@ -135,6 +138,12 @@ class LinkWork:
         with self._changed:
             self._outbox.reopen(transfer_id)
             self._changed.notify_all()
+
+    def may_send(self, line: Line, bytes_per_second: int) -> None:
+        """The peer says what all connections may send to it together."""
+        with self._changed:
+            if line.generation == self._lines.generation:
+                self._heed_rate(bytes_per_second)
 
     def wake(self) -> None:
         """Have every line look at what there is to do."""

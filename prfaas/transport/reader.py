@@ -16,7 +16,7 @@ from prfaas.transport.connection import FRAME_SECONDS, Connection
 from prfaas.transport.inbound import OpenRequest
 from prfaas.transport.packing import Packer, read_head
 from prfaas.transport.shares import Shares
-from prfaas.transport.wire import FrameType, Header, chunk_checksum
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, chunk_checksum
 
 MAX_CHUNKS_PER_ACK = 16
 MAX_BYTES_PER_ACK = 2 << 20  # however busy the connection: the sender reckons with what is acknowledged
@@ -64,9 +64,12 @@ class Reader:
         *,
         peer: str,
         bounds: FrameBounds,
+        came: Callable[[int], None] = lambda num_bytes: None,
         takes_lossy: bool = False,
     ) -> None:
+        """`came` hears the length of each chunk."""
         self._takes_lossy = takes_lossy
+        self._count = came
         self._bounds = bounds
         self._packer = Packer()
         self._arrivals = arrivals
@@ -151,6 +154,7 @@ class Reader:
     def _came(self, chunk: Header) -> None:
         self._num_chunks += 1
         self._unacknowledged_bytes += chunk.length
+        self._count(HEADER_BYTES + chunk.length)
 
     def _ask_again(self, header: Header) -> None:
         again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import secrets
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prfaas import logs, metrics
@@ -19,6 +21,7 @@ from prfaas.transport.admission import MAX_PIECES
 from prfaas.transport.answers import say
 from prfaas.transport.arrivals import AcceptFunction, Arrivals
 from prfaas.transport.connection import Connection
+from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.inbound import (
     Accepted,
@@ -30,6 +33,7 @@ from prfaas.transport.inbound import (
     Rejected,
     TransferStats,
 )
+from prfaas.transport.ingress import Ingress
 from prfaas.transport.inlet import Inlet, InletConfig, InletState
 from prfaas.transport.messages import Hello
 from prfaas.transport.reader import FrameBounds, Reader
@@ -74,6 +78,7 @@ class ReceiverConfig:
     max_pieces: int = MAX_PIECES  # that all arriving transfers together may be kept as
     max_connections: int = MAX_CONNECTIONS
     num_connections: int = 0  # to each of `fetch_from`; 0: as many as the round trip asks for
+    ingress_of: Callable[[str], tuple[EgressBudget, ...]] = lambda peer: ()  # what a peer may send here, and with whom
     lossy_fp8: bool = False  # takes chunks whose values were cast to 8 bits, which loses some of each
     fetch_from: Mapping[str, str] = field(
         default_factory=dict
@@ -107,6 +112,7 @@ class Receiver:
         self._arrivals = Arrivals(
             accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds, max_pieces=config.max_pieces
         )
+        self._ingress = Ingress(config.ingress_of)
         self._send_over = send_over or {}
         self._bounds, self._admitted = FrameBounds(), Shares(config.max_connections)
         self._lock = threading.Lock()
@@ -249,6 +255,7 @@ class Receiver:
         for inlet in self._inlets:
             inlet.start()
         self._arrivals.expire(now)
+        self._ingress.tell(now)
 
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:
@@ -260,7 +267,7 @@ class Receiver:
                 if connection.state == "sending":
                     self._send(connection, hello)
                 else:
-                    self._read(connection, hello.name)
+                    self._read(connection, hello.name, hello.capabilities)
         except RemoteProtocolError as error:
             self._refuse(connection, error)
         except ssl.SSLError as error:
@@ -304,16 +311,24 @@ class Receiver:
             with self._lock:
                 self._num_outgoing -= 1
 
-    def _read(self, connection: Connection, peer: str) -> None:
+    def _read(self, connection: Connection, peer: str, capabilities: Collection[str]) -> None:
         """Read a connection whose peer has proven its name; raises what `Reader.run` does."""
         self._arrivals.joined(connection, peer)
         try:
-            takes_lossy = self._config.lossy_fp8
-            Reader(self._arrivals, connection, peer=peer, bounds=self._bounds, takes_lossy=takes_lossy).run()
+            self._ingress.joined(connection, peer, capabilities, now=time.monotonic())
+            Reader(
+                self._arrivals,
+                connection,
+                peer=peer,
+                bounds=self._bounds,
+                came=functools.partial(self._ingress.came, peer),
+                takes_lossy=self._config.lossy_fp8,
+            ).run()
         except RemoteProtocolError as error:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
             raise
         finally:
+            self._ingress.left(connection, peer)
             self._arrivals.forget(connection, peer)
 
     def _count_slowness(self, error: OSError) -> None:

@@ -101,6 +101,7 @@ class Link:
             gauge=self._gauge,
             events=self._events,
             is_wanted=self._dialler.is_wanted,
+            heed_rate=self._heed_rate,
         )
         self._reach = Reach(now=time.monotonic())
         self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
@@ -343,6 +344,7 @@ class Link:
         with self._changed:
             if self._lines.lead_to(said.boot_id):  # what another process acknowledged is lost
                 self._outbox.connection_lost(is_last=True)
+                self._heed_rate(0.0)
             if self._config.awaits_peer:
                 self._dialler.num_wanted = min(number + 1, MAX_DIALLED_CONNECTIONS)
             elif not self._lines:
@@ -364,6 +366,11 @@ class Link:
         self._pacing.divide(self._lines)
         self._fit_chunks()
 
+    def _heed_rate(self, bytes_per_second: float) -> None:
+        """Send no faster than the peer wants; 0: it does not say."""
+        self._pacing.told(bytes_per_second, self._lines)
+        self._fit_chunks()
+
     def _fit_chunks(self) -> None:
         achievable = self._gauge.health.achievable_bytes_per_second
         self._pacing.fit_chunks(self._outbox, achievable_bytes_per_second=achievable, num_connections=len(self._lines))
@@ -376,6 +383,7 @@ class Link:
             self._share_rate()
             self._reach.lost(now=time.monotonic(), lived_seconds=lived_seconds)
             if not self._lines:
+                self._heed_rate(0.0)  # another process may answer next
                 self._dialler.last_error = NOT_DIALLED if self._config.awaits_peer else self._dialler.last_error
             self._outbox.connection_lost(is_last=not self._lines)
             if line.generation == self._lines.generation:

@@ -16,6 +16,7 @@ in which both sides prove that they know the secret, over fresh nonces; then fra
                                ◀──  DONE              every byte is there
     CANCEL                     ──▶ ◀──                either side gives up
                                ◀──  REOPEN            a chunk of a transfer that is not open here, or no connection of one
+                               ◀──  RATE              how much the link may send a second
     PING                       ──▶ ◀──  PONG          a silent connection is alive
     ERROR of no transfer       ──▶ ◀──                why whoever says it ends the connection
 
@@ -68,6 +69,7 @@ class FrameType(IntEnum):
     REOPEN = 16
     PACKED = 17
     LOSSY = 18
+    RATE = 19
 
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -92,6 +94,7 @@ MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
     FrameType.REOPEN: 0,
     FrameType.PACKED: MAX_CHUNK_BYTES,
     FrameType.LOSSY: MAX_CHUNK_BYTES // 2 + 1,
+    FrameType.RATE: 0,
 }
 _TYPES = {int(kind): kind for kind in FrameType}
 
@@ -115,6 +118,7 @@ _FROM_RECEIVER = (
     FrameType.ERROR,
     FrameType.REOPEN,
     FrameType.PONG,
+    FrameType.RATE,
 )
 # What may come in each state of a connection, and the state that follows. The dialer waits for CHALLENGE and WELCOME,
 # the listener for HELLO and PROOF. Anything else breaks the protocol. ERROR of no transfer ends a connection.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import urllib.request
 from pathlib import Path
 
@@ -95,6 +96,17 @@ def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(a
     ready = _transfer(agents, west, sender, receiver, chain_of())
     receiver.assert_content(ready)
     assert get_json(f"http://{west.status}/status")["inlets"][0]["num_connections"] > 0
+
+
+def test_an_agent_is_sent_no_faster_than_its_settings_say(agents: Agents) -> None:
+    east, west = agents.start("east"), agents.start("west", ingress='[{"peers": "e*", "max_rate": "64Mbps"}]')
+    _transfer(agents, west, agents.engine(east, "e"), agents.engine(west, "w"), chain_of())
+
+    def pace() -> float:
+        (link,) = get_json(f"http://{east.status}/status")["links"]
+        return float(link["pacing_bytes_per_second"])
+
+    wait_until(lambda: math.isclose(pace(), 8e6, rel_tol=0.01), what="the limit, over all connections")
 
 
 def test_only_what_the_receiver_lacks_crosses_the_wire(agents: Agents) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.agent.config import AgentConfig, EgressConfig
-from prfaas.agent.links import EgressLimits, Links
+from prfaas.agent.links import Links, RateLimits
 from prfaas.transport.dialler import KEEP_WARM_SECONDS
 from prfaas.transport.sender import Outgoing
 from prfaas.types import AgentName
@@ -42,7 +42,7 @@ def test_a_link_with_a_transfer_or_to_a_peer_that_dials_is_kept(links: Links) ->
 
 
 def test_a_peers_budgets_are_those_of_every_entry_that_fits_it_and_its_own_where_the_entry_is_of_each() -> None:
-    limits = EgressLimits(
+    limits = RateLimits(
         [
             EgressConfig(peers="tokyo-*", max_rate=5e8),
             EgressConfig(peers="*", max_rate=1e8, each=True),

@@ -48,6 +48,7 @@ class Site:
         self.outbox = Outbox(told.put, num_connections=1)
         self.lines, self.gauge = Lines(), LinkGauge()
         self.lines.lead_to(FIRST)
+        self.rates: list[float] = []  # that the peer wants
         self.work = LinkWork(
             self.changed,
             outbox=self.outbox,
@@ -55,6 +56,7 @@ class Site:
             gauge=self.gauge,
             events=told,
             is_wanted=lambda: self.is_wanted,
+            heed_rate=self.rates.append,
         )
         self.outbox.open(Outgoing(ID, b"", [NUM_BYTES], lambda index: memoryview(bytes(NUM_BYTES)), 0, 60.0), now=0.0)
         self.outbox.ready(ID, Slab(0, 1, 0, NUM_BYTES), now=0.0)

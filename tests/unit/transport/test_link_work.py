@@ -71,6 +71,14 @@ def test_what_lines_to_an_earlier_process_report_does_not_count(site: Site, two:
     assert site.outbox.sizes_of(ID) is not None, "its HAVE is still awaited"
 
 
+def test_what_an_earlier_process_wants_to_be_sent_is_not_heeded(site: Site, two: tuple[Line, Line]) -> None:
+    line, _ = two
+    site.work.may_send(line, 1000)
+    site.lines.lead_to(SECOND)
+    site.work.may_send(line, 2000)
+    assert site.rates == [1000]
+
+
 def test_an_answer_that_nobody_waits_for_is_not_taken_apart(site: Site, two: tuple[Line, Line]) -> None:
     line, _ = two
     site.hear_have(line, transfer_id=SECOND, damage=b"no HAVE")

@@ -1,0 +1,108 @@
+"""Limits over what peers send to this end: who is told what, over connections of this machine."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from prfaas.transport.connection import Connection
+from prfaas.transport.egress_budget import EgressBudget
+from prfaas.transport.handshake import CAPABILITIES
+from prfaas.transport.ingress import BUSY_SECONDS, TELL_RATIO, Ingress
+from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+
+LIMIT = 8e6
+STEP = 0.1  # seconds between two looks
+
+
+class Ends:
+    """A receiving end whose peers' names begin with "t" share a limit, and what its peers hear."""
+
+    def __init__(self) -> None:
+        budget = EgressBudget(LIMIT)
+        self.ingress = Ingress(lambda peer: (budget,) if peer.startswith("t") else ())
+        self.now = 0.0
+        self._sockets: list[socket.socket] = []
+        self._connections: list[Connection] = []
+
+    def join(self, peer: str, capabilities: tuple[str, ...] = CAPABILITIES) -> tuple[Connection, socket.socket]:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._sockets.append(theirs)
+        self._connections.append(Connection(ours, state="receiving"))
+        self.ingress.joined(self._connections[-1], peer, capabilities, now=self.now)
+        return self._connections[-1], theirs
+
+    def go_on(self, seconds: float, **bytes_per_second: float) -> None:
+        """So much comes from each peer."""
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            for peer, rate in bytes_per_second.items():
+                self.ingress.came(peer, int(rate * STEP))
+            self.ingress.tell(self.now)
+
+    def close(self) -> None:
+        for connection, theirs in zip(self._connections, self._sockets, strict=True):
+            connection.close()
+            theirs.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def _told(theirs: socket.socket) -> list[int]:
+    """What a peer has heard on a connection that it may send a second."""
+    said = b""
+    try:
+        while True:
+            said += theirs.recv(1 << 16)
+    except BlockingIOError:
+        headers = [Header.decode(said[at : at + HEADER_BYTES]) for at in range(0, len(said), HEADER_BYTES)]
+    assert {its.type for its in headers} <= {FrameType.RATE}
+    return [its.offset for its in headers]
+
+
+def test_a_peer_hears_its_share_with_each_connection_and_when_it_changes(ends: Ends) -> None:
+    first = [ends.join("tokyo-1")[1] for _ in range(2)]
+    _, second = ends.join("tokyo-2")
+    assert [_told(its) for its in (*first, second)] == [[LIMIT]] * 3, "nobody sends"
+    ends.go_on(1.0, **{"tokyo-1": LIMIT})
+    assert [_told(its) for its in (*first, second)] == [[], [], [LIMIT / 2]]
+    ends.go_on(1.0, **{"tokyo-1": LIMIT, "tokyo-2": LIMIT / 2})
+    assert [_told(its)[-1] for its in first] == [LIMIT / 2] * 2 and _told(second) == []
+    ends.go_on(2 * BUSY_SECONDS, **{"tokyo-1": LIMIT / 2})
+    assert [_told(its)[-1] for its in first] == [LIMIT] * 2 and _told(second) == []
+
+
+def test_what_a_slow_peer_does_not_use_is_for_the_others(ends: Ends) -> None:
+    (_, slow), (_, fast) = ends.join("tokyo-1"), ends.join("tokyo-2")
+    ends.go_on(5.0, **{"tokyo-1": LIMIT / 8, "tokyo-2": LIMIT / 2})
+    assert _told(slow)[-1] == LIMIT / 2, "which it may have at once"
+    assert math.isclose(_told(fast)[-1], LIMIT * (1 - 1 / 8 / 0.8), rel_tol=2 * TELL_RATIO)
+
+
+def test_a_peer_that_is_gone_leaves_its_share_to_the_others(ends: Ends) -> None:
+    (_, first), (connection, _) = ends.join("tokyo-1"), ends.join("tokyo-2")
+    both = {"tokyo-1": LIMIT / 2, "tokyo-2": LIMIT / 2}
+    ends.go_on(1.0, **both)
+    assert _told(first)[-1] == LIMIT / 2
+    ends.ingress.left(connection, "tokyo-2")
+    ends.go_on(STEP, **both)
+    assert _told(first) == [LIMIT]
+
+
+@pytest.mark.parametrize(("peer", "capabilities"), [("tokyo-1", ("lz4",)), ("osaka-1", CAPABILITIES)])
+def test_who_does_not_know_of_limits_or_has_none_is_told_nothing(
+    ends: Ends, peer: str, capabilities: tuple[str, ...]
+) -> None:
+    connection, theirs = ends.join(peer, capabilities)
+    ends.go_on(1.0, **{peer: 2 * LIMIT})
+    assert _told(theirs) == []
+    ends.ingress.left(connection, peer)
