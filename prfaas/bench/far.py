@@ -6,6 +6,7 @@ import mmap
 import threading
 from collections.abc import Callable
 
+from prfaas.bench import memory
 from prfaas.transport.receiver import (
     Accepted,
     OpenRequest,
@@ -33,9 +34,13 @@ class Far:
         say: Callable[[str], None],
         name: str = NAME,
     ) -> None:
-        """`say` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one."""
+        """`say` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one.
+
+        Raises:
+            ConfigError: this host has not so much memory.
+        """
         self._say = say
-        self._memory = memoryview(mmap.mmap(-1, memory_bytes))
+        self._memory = memory.take(memory_bytes, flag="--memory")
         self._memory[:: mmap.PAGESIZE] = bytes(len(range(0, memory_bytes, mmap.PAGESIZE)))  # no page fault is measured
         self._sizes: dict[bytes, int] = {}
         self._lock = threading.Lock()
@@ -49,6 +54,11 @@ class Far:
         """
         return self._receiver.start()
 
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many connections were refused or ended for what they sent, by reason."""
+        return self._receiver.refused
+
     def close(self) -> None:
         """Stop listening."""
         self._receiver.close()
@@ -59,12 +69,12 @@ class Far:
             return
         sizes = list(request.object_bytes)
         if max(sizes, default=0) > len(self._memory):
-            reply(Rejected("no_memory", f"a layer of {max(sizes)} bytes; start this end with more --memory"))
+            reply(Rejected("no_memory", f"a layer of {max(sizes)} bytes; start the far end with more --memory"))
             return
-        memory = self._places(sizes)
+        places = self._places(sizes)
         with self._lock:
             self._sizes[request.transfer_id] = sum(sizes)
-        reply(Accepted(held=(), destination=memory.__getitem__))
+        reply(Accepted(held=(), destination=places.__getitem__))
 
     def _places(self, sizes: list[int]) -> list[memoryview]:
         """Memory for each layer, over and over the same."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import threading
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prfaas.bench import memory
 from prfaas.bench.far import NAME as FAR_NAME
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.link_state import LinkState
@@ -63,12 +63,16 @@ class Near:
         name: str = NAME,
         peer_name: str = FAR_NAME,
     ) -> None:
-        """`name` is that of this side's certificate, `peer_name` that of the far end's, if there are any."""
+        """`name` is that of this side's certificate, `peer_name` that of the far end's, if there are any.
+
+        Raises:
+            ConfigError: this host has not so much memory.
+        """
+        self._layers = _layers(layer_bytes)
+        self._watch = _Watch()
         self._link = Link(
             address, config=config, local_name=name, peer_name=peer_name, key=key, on_event=self._on_event
         )
-        self._layers = _layers(layer_bytes)
-        self._watch = _Watch()
 
     def close(self) -> None:
         """End the link."""
@@ -151,13 +155,13 @@ class _Watch:
 
 def _layers(sizes: Sequence[int]) -> list[memoryview]:
     """Memory with these layers, filled with bytes that do not repeat within a chunk."""
-    memory = memoryview(mmap.mmap(-1, sum(sizes)))
+    content = memory.take(sum(sizes), flag="--layers, --layer-bytes, or --tokens of a --model")
     pattern = os.urandom(PATTERN_BYTES)
-    for at in range(0, len(memory), PATTERN_BYTES):
-        part = memory[at : at + PATTERN_BYTES]
+    for at in range(0, len(content), PATTERN_BYTES):
+        part = content[at : at + PATTERN_BYTES]
         part[:] = pattern[: len(part)]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    return [content[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def _cpu_seconds() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,14 +21,17 @@ from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
+from prfaas.transport import own_certificate
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.receiver import ReceiverConfig
 from prfaas.transport.sender import LinkConfig
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.tls import CertificateFiles, Certificates, common_name
 from prfaas.units import KINDS, KindName
 
 TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
+MAX_TOKENS = (1 << 32) - 1
+REFUSALS_SECONDS = 1.0  # so often at most the far end says what it has refused
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RemoteProtocolError as error:
         sys.stderr.write(f"prfaas-bench: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("prfaas-bench: interrupted\n")
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,30 +64,53 @@ def _parser() -> argparse.ArgumentParser:
     link.add_argument("--name", metavar="NAME", help="with --tls-: the name in this host's certificate")
     link.add_argument("--peer", metavar="NAME", help="with --tls- and --to: the name in the far end's certificate")
     link.add_argument("--congestion-control", default="bbr", metavar="NAME", help="of TCP; bbr by default")
-    link.add_argument("--memory", type=_kind("bytes"), default="1GiB", metavar="SIZE", help="far end: to receive into")
+    link.add_argument(
+        "--memory", type=_kind("bytes", least=1), default="1GiB", metavar="SIZE", help="far end: to receive into"
+    )
     link.add_argument("--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve")
     link.add_argument(
-        "--tokens", type=_kind("tokens"), default="32K", metavar="N", help="of the prompt; 32K by default"
+        "--tokens",
+        type=_kind("tokens", least=1, most=MAX_TOKENS),
+        default="32K",
+        metavar="N",
+        help="of the prompt; 32K by default",
     )
-    link.add_argument("--layers", type=_kind("count"), default="64", metavar="N", help="without --model")
-    link.add_argument("--layer-bytes", type=_kind("bytes"), default="16MiB", metavar="SIZE", help="without --model")
+    link.add_argument(
+        "--layers",
+        type=_kind("count", least=1, most=far_end.MAX_OBJECTS),
+        default="64",
+        metavar="N",
+        help="without --model",
+    )
+    link.add_argument(
+        "--layer-bytes", type=_kind("bytes", least=1), default="16MiB", metavar="SIZE", help="without --model"
+    )
     link.add_argument("--profile", metavar="NAME|FILE", help="pace the layers as this instance's prefill of --tokens")
     link.add_argument("--link-rate", type=_kind("rate"), default=0.0, metavar="RATE", help="what the link should carry")
     link.add_argument("--max-rate", type=_kind("rate"), default=0.0, metavar="RATE", help="send no faster")
     link.add_argument("--connections", type=_kind("count"), default=0, metavar="N", help="0: as the round trip asks")
-    link.add_argument("--repeats", type=_kind("count"), default="5", metavar="N", help="warm transfers; 5 by default")
+    link.add_argument(
+        "--repeats", type=_kind("count", least=1), default="5", metavar="N", help="warm transfers; 5 by default"
+    )
     link.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def _kind(name: KindName) -> Callable[[str], Any]:
-    """A reader of this form, for argparse."""
+def _kind(name: KindName, *, least: int | None = None, most: int | None = None) -> Callable[[str], Any]:
+    """A reader of this form, within these bounds, for argparse."""
+    limits = {"at least": least, "at most": most}
+    accepted = ", ".join([KINDS[name].accepted, *(f"{word} {its}" for word, its in limits.items() if its is not None)])
 
     def read(text: str) -> Any:
         try:
-            return KINDS[name].parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}; accepted: {KINDS[name].accepted}") from error
+            value = KINDS[name].parse(text)
+            if least is not None and value < least:
+                raise ValueError("too small")
+            if most is not None and value > most:
+                raise ValueError("too large")
+            return value
+        except (ValueError, OverflowError) as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}; accepted: {accepted}") from error
 
     return read
 
@@ -98,7 +128,20 @@ def _certificates(flags: argparse.Namespace) -> Certificates | None:
         raise ConfigError(
             "tls: --tls-authority, --tls-certificate, --tls-key, --name, and with --to --peer, go together"
         )
-    return Certificates(CertificateFiles(*files))
+    named = CertificateFiles(*files)
+    certificates = Certificates(named)
+    _check_own(named, certificates, name=flags.name)
+    return certificates
+
+
+def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str) -> None:
+    """Raise ConfigError for a certificate that the far end would refuse: of its reasons TLS tells next to nothing."""
+    try:
+        its = common_name(own_certificate.seen(certificates.dialling(), certificates.listening()))
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"--tls-certificate: {own_certificate.judgement(files)}") from error
+    if its != name:
+        raise ConfigError(f"--name: {files.certificate} is for {its or 'nobody'}, not for {name}")
 
 
 def _serve(flags: argparse.Namespace) -> int:
@@ -113,7 +156,10 @@ def _serve(flags: argparse.Namespace) -> int:
     )
     far = Far(config, key=_key(flags), memory_bytes=flags.memory, say=_say, name=flags.name or far_end.NAME)
     _say(f"listening on {far.start()}")
-    signal.sigwait(stopping)
+    refused: dict[str, int] = {}
+    while signal.sigtimedwait(stopping, REFUSALS_SECONDS) is None:
+        if refused != (refused := far.refused):
+            _say(f"connections refused so far: {', '.join(f'{why} {count}' for why, count in refused.items())}")
     far.close()
     return 0
 
@@ -124,8 +170,6 @@ def _say(line: str) -> None:
 
 def _measure(flags: argparse.Namespace) -> int:
     sizes, prefill_seconds = _layers(flags)
-    if not sizes or not flags.repeats:
-        raise ConfigError("nothing to send: --layers, --layer-bytes and --repeats are at least 1")
     config = LinkConfig(
         num_connections=flags.connections,
         max_bytes_per_second=flags.max_rate,
@@ -147,18 +191,20 @@ def _measure(flags: argparse.Namespace) -> int:
 
 def _runs(near: Near, sizes: list[int], prefill_seconds: float, flags: argparse.Namespace) -> Measurement:
     progress = _progress(sum(sizes))
-    cold = near.run(pause_seconds=0.0, progress=progress)
-    warm = [near.run(pause_seconds=0.0, progress=progress) for _ in range(flags.repeats)]
-    pause = prefill_seconds / len(sizes)
-    paced = [near.run(pause_seconds=pause, progress=progress) for _ in range(flags.repeats if pause else 0)]
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\033[K")
+    try:
+        cold = near.run(pause_seconds=0.0, progress=progress)
+        warm = [near.run(pause_seconds=0.0, progress=progress) for _ in range(flags.repeats)]
+        pause = prefill_seconds / len(sizes)
+        paced = [near.run(pause_seconds=pause, progress=progress) for _ in range(flags.repeats if pause else 0)]
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K")
     return Measurement(cold, warm, paced, prefill_seconds, flags.link_rate)
 
 
 def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
     """Bytes of each layer, and how long their prefill takes, 0 without a profile."""
-    sizes = [flags.layer_bytes] * flags.layers if flags.layer_bytes else []
+    sizes = [flags.layer_bytes] * flags.layers
     if flags.model is None and flags.profile is None:
         return sizes, 0.0
     catalog = extras.load("prfaas.solve.catalog", extra="solve")
@@ -174,19 +220,22 @@ def _progress(num_bytes: int) -> Progress:
 
     def show(arrived_bytes: int, state: LinkState) -> None:
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\033[K{_standing(arrived_bytes / num_bytes, state)}")
+            sys.stderr.write(f"\r\033[K{standing(arrived_bytes / num_bytes, state)}")
             sys.stderr.flush()
 
     return show
 
 
-def _standing(arrived_ratio: float, its: LinkState) -> str:
+def standing(arrived_ratio: float, its: LinkState) -> str:
     """One line on a transfer that is under way."""
+    if not its.num_connections:
+        return f"{arrived_ratio:6.1%}, no connection to the far end"
     rate, waiting = its.achievable_bytes_per_second * 8e-9, its.queued_bytes + its.unacknowledged_bytes
+    to_go = f"{waiting / 1e6:.0f} MB to go on {its.num_connections} connections"
     carries = f"the link carries {rate:.2f} Gbit/s" if rate else "rate not known yet"
     kernel = f"RTT {its.rtt_seconds * 1e3:.1f} ms, sent again {its.retransmit_ratio:.3%}"
     choked = f", choked: {its.congestion}" if its.congestion else ""
-    return f"{arrived_ratio:6.1%}, {waiting / 1e6:.0f} MB to go on {its.num_connections}, {carries}, {kernel}{choked}"
+    return f"{arrived_ratio:6.1%}, {to_go}, {carries}, {kernel}{choked}"
 
 
 def _host() -> Host:

@@ -112,12 +112,15 @@ def fields_of(
         if not is_beginning:
             fields.end()
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError(reason, f"{what}: {error!r}"[:MAX_MESSAGE_CHARACTERS]) from error
+        raise RemoteProtocolError(
+            reason, f"{what}: {str(error) or type(error).__name__}"[:MAX_MESSAGE_CHARACTERS]
+        ) from error
 
 
 def _check_length(value: bytes, allowed: range) -> None:
     if len(value) not in allowed:
-        raise ValueError(f"{len(value)} bytes where {allowed[0]} to {allowed[-1]} are expected")
+        expected = f"{allowed[-1]}" if len(allowed) == 1 else f"{allowed[0]} to {allowed[-1]}"
+        raise ValueError(f"{len(value)} bytes where {expected} are expected")
 
 
 def _whole(value: object) -> int:

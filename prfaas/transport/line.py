@@ -299,7 +299,7 @@ class Line:
         elif transfer_id == NO_TRANSFER:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:
-            self._work.refused(transfer_id, messages.decode_ending(payload))
+            self._work.refused(transfer_id, messages.decode_ending(payload, kind))
 
     def _came_changed(self, number: int) -> None:
         with self._lock:

@@ -186,9 +186,9 @@ def encode_refusal(error: RemoteProtocolError) -> bytes:
     return encode_ending(FrameType.ERROR, NO_TRANSFER, Ending("protocol", f"{error.reason}: {error}"))
 
 
-def decode_ending(payload: bytes | bytearray) -> Ending:
-    """A reason that is none of ours reads `protocol`: reasons are labels of metrics."""
-    with _fields(FrameType.ERROR, payload) as fields:
+def decode_ending(payload: bytes | bytearray, kind: FrameType = FrameType.ERROR) -> Ending:
+    """Of an ERROR, or a CANCEL. A reason that is none of ours reads `protocol`: reasons are labels of metrics."""
+    with _fields(kind, payload) as fields:
         fields.array(2)
         reason, message = fields.text(len(payload)), fields.text(len(payload))
         known = typing.cast(FailureReason, reason if reason in _REASONS else "protocol")

@@ -130,7 +130,8 @@ class Reader:
         elif header.type is FrameType.ERROR:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:  # CANCEL
-            self._arrivals.cancelled(self._connection, self._peer, header.transfer_id, messages.decode_ending(payload))
+            ending = messages.decode_ending(payload, header.type)
+            self._arrivals.cancelled(self._connection, self._peer, header.transfer_id, ending)
 
     def _open(self, header: Header, payload: bytearray) -> None:
         opened = messages.decode_open(header, payload)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from prfaas.errors import ConfigError
 from prfaas.units import parse_rate, parse_seconds, split_address
 from tools.demo_wan.bridge import pass_to_unix
 from tools.wan import Wan, WanShape, obstacle
@@ -34,8 +33,12 @@ def main() -> int:
         sys.stderr.write(f"demo-wan {reason}\n")
         return 2
     shape = WanShape(1e9, 0.08)
-    for knob in ("rtt", "loss", "rate"):
-        shape = turned(shape, f"{knob} {getattr(arguments, knob)}")
+    try:
+        for knob in ("rtt", "loss", "rate"):
+            shape = turned(shape, f"{knob} {getattr(arguments, knob)}")
+    except ValueError as error:
+        sys.stderr.write(f"demo-wan: {error}\n")
+        return 2
     for number in SIGNALS:
         signal.signal(number, _stop)  # while the link is made as well: what was made is taken down
     try:
@@ -77,13 +80,13 @@ def turned(shape: WanShape, line: str) -> WanShape:
     try:
         if knob == "rtt":
             return replace(shape, rtt_seconds=parse_seconds(value))
-        if knob == "rate":
+        if knob == "rate" and parse_rate(value):
             return replace(shape, bits_per_second=parse_rate(value) * 8)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-    if knob == "loss" and 0 <= float(value) < 1:
-        return replace(shape, loss=float(value))
-    raise ValueError(f"one of: {KNOBS}")
+        if knob == "loss" and 0 <= float(value) < 1:
+            return replace(shape, loss=float(value))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{line.strip()!r}: {error}; write one of: {KNOBS}") from error
+    raise ValueError(f"{line.strip()!r}: write one of: {KNOBS}")
 
 
 async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str) -> int:

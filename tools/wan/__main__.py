@@ -14,6 +14,8 @@ def main() -> int:
     parser.add_argument("--far", metavar="COMMAND", help="run this at the far end meanwhile, such as 'iperf3 -s'")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     flags = parser.parse_args()
+    if flags.command[:1] == ["--far"]:
+        parser.error("--far stands before the profile, since what follows that is the command of the near end")
     with Wan(PROFILES[flags.profile]) as wan:
         far = wan.far(["sh", "-c", flags.far]) if flags.far else None
         print(f"near end of {flags.profile}, by {wan.carrier} ({wan.why}); the far end is {FAR}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,10 @@ import pytest
 from prfaas.cli.bench import main
 from prfaas.console.authority import Authority
 
+# Whoever starts the tests in the background has them, and what they start, ignore SIGINT.
+INTERRUPTIBLE = (
+    "import signal; signal.signal(2, signal.default_int_handler); import prfaas.cli.bench as b; b.sys.exit(b.main())"
+)
 COMMAND = [sys.executable, "-m", "prfaas.cli.bench", "link"]
 
 
@@ -69,7 +75,7 @@ def test_a_models_layers_leave_at_the_pace_of_its_prefill(far: str, secret: Path
 
 def test_a_far_end_that_refuses_says_why(far: str, secret: Path) -> None:
     answer = measure(far, secret, "--layers", "1", "--layer-bytes", "9MiB")
-    assert answer.returncode == 1 and "start this end with more --memory" in answer.stderr
+    assert answer.returncode == 1 and "start the far end with more --memory" in answer.stderr
 
 
 def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> None:
@@ -77,7 +83,20 @@ def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> No
     other.write_bytes(bytes(32))
     other.chmod(0o600)
     answer = measure(far, other, "--layers", "1", "--layer-bytes", "1MiB")
-    assert answer.returncode == 1 and answer.stdout == ""
+    assert answer.returncode == 1 and answer.stdout == "" and "deployment's secret" in answer.stderr
+
+
+def test_the_far_end_says_what_it_has_refused(secret: Path) -> None:
+    line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "8MiB"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            host, port = process.stdout.readline().split()[-1].split(":")
+            with socket.create_connection((host, int(port)), timeout=90) as stranger:
+                stranger.sendall(bytes(48))
+                assert process.stdout.readline() == "connections refused so far: magic 1\n"
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("flags", [("--layers", "0"), ("--layer-bytes", "0"), ("--model", "no-such-model")])
@@ -86,6 +105,29 @@ def test_nothing_to_send_is_refused_in_one_line(
 ) -> None:
     assert main(["link", "--to", "127.0.0.1:9", "--secret-file", str(secret), *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_more_memory_than_the_far_end_has_is_refused_by_name(secret: Path) -> None:
+    line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "1e30"]
+    answer = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
+    assert answer.returncode == 2 and answer.stderr.count("\n") == 1
+    assert "prfaas-bench: --memory: " in answer.stderr and "GB to spare" in answer.stderr
+
+
+def test_an_interrupted_measurement_ends_in_one_line(secret: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(90)
+        line = ["link", "--to", f"127.0.0.1:{silent.getsockname()[1]}", "--secret-file", str(secret)]
+        with subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTIBLE, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                silent.accept()[0].close()  # it dials: from here on it measures
+                process.send_signal(signal.SIGINT)
+                said = process.communicate(timeout=90)
+            finally:
+                process.kill()
+    assert process.returncode == 130 and said == ("", "prfaas-bench: interrupted\n")
 
 
 def _tls(authority: Authority, name: str) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tools.demo_wan.__main__ import turned
+from tools.demo_wan.__main__ import KNOBS, main, turned
 from tools.wan import WanShape, obstacle
 
 SHAPE = WanShape(1e9, 0.08)
@@ -16,10 +18,26 @@ def test_a_knob_turns_one_thing() -> None:
     assert turned(SHAPE, "loss 0.001") == WanShape(1e9, 0.08, 0.001)
 
 
-@pytest.mark.parametrize("line", ["", "rtt", "rtt much", "rate 5", "loss 1", "loss -1", "loss x", "speed 3"])
-def test_what_is_no_knob_is_refused(line: str) -> None:
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    "line", ["", "rtt", "rtt much", "rate 5", "rate 0bps", "rate 1e999Gbps", "loss 1", "loss -1", "loss x", "speed 3"]
+)
+def test_what_is_no_knob_is_refused_with_the_accepted_form(line: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(KNOBS)) as refused:
         turned(SHAPE, line)
+    assert repr(line) in str(refused.value)
+
+
+@pytest.mark.parametrize("flags", [("--rtt", "much"), ("--loss", "2"), ("--rate", "5")])
+@pytest.mark.root
+def test_a_demo_over_no_such_link_is_refused_in_one_line(
+    flags: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if obstacle():
+        pytest.skip(f"an emulated link {obstacle()}")
+    monkeypatch.setattr("sys.argv", ["demo-wan", *flags])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and repr(" ".join(flags).removeprefix("--")) in said
 
 
 @pytest.mark.root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.wan import PAYLOAD_RATIO, PROFILES, WanShape
+from tools.wan.__main__ import main
 from tools.wan.netem import arguments
 
 SECOND = 1_000_000_000
@@ -40,3 +41,12 @@ def test_netem_is_told_half_the_round_trip_the_loss_the_rate_on_the_wire_and_a_q
 )
 def test_netem_is_told_the_rate_of_the_phase(at_seconds: float, rate: str) -> None:
     assert rate in arguments(PROFILES["bursty"], at_seconds=at_seconds)
+
+
+def test_a_far_command_behind_the_profile_is_refused_rather_than_run_at_the_near_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["wan", "regional", "--far", "iperf3 -s", "sh"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--far stands before the profile" in capsys.readouterr().err

@@ -180,6 +180,13 @@ def test_a_malformed_open_breaks_the_protocol(body: object) -> None:
         messages.decode_open(Header(FrameType.OPEN, len(structure), ID, offset=len(structure)), structure)
 
 
+def test_a_refusal_says_what_is_wrong_with_which_frame() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"^CANCEL: an array of 1 where 2 are expected$"):
+        messages.decode_ending(msgpack.packb(["late"]), FrameType.CANCEL)
+    with pytest.raises(RemoteProtocolError, match=r"^HELLO: 31 bytes where 32 are expected$"):
+        messages.decode_hello(msgpack.packb(["near", bytes(31), [1], []]))
+
+
 def test_a_first_part_that_is_longer_than_the_frame_breaks_the_protocol() -> None:
     with pytest.raises(RemoteProtocolError, match="first part"):
         messages.decode_open(Header(FrameType.OPEN, 3, ID, offset=4), b"abc")

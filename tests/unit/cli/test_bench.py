@@ -1,0 +1,96 @@
+"""What `prfaas-bench link` refuses before it sends a byte: one line that names the flag and the accepted form."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prfaas.cli.bench import main, standing
+from prfaas.console.authority import Authority, Issued
+from prfaas.transport.link_state import LinkState
+
+TO = ("link", "--to", "127.0.0.1:9", "--secret-file")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(32))
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "accepted"),
+    [
+        ("--layers", "0", "at least 1, at most 4096"),
+        ("--layers", "1e9", "at least 1, at most 4096"),
+        ("--layers", "many", "a whole number"),
+        ("--layer-bytes", "0", "at least 1"),
+        ("--repeats", "0", "at least 1"),
+        ("--tokens", "0", "at least 1, at most 4294967295"),
+        ("--tokens", "1e99", "at least 1, at most 4294967295"),
+        ("--memory", "0", "at least 1"),
+        ("--max-rate", "10", "a rate such as"),
+        ("--link-rate", "1e999Gbps", "a rate such as"),
+        ("--to", "10.0.0.1", "host:port such as"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_the_accepted_form(
+    flag: str, value: str, accepted: str, secret: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*TO, secret, flag, value])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.count("\n") == 1 and f"{flag}: {value!r}: " in said and accepted in said
+
+
+def test_more_layers_than_the_host_has_memory_for_are_refused_by_name(
+    secret: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TO, secret, "--layers", "4096", "--layer-bytes", "1e18"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "prfaas-bench: --layers, --layer-bytes" in said and "GB to spare" in said
+
+
+def _tls(its: Issued, name: str) -> list[str]:
+    files = {"authority": its.authority, "certificate": its.certificate, "key": its.key}
+    return [*(f"--tls-{what}={path}" for what, path in files.items()), "--name", name, "--peer", "far"]
+
+
+@pytest.mark.parametrize(
+    ("name", "days", "complaint"),
+    [
+        ("near", -1, "--tls-certificate: {certificate}: it has expired"),
+        ("other", 1, "--name: {certificate} is for near"),
+    ],
+)
+def test_a_certificate_that_the_far_end_would_refuse_is_named(
+    name: str, days: int, complaint: str, secret: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = Authority(tmp_path).issue("near", valid_for=datetime.timedelta(days=days))
+    assert main([*TO, secret, *_tls(its, name)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and complaint.format(certificate=its.certificate) in said
+
+
+def test_a_certificate_of_another_authority_is_named(
+    secret: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    its, other = Authority(tmp_path).issue("near"), Authority(tmp_path, "other").path
+    line = _tls(its, "near")
+    line[0] = f"--tls-authority={other}"
+    assert main([*TO, secret, *line]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"--tls-certificate: {its.certificate}: {other} has not signed it" in said
+
+
+def test_a_transfer_without_a_connection_says_so_instead_of_figures_of_none() -> None:
+    nothing = LinkState(**dict.fromkeys(LinkState.__dataclass_fields__, 0))  # type: ignore[arg-type]
+    assert standing(0.25, nothing) == " 25.0%, no connection to the far end"
+    one = replace(nothing, num_connections=1, queued_bytes=2_000_000)
+    assert standing(0.25, one).startswith(" 25.0%, 2 MB to go on 1 connections, rate not known yet")
