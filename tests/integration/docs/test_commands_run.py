@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs_shell import Block, blocks_of, shell_blocks
+from tests.integration.console.terminal import run_here
 from tools.free_ports import free_address
 from tools.reference_tables import ROOT
 
@@ -97,6 +98,11 @@ class Machine:
         (self._etc / name).touch(mode=0o600)
         (self._etc / name).write_text(self._here(text))
 
+    def certify(self, name: str) -> None:
+        """A certificate in /etc/prfaas, and its authority's under the name that the pages give it."""
+        assert run_here("certs", "new", str(self._etc), name).status == 0
+        shutil.copy(self._etc / "authority.pem", self._etc / "ca.pem")
+
     def _here(self, text: str) -> str:
         for place, here in self._places.items():
             text = re.sub(rf"(?<![\w/]){re.escape(place)}", here, text)
@@ -144,7 +150,7 @@ def test_the_commands_of_a_page_run(page: str, machine: Machine) -> None:
     else:
         for name in ("secret", "api-keys", "operator-key"):
             machine.write(name, 32 * "s")
-        machine.run("prfaas certs new /etc/prfaas west-7; cp /etc/prfaas/authority.pem /etc/prfaas/ca.pem")
+        machine.certify("west-7")
     for block in filter(_is_run, _blocks(page)):
         done = machine.run(block.text)
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"

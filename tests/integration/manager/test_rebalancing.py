@@ -82,8 +82,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
         deployment, tmp_path, rebalance_bytes_per_second=rate, rebalance_node_bytes_per_second=rate
     ) as site:
         names = [f"n{number}" for number in range(5)]
-        for name in names:
-            await site.node(name)
+        await asyncio.gather(*map(site.node, names))
         for chain in (HOT, *RARE):
             await asyncio.to_thread(site.hands["n0"].leave, prefix_of(chain, LENGTH))
         await _until_held_by(site, HOT, 1)

@@ -19,7 +19,7 @@ from prfaas.console.authority import Authority, Issued
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
 from prfaas.transport.tls import CertificateFiles, Certificates
-from tests.integration.console.terminal import run
+from tests.integration.console.terminal import run_here
 from tests.integration.router.door import SECRET, STREAMED, Door, operators_beside, router_config
 from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import PATIENCE_SECONDS, until
@@ -164,7 +164,7 @@ async def test_prfaas_explain_asks_at_https(engine: PacedEngine, authority: Auth
         await door.post({"prompt": "x"}, **{"x-request-id": "r9"})
         own = [f"--tls-{name}={getattr(issued, name)}" for name in ("authority", "certificate", "key")]
         flags = [f"--routers={door.url}", "--pages=", "--timeout=60", *own]
-        ran = await asyncio.to_thread(run, "explain", "r9", *flags)
+        ran = await asyncio.to_thread(run_here, "explain", "r9", *flags)
         assert ran.status == 0 and ran.document["request_id"] == "r9", ran.error
 
 
@@ -184,7 +184,7 @@ async def test_the_doctor_sees_that_it_runs(
             "discovery": {"names": ["a:1"]},
         }
         path.write_text(yaml.safe_dump(settings | {key: str(its) for key, its in files.items()}))
-        ran = await asyncio.to_thread(run, "doctor", f"--router={path}", "--pages=")
+        ran = await asyncio.to_thread(run_here, "doctor", f"--router={path}", "--pages=")
     (port,) = [its["message"] for its in ran.document if its["subject"] == "port"]
     assert "in use by this component, which runs" in port
 
