@@ -347,7 +347,7 @@ class SlotPool(Generic[Memory]):
         is_told = slots.is_forgotten(run)
         gone, hashes = slots.cut(run, num_blocks)
         slots.put_back(gone)
-        if self._tier == "ssd":
+        if self._tier == "ssd" and not is_told:  # which has emptied what is forgotten already
             slots.arena.bump(gone)  # or the next life of its files would find them
         num_newcomers = num_blocks - (num_asked - run.num_asked)
         self._room.left(self._account_of(run), hashes, slots.arena.stride_bytes, num_newcomers=num_newcomers)

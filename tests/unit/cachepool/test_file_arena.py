@@ -68,6 +68,13 @@ def test_blocks_are_there_again_when_the_files_are_opened_again(layout: Layout, 
     second.close()
 
 
+def test_slots_are_emptied_wherever_they_lie_and_no_others(arena: FileArena) -> None:
+    for slot in range(7):
+        _write(arena, slot, slot)
+    arena.bump(iter([5, 2, 6, 3]))
+    assert arena.blocks().keys() == {0, 1, 4}
+
+
 def test_a_slot_is_empty_from_when_it_is_given_out_until_it_is_written(arena: FileArena) -> None:
     _write(arena, 3, 7)
     arena.bump([3])

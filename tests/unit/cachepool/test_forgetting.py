@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from prfaas.cachepool.pool import LeaseId, Pool
+from collections.abc import Iterable
+from pathlib import Path
+
+from prfaas.cachepool.file_arena import FileArena
+from prfaas.cachepool.pool import LeaseId, Pool, SlotPool
 from prfaas.cachepool.removal import removal
 from prfaas.cachepool.room import Shares
 from prfaas.events import BlockRemoved, BlocksStored, PoolChange
@@ -43,6 +47,35 @@ def test_all_blocks_of_the_model_leave_and_nothing_of_another() -> None:
     removed = [event for event in node.events if isinstance(event, BlockRemoved)]
     assert {event.layout for event in removed} == {node.arena.layout.fingerprint}
     assert len(removed) == 5
+
+
+class CountingArena(FileArena):
+    """Counts the slots that are emptied."""
+
+    num_emptied = 0
+
+    def bump(self, slots: Iterable[int]) -> None:
+        emptied = list(slots)
+        self.num_emptied += len(emptied)
+        super().bump(emptied)
+
+
+def test_each_block_on_an_ssd_is_emptied_once(tmp_path: Path) -> None:
+    pool: SlotPool[CountingArena] = SlotPool(
+        64 << 20, tier="ssd", make_arena=lambda layout, num_slots: CountingArena(layout, num_slots, directory=tmp_path)
+    )
+    arena = pool.arena(hybrid(MODEL))
+    lease = pool.open_lease("writer")
+    slots = pool.allocate(arena, 600, lease)
+    assert slots is not None
+    hashes = [name(number) for number in range(1, 601)]
+    pool.publish_run(arena, slots, group=ATTENTION, hashes=hashes, parent=ROOT, num_tokens=32)
+    pool.end_lease(lease)
+    before = arena.num_emptied
+    pool.forget(MODEL)
+    assert arena.num_emptied - before == 600
+    pool.check_integrity()
+    pool.close()
 
 
 def test_what_is_read_keeps_its_slot_until_its_reader_ends_and_is_announced_once() -> None:
