@@ -25,6 +25,8 @@ from tests.waiting import PATIENCE_SECONDS, until
 # One server for all tests: a start takes seconds, because both sides load torch.
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
+START_SECONDS = 150.0  # for both sides, which load torch
+
 CONFIG = ColocateConfig(
     listen="127.0.0.1:0",
     shape="tiny",
@@ -55,7 +57,7 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aiohtt
     assert certificates is not None
     connector = aiohttp.TCPConnector(ssl=certificates.dialling())
     async with aiohttp.ClientSession(base_url=url, connector=connector) as session:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(START_SECONDS):
             while not await is_alive(session):
                 pass
         yield session
