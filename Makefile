@@ -41,7 +41,7 @@ site: .venv/installed ## the documentation as a site, in build/site; warnings ar
 check: lint type site test ## what CI runs: lint, types, import contracts, the site, tests
 
 bench: .venv/installed ## measure one area: AREA=transport (folders of benchmarks/)
-	@test -d "benchmarks/$(AREA)" -a -n "$(AREA)" || { echo "say which: make bench AREA=<one of: $$(ls benchmarks | xargs)>"; exit 2; }
+	@test -f "benchmarks/$(AREA)/__main__.py" || { echo "say which: make bench AREA=<one of: $$(cd benchmarks && echo */__main__.py | sed 's,/__main__.py,,g')>"; exit 2; }
 	@$(BIN)/python -m benchmarks.$(AREA) $(ARGS)
 
 soak: .venv/installed ## the tests with long counts

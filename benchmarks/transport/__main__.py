@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,18 +53,28 @@ def bars_of(name: str) -> Bars:
 
 
 def main() -> int:
+    profiles, parts = asked_for("PROFILES", PROFILES), asked_for("PARTS", PARTS)
     if reason := obstacle():
         print(f"skipped: an emulated link {reason}")
         return 0
     print("the link is carried by {} ({})".format(*chosen()))
-    for name in os.environ.get("PROFILES", " ".join(PROFILES)).split():
-        for part in os.environ.get("PARTS", " ".join(PARTS)).split():
+    for name in profiles:
+        for part in parts:
             rows = PARTS[part](name)
             if not rows:
                 print(f"{part}: nothing to measure on {name}")
             where = {"link": "alternating" if part == "health" else name, "part": part, "measured_on": _today()}
             _keep([{**where, **row} for row in rows])
     return _say_misses(json.loads(plot.RESULT.read_text()))
+
+
+def asked_for(variable: str, known: Collection[str]) -> list[str]:
+    """The words of a variable of the environment, all that are known where it is not set; ends the run for an unknown one."""
+    words = os.environ.get(variable, " ".join(known)).split()
+    for word in words:
+        if word not in known:
+            sys.exit(f"{variable}: {word!r} is none of {', '.join(known)}")
+    return words
 
 
 def _today() -> str:

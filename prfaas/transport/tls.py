@@ -80,7 +80,7 @@ class Certificates:
         self._files, self._speaks, self._serves_seconds = files, speaks, serves_seconds
         self._lock = threading.Lock()
         self._lasting: ssl.SSLContext | None = None
-        self._changed_at = self._changes()
+        self._changed_at = self._warned_at = self._changes()
         try:
             self._contexts = self._load()
         except (OSError, ssl.SSLError) as error:
@@ -143,7 +143,10 @@ class Certificates:
             self._changed_at = changed_at
             _log.info("tls.reloaded", certificate=str(self._files.certificate))
         except (OSError, ssl.SSLError) as error:
-            _log.warning("tls.not_reloaded", certificate=str(self._files.certificate), error=str(error))
+            if changed_at != self._warned_at:  # files that stay so are tried at each connection, and named once
+                self._warned_at = changed_at
+                files = ", ".join(map(str, self._files.paths))
+                _log.warning("tls.not_reloaded", files=files, error=str(error))
 
 
 def contexts_of(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:

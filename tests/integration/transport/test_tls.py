@@ -244,6 +244,25 @@ def test_files_in_the_middle_of_a_change_leave_things_as_they_are(authority: Aut
             assert isinstance(_end(near), SendCompleted)
 
 
+def test_files_that_stay_unusable_are_named_once_and_taken_up_when_they_are_whole(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = authority.issue("far")
+    certificates, whole = (
+        Certificates(CertificateFiles(mine.authority, mine.certificate, mine.key)),
+        mine.key.read_text(),
+    )
+    before = certificates.dialling()
+    for moment, content in enumerate(["half a key", "another half", whole], start=1):
+        mine.key.write_text(content)
+        os.utime(mine.key, ns=(moment, moment))  # two writes within one tick of the kernel's clock look alike
+        contexts = {id(certificates.dialling()) for _ in range(3)}
+        assert contexts == {id(before)} or content == whole
+    assert before is not certificates.dialling()
+    said = [its.getMessage() for its in caplog.records if "tls.not_reloaded" in its.getMessage()]
+    assert len(said) == 2 and all(str(mine.key) in its for its in said)
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "absent.pem"
     with pytest.raises(ConfigError, match=r"absent\.pem"):
