@@ -89,12 +89,12 @@ def test_an_answer_that_nobody_waits_for_is_not_taken_apart(site: Site, two: tup
 def test_a_line_that_is_dead_or_not_wanted_has_nothing_to_wait_for(site: Site, two: tuple[Line, Line]) -> None:
     line, other = two
     assert site.work.has_work(line, 0.0)
-    site.work.take(line)
-    assert not site.work.has_work(line, 0.0)
     line.abort()
     assert site.work.take(line) is None
     with pytest.raises(ConnectionAbortedError):
         site.work.has_work(line, 60.0)
+    assert site.work.take(other) is not None, "which the dead one has left"
+    assert not site.work.has_work(other, 0.0)
     site.is_wanted = False
     with pytest.raises(ConnectionAbortedError):
         site.work.has_work(other, 60.0)
