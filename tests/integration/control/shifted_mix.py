@@ -31,7 +31,7 @@ SETTINGS = {
     "local_policy": "pd",
     "plan_seconds": "2s",
     "traffic_seconds": "30s",
-    "role_change_seconds": "1s",
+    "role_change_seconds": "3s",
     "rebalance_bytes_per_second": "0Gbps",
 }
 FLAGS = (

@@ -1,4 +1,4 @@
-"""`prfaas-router` as a process, where neither torch nor vLLM can be imported: it serves, and leaves in order."""
+"""`prfaas-router` as a process, where torch, vLLM and numpy cannot be imported: it serves, and leaves in order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 
-WITHOUT_ENGINES = (
-    "import sys; sys.modules.update(torch=None, vllm=None); from prfaas.cli.router import main; sys.exit(main())"
-)
+ABSENT = "import sys; sys.modules.update(torch=None, vllm=None, numpy=None)"
+WITHOUT_ALL = f"{ABSENT}; from prfaas.cli.router import main; sys.exit(main())"
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +35,7 @@ async def _router(directory: Path, engine: PacedEngine) -> AsyncIterator[tuple[a
         "clusters": [{"name": "west", "kind": "pd", "instances": [instance]}],
     }
     (directory / "router.yaml").write_text(yaml.safe_dump(config))
-    arguments = ("-c", WITHOUT_ENGINES, "--config", str(directory / "router.yaml"))
+    arguments = ("-c", WITHOUT_ALL, "--config", str(directory / "router.yaml"))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
     try:
         yield process, f"http://{address}"
@@ -80,7 +79,7 @@ async def test_a_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> N
     await engine.start()
     async with _router(tmp_path, engine) as (_, url), aiohttp.ClientSession() as session:
         await _serves(session, url)
-        arguments = ("-c", WITHOUT_ENGINES, "--config", str(tmp_path / "router.yaml"))
+        arguments = ("-c", WITHOUT_ALL, "--config", str(tmp_path / "router.yaml"))
         second = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
         _, errors = await asyncio.wait_for(second.communicate(), PATIENCE_SECONDS)
         assert second.returncode == 2 and f"listen: {url.removeprefix('http://')} cannot be bound" in errors.decode()
