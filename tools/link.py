@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 READ_BYTES = 1 << 16
+RECEIVE_BUFFER_BYTES = 128 << 10  # of each connection: what cannot go on waits in the sender, as on any link
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,10 @@ class Relay:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
     async def _listen(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=READ_BYTES)
-        host, port = self._server.sockets[0].getsockname()
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # its connections inherit it
+        self._server = await asyncio.start_server(self._serve, sock=listening, limit=READ_BYTES)
+        host, port = listening.getsockname()
         return f"{host}:{port}"
 
     async def _close(self) -> None:
