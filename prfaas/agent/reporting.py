@@ -16,7 +16,7 @@ from prfaas.agent.engine_load import EngineLoads
 from prfaas.agent.gpu_names import gpu_names
 from prfaas.agent.protocol import Promised
 from prfaas.cachepool.layout import Layout
-from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
+from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, RemoteProtocolError
 from prfaas.events import PoolChange
 from prfaas.index.engine_feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, Figures, LinkFigures, Node
@@ -115,7 +115,13 @@ class Reporting:
         self.reporter.publish((change,))
 
     def on_promise(self, promise: Promised) -> None:
-        """An engine says how a decision turned out."""
+        """An engine says how a decision turned out.
+
+        Raises:
+            RemoteProtocolError: in what is no number of tokens.
+        """
+        if not (_is_of_tokens(promise.predicted_tokens) and _is_of_tokens(promise.found_tokens)):
+            raise RemoteProtocolError("malformed", f"{promise.found_tokens} tokens of {promise.predicted_tokens}")
         held = {its[0]: its[1] for its in promise.held_tokens or () if _is_of_a_group(its)}
         self.reporter.note_promise(
             predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens, held_tokens=held
@@ -202,4 +208,9 @@ def _is_of_a_group(its: object) -> bool:
     """Whether that is [kind of KV group, tokens]."""
     if not isinstance(its, list) or len(its) != 2:
         return False
-    return its[0] in typing.get_args(GroupKind) and isinstance(its[1], int) and 0 <= its[1] < 1 << 32
+    return its[0] in typing.get_args(GroupKind) and isinstance(its[1], int) and _is_of_tokens(its[1])
+
+
+def _is_of_tokens(number: int) -> bool:
+    """Whether so many tokens can be, as a manager is told of them."""
+    return 0 <= number < 1 << 32

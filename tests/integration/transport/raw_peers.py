@@ -55,11 +55,13 @@ class RawSender:
         deadline_seconds: float = PATIENCE_SECONDS,
         body: bytes = b"body",
     ) -> bytes:
-        """Open a transfer and read its HAVE."""
+        """Open a transfer and read its HAVE, past what is asked of transfers that earlier connections of this name left."""
         transfer_id = transfer_id or os.urandom(16)
         opened = Open(ObjectSizes.of(sizes), 0, deadline_seconds, body)
         self.connection.write(messages.encode_open(transfer_id, opened))
-        assert self.heard()[0].type is FrameType.HAVE
+        while (header := self.heard()[0]).type is FrameType.REOPEN:
+            pass
+        assert header.type is FrameType.HAVE
         return transfer_id
 
     def chunk(self, transfer_id: bytes, slab: Slab, payload: bytes, *, checksum: int | None = None) -> None:

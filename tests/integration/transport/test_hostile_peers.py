@@ -486,13 +486,13 @@ def test_noise_among_a_quarter_of_a_million_frames_harms_nobody_and_keeps_no_mem
             far.memory.clear()
             far.events.clear()
 
-    read(25_000)  # what is kept at most for ended transfers, and by the allocator
-    before = resident_bytes()
-    read(250_000)
-    assert resident_bytes() - before < 32 << 20
-    assert sum(far.receiver.refused.values()) > 0.9 * num_peers, "of each ten frames in the end are noise"
-    _assert_good_peers_are_served(far, near_to)
-    far.receiver.close()
+    with contextlib.closing(far.receiver):
+        read(25_000)  # what is kept at most for ended transfers, and by the allocator
+        before = resident_bytes()
+        read(250_000)
+        assert resident_bytes() - before < 32 << 20
+        assert sum(far.receiver.refused.values()) > 0.9 * num_peers, "of each ten frames in the end are noise"
+        _assert_good_peers_are_served(far, near_to)
 
 
 def _fuzz(far: Far, source: random.Random, *, num_frames: int, noise_ratio: float) -> int:

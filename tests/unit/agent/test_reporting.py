@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from prfaas.agent.config import AgentConfig
+from prfaas.agent.protocol import Promised
 from prfaas.agent.reporting import Reporting
+from prfaas.errors import RemoteProtocolError
 from prfaas.index.membership import LinkFigures
 from prfaas.transport.link_state import LinkState
 from prfaas.types import AgentName
@@ -69,3 +73,10 @@ async def test_one_segment_that_is_sent_again_among_few_is_not_reported_as_loss(
     ]
     reporting = _reporting(lambda: [states.pop(0)])
     assert [reporting.figures().links[0].retransmit_ratio for _ in range(3)] == [0.0, 0.0, 0.05]
+
+
+@pytest.mark.parametrize(("predicted", "found"), [(-30, 5), (30, -5), (1 << 32, 5), (30, 1 << 32)])
+async def test_a_promise_of_what_is_no_number_of_tokens_breaks_the_protocol(predicted: int, found: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        _reporting(list).on_promise(Promised(predicted, found))
+    _reporting(list).on_promise(Promised((1 << 32) - 1, 0))
