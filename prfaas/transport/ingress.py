@@ -37,6 +37,7 @@ class Ingress:
     def __init__(self, budgets_of: Callable[[str], tuple[EgressBudget, ...]]) -> None:
         """`budgets_of(peer)`: the limits that hold for a peer, over what it sends alone or with others."""
         self._budgets_of = budgets_of
+        self._telling = threading.Lock()  # what is reckoned last is heard last
         self._lock = threading.Lock()
         self._budgets: dict[str, tuple[EgressBudget, ...]] = {}
         self._peers: dict[str, _Peer] = {}
@@ -74,20 +75,21 @@ class Ingress:
 
     def tell(self, now: float) -> None:
         """Have each peer send no faster than its share; `now` is monotonic seconds."""
-        with self._lock:
-            rates = {peer: self._share(peer, its, now) for peer, its in self._peers.items()}
-            unheard = [
-                (its, connection, rates[peer])
-                for peer, its in self._peers.items()
-                for connection, told in its.told.items()
-                if not math.isclose(told, rates[peer], rel_tol=TELL_RATIO)
-            ]
-        for its, connection, rate in unheard:
-            frame = Header(FrameType.RATE, 0, offset=max(1, int(rate))).encode()
-            if say_at_once(connection, frame) == "said":
-                with self._lock:
-                    if connection in its.told:
-                        its.told[connection] = rate
+        with self._telling:
+            with self._lock:
+                rates = {peer: self._share(peer, its, now) for peer, its in self._peers.items()}
+                unheard = [
+                    (its, connection, rates[peer])
+                    for peer, its in self._peers.items()
+                    for connection, told in its.told.items()
+                    if not math.isclose(told, rates[peer], rel_tol=TELL_RATIO)
+                ]
+            for its, connection, rate in unheard:
+                frame = Header(FrameType.RATE, 0, offset=max(1, int(rate))).encode()
+                if say_at_once(connection, frame) == "said":
+                    with self._lock:
+                        if connection in its.told:
+                            its.told[connection] = rate
 
     def _share(self, peer: str, its: _Peer, now: float) -> float:
         use = its.use(now)

@@ -367,9 +367,11 @@ class Link:
         self._fit_chunks()
 
     def _heed_rate(self, bytes_per_second: float) -> None:
-        """Send no faster than the peer wants; 0: it does not say."""
+        """Send no faster than the peer wants; 0: it does not say.
+
+        Chunks are fitted to it at the next look, and no more often: the log has their size, and peers may say much.
+        """
         self._pacing.told(bytes_per_second, self._lines)
-        self._fit_chunks()
 
     def _fit_chunks(self) -> None:
         achievable = self._gauge.health.achievable_bytes_per_second

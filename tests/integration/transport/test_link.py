@@ -23,6 +23,7 @@ from prfaas.transport.object_sizes import MAX_OBJECTS
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.wire import FrameType, Header
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -355,6 +356,27 @@ def test_the_log_says_once_how_large_chunks_are_and_why(
             assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     (line,) = _logged(caplog, "link.chunks")
     assert "bytes=131072" in line and "a connection carries 2.0 MB/s" in line
+
+
+def test_a_peer_that_tells_ever_other_rates_does_not_fill_the_log(
+    near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 10_000
+    rates = [Header(FrameType.RATE, 0, offset=(1000, 10**9)[number % 2]).encode() for number in range(count)]
+
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        connection.write(b"".join(rates))
+        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
+        while True:
+            connection.read_payload(connection.read_header())
+
+    with RawReceiver(serve) as receiver, caplog.at_level(logging.INFO, logger="prfaas.transport"):
+        near = near_to(receiver.address, num_connections=1)
+        send(near, objects_of(10))
+        wait_until(lambda: near.of(SendAccepted))
+    assert len(_logged(caplog, "link.chunks")) < count / 2
 
 
 def test_the_kernel_counts_what_a_connection_hears() -> None:

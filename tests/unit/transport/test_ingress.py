@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,9 +14,23 @@ from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.handshake import CAPABILITIES
 from prfaas.transport.ingress import BUSY_SECONDS, TELL_RATIO, Ingress
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from tests.waiting import PATIENCE_SECONDS
 
 LIMIT = 8e6
 STEP = 0.1  # seconds between two looks
+
+
+class Late(Connection):
+    """Before it writes, another thread does something else, for which it waits a moment."""
+
+    meanwhile: threading.Thread | None = None
+
+    def write_at_once(self, frame: bytes) -> bool:
+        thread, self.meanwhile = self.meanwhile, None
+        if thread is not None:
+            thread.start()
+            thread.join(0.2)
+        return super().write_at_once(frame)
 
 
 class Ends:
@@ -28,11 +43,13 @@ class Ends:
         self._sockets: list[socket.socket] = []
         self._connections: list[Connection] = []
 
-    def join(self, peer: str, capabilities: tuple[str, ...] = CAPABILITIES) -> tuple[Connection, socket.socket]:
+    def join(
+        self, peer: str, capabilities: tuple[str, ...] = CAPABILITIES, *, make: Callable[..., Connection] = Connection
+    ) -> tuple[Connection, socket.socket]:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         self._sockets.append(theirs)
-        self._connections.append(Connection(ours, state="receiving"))
+        self._connections.append(make(ours, state="receiving"))
         self.ingress.joined(self._connections[-1], peer, capabilities, now=self.now)
         return self._connections[-1], theirs
 
@@ -96,6 +113,20 @@ def test_a_peer_that_is_gone_leaves_its_share_to_the_others(ends: Ends) -> None:
     ends.ingress.left(connection, "tokyo-2")
     ends.go_on(STEP, **both)
     assert _told(first) == [LIMIT]
+
+
+def test_of_two_threads_that_tell_at_once_the_later_is_heard_last(ends: Ends) -> None:
+    connection, theirs = ends.join("tokyo-1", make=Late)
+    for number in range(2, 5):
+        ends.join(f"tokyo-{number}")
+    two, three, four = ({f"tokyo-{number}": LIMIT / 4 for number in range(1, 1 + count)} for count in (2, 3, 4))
+    ends.go_on(1.0, **two)
+    ends.go_on(STEP, **three)
+    assert isinstance(connection, Late)
+    thread = connection.meanwhile = threading.Thread(target=ends.go_on, args=(2 * STEP,), kwargs=four)
+    ends.go_on(STEP, **three)
+    thread.join(PATIENCE_SECONDS)
+    assert _told(theirs)[-2:] == [LIMIT // 3, LIMIT // 4]
 
 
 @pytest.mark.parametrize(("peer", "capabilities"), [("tokyo-1", ("lz4",)), ("osaka-1", CAPABILITIES)])
