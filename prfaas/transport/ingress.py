@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from prfaas.transport.answers import say_at_once
 from prfaas.transport.connection import Connection
@@ -53,7 +53,7 @@ class Ingress:
                     return
                 self._peers[peer], self._budgets[peer] = _Peer(), budgets
             self._peers[peer].told[connection] = 0.0
-        self.tell(now)
+        self._tell([peer], now)  # of the others nothing changes before it sends
 
     def left(self, connection: Connection, peer: str) -> None:
         """A connection is gone."""
@@ -75,14 +75,19 @@ class Ingress:
 
     def tell(self, now: float) -> None:
         """Have each peer send no faster than its share; `now` is monotonic seconds."""
+        with self._lock:
+            peers = list(self._peers)
+        self._tell(peers, now)
+
+    def _tell(self, peers: Iterable[str], now: float) -> None:
         with self._telling:
             with self._lock:
-                rates = {peer: self._share(peer, its, now) for peer, its in self._peers.items()}
+                rates = [(its, self._share(peer, its, now)) for peer in peers if (its := self._peers.get(peer))]
                 unheard = [
-                    (its, connection, rates[peer])
-                    for peer, its in self._peers.items()
+                    (its, connection, rate)
+                    for its, rate in rates
                     for connection, told in its.told.items()
-                    if not math.isclose(told, rates[peer], rel_tol=TELL_RATIO)
+                    if not math.isclose(told, rate, rel_tol=TELL_RATIO)
                 ]
             for its, connection, rate in unheard:
                 frame = Header(FrameType.RATE, 0, offset=max(1, int(rate))).encode()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget
+from prfaas.transport.egress_budget import EgressBudget, Use
 from prfaas.transport.handshake import CAPABILITIES
 from prfaas.transport.ingress import BUSY_SECONDS, TELL_RATIO, Ingress
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
@@ -33,11 +33,21 @@ class Late(Connection):
         return super().write_at_once(frame)
 
 
+class CountingBudget(EgressBudget):
+    """Counts the shares that are reckoned, each of which takes the longer the more members there are."""
+
+    num_shares = 0
+
+    def share(self, link: Hashable, use: Use, *, now: float) -> float:
+        self.num_shares += 1
+        return super().share(link, use, now=now)
+
+
 class Ends:
     """A receiving end whose peers' names begin with "t" share a limit, and what its peers hear."""
 
     def __init__(self) -> None:
-        budget = EgressBudget(LIMIT)
+        self.budget = budget = CountingBudget(LIMIT)
         self.ingress = Ingress(lambda peer: (budget,) if peer.startswith("t") else ())
         self.now = 0.0
         self._sockets: list[socket.socket] = []
@@ -113,6 +123,12 @@ def test_a_peer_that_is_gone_leaves_its_share_to_the_others(ends: Ends) -> None:
     ends.ingress.left(connection, "tokyo-2")
     ends.go_on(STEP, **both)
     assert _told(first) == [LIMIT]
+
+
+def test_of_a_peer_that_joins_no_share_but_its_own_is_reckoned(ends: Ends) -> None:
+    for number in range(20):
+        ends.join(f"tokyo-{number}")
+    assert ends.budget.num_shares == 20
 
 
 def test_of_two_threads_that_tell_at_once_the_later_is_heard_last(ends: Ends) -> None:
