@@ -1,8 +1,9 @@
 """What one engine holds on its device, as our own hashes: vLLM's events in, events of the tier "gpu" out.
 
 vLLM's hashes end here. The tokens of a block that follows on a known one give its hash in our chain. An event with
-fewer hashes than blocks (windows, states) does not say which blocks it means; vLLM hashes a prefix alike in every KV
-group, so the place that another group's event has taught does. A salt is the tenant. A block with other extra keys,
+fewer hashes than blocks (windows, states) does not say which blocks it means, and one of a window that a connector has
+loaded begins behind blocks that only full attention has; vLLM hashes a prefix alike in every KV group, so the place that
+another group's event teaches, here or later in its batch, does. A salt is the tenant. A block with other extra keys,
 without tokens or without a known parent is an orphan: counted, never announced, and so is all that follows on it.
 """
 
@@ -79,9 +80,9 @@ class EngineCache:
     def _store(self, event: EngineStored, untaught: list[tuple[int, EngineHash]]) -> Iterator[PoolEvent]:
         group = self._group(event.group)
         reason = self._why_orphan(event, group)
-        if reason is not None or group is None:
+        if group is None or reason not in (None, "parent"):
             self.orphans[reason or "layout"] += len(event.hashes)
-        elif len(event.token_ids) == len(event.hashes) * event.block_tokens:
+        elif reason is None and len(event.token_ids) == len(event.hashes) * event.block_tokens:
             for engine_hash, place in zip(event.hashes, self._placed(event), strict=True):
                 self._places.setdefault(engine_hash, place)
                 yield from self._hold(group, engine_hash, place)

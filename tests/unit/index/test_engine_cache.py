@@ -171,6 +171,20 @@ def test_a_window_and_a_state_are_placed_by_what_the_full_group_teaches_in_whate
     assert not cache.orphans
 
 
+def test_a_window_that_was_loaded_without_what_comes_before_it_is_placed_by_the_full_group() -> None:
+    cache = cache_of(FULL, WINDOW)
+    assert ends(cache.apply([stored(2, 4, group=1), stored(0, 4)])) == [
+        (0, 32),
+        (0, 64),
+        (0, 96),
+        (0, 128),
+        (1, 96),
+        (1, 128),
+    ]
+    assert ends(cache.apply([stored(4, 5, group=1)])) == [(1, 160)]
+    assert not cache.orphans
+
+
 def test_a_removed_block_leaves_and_what_only_another_group_holds_stays_known() -> None:
     cache = cache_of(FULL, STATE)
     cache.apply([stored(0, 2), stored(1, 2, group=1)])
