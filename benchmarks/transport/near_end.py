@@ -73,6 +73,7 @@ class NearEnd:
         transfer = self._transfers[transfer_id] = _Transfer(objects)
         self._link.open(Outgoing(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
         assert transfer.accepted.wait(30), "the far end does not answer"
+        assert not transfer.failure, transfer.failure
         return transfer_id
 
     def layers(self, transfer_id: bytes, num_layers: int, *, pause_seconds: float = 0.0) -> int:
@@ -113,6 +114,7 @@ class NearEnd:
             transfer.accepted.set()
         elif isinstance(event, SendFailed):
             transfer.failure = f"{event.reason}: {event.message}"
+            transfer.accepted.set()  # nobody will
         elif isinstance(event, SendMemoryFree):
             transfer.ended.set()
 

@@ -28,6 +28,7 @@ class Ends:
         is_encrypted: bool = False,
         content: Content = "noise",
         pool_bytes: int = 1 << 30,
+        reconnect_seconds: float = 3.0,
         **link: Any,
     ) -> None:
         """`pool_bytes`: memory for payload at each end, at least that of the transfers under way."""
@@ -35,7 +36,12 @@ class Ends:
         self._directory = tempfile.TemporaryDirectory()
         near, far = _certificates(Path(self._directory.name)) if is_encrypted else ([], [])
         self._far_settings = json.dumps(
-            {"congestion_control": congestion_control, "tls": far, "pool_bytes": pool_bytes}
+            {
+                "congestion_control": congestion_control,
+                "tls": far,
+                "pool_bytes": pool_bytes,
+                "reconnect_seconds": reconnect_seconds,
+            }
         )
         self._near_settings = json.dumps(
             {
@@ -44,6 +50,7 @@ class Ends:
                 "tls": near,
                 "content": content,
                 "pool_bytes": pool_bytes,
+                "reconnect_seconds": reconnect_seconds,
                 **link,
             }
         )

@@ -36,7 +36,7 @@ from tests.integration.transport.soaking import (
     shape_for,
     told,
 )
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
 from tools.wan import Wan, WanShape, obstacle
 
@@ -131,7 +131,7 @@ def _lose_every_packet(count: int, *, seed: int) -> None:
     if reason := obstacle():
         pytest.skip(f"an emulated link {reason}")
     chance, num_bytes, num_struck = random.Random(seed), 16 * MIB, 0
-    with Wan(SLOW) as wan, Ends(wan, pool_bytes=num_bytes) as ends:
+    with Wan(SLOW) as wan, Ends(wan, pool_bytes=num_bytes, reconnect_seconds=PATIENCE_SECONDS) as ends:
         usual = ends.transfer(num_bytes, num_layers=16).seconds
         for _ in range(2 * count):  # on a busy machine a transfer may have ended before it is struck
             outage = threading.Thread(target=_drop_out, args=(wan, chance.random() * usual / 2))
