@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 
@@ -70,3 +72,19 @@ def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_cast_or_restored(
     assert tracemalloc.get_traced_memory()[1] < 3 * MAX_CHUNK_BYTES, "with what came"
     assert len(restored) == len(raw)
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("", "print('numpy' in sys.modules)", "True"),
+        ("sys.modules['numpy'] = None", "", "lossy_fp8: needs numpy"),
+    ],
+    ids=["there", "absent"],
+)
+def test_what_casts_need_is_loaded_with_the_settings_and_not_by_the_first_transfer(
+    before: str, after: str, said: str
+) -> None:
+    lines = ["import sys", before, "from prfaas.transport import lossy_cast", "lossy_cast.check()", after]
+    ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert said in ran.stdout + ran.stderr
