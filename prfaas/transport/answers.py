@@ -96,5 +96,4 @@ def say_at_once(connection: Connection, frame: bytes) -> Literal["said", "later"
     try:
         return "said" if connection.write_at_once(frame) else "later"
     except OSError:
-        connection.abort()
         return "lost"

@@ -85,7 +85,7 @@ class Connection:
         Returns whether it has begun: it has not while another is being written, or the peer takes too little.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: as `write`.
         """
         if not self.takes_at_once() or not self._write_lock.acquire(timeout=AT_ONCE_SECONDS):
             return False
@@ -100,6 +100,9 @@ class Connection:
                 threading.Thread(target=self._write_alone, args=(frame,), name="write", daemon=True).start()
                 is_handed_over = True
             return is_handed_over
+        except OSError:
+            self.abort()
+            raise
         finally:
             if not is_handed_over:
                 self._write_lock.release()

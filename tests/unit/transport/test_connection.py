@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -28,15 +28,16 @@ class _Full(socket.socket):
         return self.send(b"".join(buffers)[:TAKEN_BYTES])
 
 
-def test_after_a_part_of_a_frame_nothing_follows() -> None:
+@pytest.mark.parametrize("write", [Connection.write, Connection.write_at_once])
+def test_after_a_part_of_a_frame_nothing_follows(write: Callable[[Connection, bytes], object]) -> None:
     ours, theirs = socket.socketpair()
     full = _Full(fileno=ours.detach())
     connection = Connection(full, state="sending")
     with contextlib.closing(connection), theirs:
         with pytest.raises(BlockingIOError):
-            connection.write(FRAME)
+            write(connection, FRAME)
         full.has_taken = False
         with pytest.raises(BrokenPipeError):
-            connection.write(FRAME)
+            write(connection, FRAME)
         assert theirs.recv(2 * len(FRAME)) == FRAME[:TAKEN_BYTES]
         assert theirs.recv(1) == b""
