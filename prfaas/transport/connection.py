@@ -219,7 +219,7 @@ class Connection:
 
     def pace(self, bytes_per_second: float) -> None:
         """Have the kernel send no faster than this; infinity: as fast as it can."""
-        rate = int(min(bytes_per_second, _UNPACED))
+        rate = max(1, int(min(bytes_per_second, _UNPACED)))  # of which 0 would be as fast as it can, too
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +16,7 @@ from prfaas.transport.wire import FrameType, Header
 
 FRAME = Header(FrameType.PING, 0).encode()
 TAKEN_BYTES = 10
+SO_MAX_PACING_RATE = 47
 
 
 class _Full(socket.socket):
@@ -41,3 +44,14 @@ def test_after_a_part_of_a_frame_nothing_follows(write: Callable[[Connection, by
             write(connection, FRAME)
         assert theirs.recv(2 * len(FRAME)) == FRAME[:TAKEN_BYTES]
         assert theirs.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "kernels"), [(math.inf, (1 << 64) - 1), (2.0**64, (1 << 64) - 1), (2.5, 2), (0.25, 1)]
+)
+def test_the_slowest_pace_is_a_byte_a_second_and_not_none(bytes_per_second: float, kernels: int) -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours, state="sending")
+    with contextlib.closing(connection), theirs:
+        connection.pace(bytes_per_second)
+        assert struct.unpack("=Q", ours.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8)) == (kernels,)
