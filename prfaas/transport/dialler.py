@@ -11,6 +11,7 @@ from prfaas.errors import PrfaasError
 from prfaas.transport.connection import Connection
 from prfaas.transport.connection_policy import FIRST_CONNECTIONS, Carried, ConnectionCount, connection_count
 from prfaas.transport.reach import STEADY_SECONDS
+from prfaas.transport.tls import explained
 
 _log = logs.get("transport")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
@@ -105,7 +106,7 @@ class Dialler:
     def lost_by(self, error: Exception) -> None:
         """Remember why there is no connection; one that nobody wants any more says nothing. Takes no lock."""
         if self.is_wanted():
-            self.last_error = f"({error})"
+            self.last_error = f"({explained(error)})"
 
     def join(self) -> None:
         """Wait for the threads, after `is_closed` was set; takes no lock."""

@@ -56,7 +56,12 @@ def dial(connection: Connection, identity: Identity, *, peer_name: str, receives
     boot_id = identity.boot_id if receives else NO_TRANSFER
     hello = Hello(identity.name, secrets.token_bytes(NONCE_BYTES), VERSIONS, identity.capabilities, boot_id)
     connection.write(messages.encode_hello(hello))
-    challenge = messages.decode_challenge(_payload(connection))
+    try:
+        answer = _payload(connection)
+    except ConnectionResetError as error:
+        hint = "" if connection.certified_name is not None else "; it may ask for certificates (tls_)"
+        raise ConnectionResetError(f"{error} before it said who it is{hint}") from error
+    challenge = messages.decode_challenge(answer)
     transcript = _transcript(hello, challenge)
     if not hmac.compare_digest(challenge.proof, _proof(identity.key, b"listener", transcript)):
         raise RemoteProtocolError("secret", "the peer does not know this deployment's secret")

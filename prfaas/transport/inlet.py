@@ -82,7 +82,7 @@ class Inlet:
     def snapshot(self) -> InletState:
         """How it stands now."""
         with self._changed:
-            error = "" if self._connections else self._dialler.last_error.strip("()")
+            error = "" if self._connections else self._dialler.last_error.removeprefix("(").removesuffix(")")
             return InletState(self._peer_name, self._address, len(self._connections), error)
 
     def _connect_once(self, number: int) -> None:

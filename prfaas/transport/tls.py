@@ -28,6 +28,19 @@ RETIRES_RATIO = 0.8  # of either: whoever sends retires a connection by then, so
 _EXPIRED, _REVOKED = 10, 23  # X509_V_ERR_*
 EngineTls = Literal["system", "deployment"]  # who vouches for engines at https
 TlsRefusal = Literal["tls_none", "tls_expired", "tls_revoked", "tls_untrusted", "tls_failed"]
+_FAULTS: Mapping[TlsRefusal, str] = {
+    "tls_none": "the peer speaks no TLS",
+    "tls_expired": "the peer's certificate has expired",
+    "tls_revoked": "the peer's certificate is revoked",
+    "tls_untrusted": "the peer shows no certificate that counts here",
+    "tls_failed": "TLS failed",
+}
+_REFUSES_OURS = {  # the alerts of RFC 8446 6.2 as OpenSSL calls them
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "it is revoked",
+    "TLSV1_ALERT_UNKNOWN_CA": "it is not of the peer's authority",
+    "TLSV1_ALERT_DECRYPT_ERROR": "it is not of the peer's authority",
+}
 
 
 @dataclass(frozen=True)
@@ -289,6 +302,14 @@ def refusal_of(error: ssl.SSLError) -> TlsRefusal:
     if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"):
         return "tls_none"
     return "tls_untrusted" if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE" else "tls_failed"
+
+
+def explained(error: Exception) -> str:
+    """What an error of a connection says; of a TLS handshake first whose certificate is at fault, and how."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    ours = _REFUSES_OURS.get(error.reason or "")
+    return f"the peer refuses our certificate, {ours}" if ours else f"{_FAULTS[refusal_of(error)]}: {error}"
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:
