@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Hashable
 
 from prfaas import logs
+from prfaas.transport.chunker import ChunkSize
 from prfaas.transport.egress_budget import Use
 from prfaas.transport.line import Line
 from prfaas.transport.link_config import LinkConfig
@@ -25,6 +26,7 @@ class LinkPacing:
         self._told = 0.0  # by the peer, of what all that send to it share; 0: nothing
         self._peer_name = peer_name
         self._pace = self._limit  # of all connections together; 0: none is told, infinity: none any more
+        self._chunks: ChunkSize | None = None  # what there is to log of how large they are
         self._logged_chunk_bytes = 0
 
     def divide(self, lines: Collection[Line]) -> None:
@@ -52,9 +54,13 @@ class LinkPacing:
     def fit_chunks(self, outbox: Outbox, *, achievable_bytes_per_second: float, num_connections: int) -> None:
         """Have chunks no larger than what a connection carries in a while, as far as that is known."""
         known = min(achievable_bytes_per_second or math.inf, self._pace or math.inf)
-        size, logged = outbox.set_rate(known / max(1, num_connections)), self._logged_chunk_bytes
-        has_changed = known < math.inf and not logged / MUCH < size.num_bytes < MUCH * logged
-        if num_connections and (has_changed or not logged):
+        size = outbox.set_rate(known / max(1, num_connections))
+        self._chunks = size if num_connections and (known < math.inf or not self._logged_chunk_bytes) else None
+
+    def log_chunks(self) -> None:
+        """Once it is known how large they are, and where that has changed much."""
+        size, logged = self._chunks, self._logged_chunk_bytes
+        if size is not None and not logged / MUCH < size.num_bytes < MUCH * logged:
             _log.info("link.chunks", peer=self._peer_name, bytes=size.num_bytes, reason=size.reason)
             self._logged_chunk_bytes = size.num_bytes
 

@@ -281,6 +281,7 @@ class Link:
             use = self._gauge.use(is_busy=self._outbox.num_transfers > 0)
             self._pacing.follow_budgets(self, use, self._lines, now=time.monotonic())
             self._fit_chunks()
+            self._pacing.log_chunks()
 
     def _end_stalled(self, now: float) -> None:
         """Have what a stalled connection carries leave over the others."""
@@ -365,13 +366,12 @@ class Link:
     def _share_rate(self) -> None:
         self._pacing.divide(self._lines)
         self._fit_chunks()
+        self._pacing.log_chunks()
 
     def _heed_rate(self, bytes_per_second: float) -> None:
-        """Send no faster than the peer wants; 0: it does not say.
-
-        Chunks are fitted to it at the next look, and no more often: the log has their size, and peers may say much.
-        """
+        """Send no faster than the peer wants; 0: it does not say. The log has it at the next look: a peer may say much."""
         self._pacing.told(bytes_per_second, self._lines)
+        self._fit_chunks()
 
     def _fit_chunks(self) -> None:
         achievable = self._gauge.health.achievable_bytes_per_second

@@ -16,6 +16,7 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.transport import messages, tcp_info
 from prfaas.transport.answers import say
+from prfaas.transport.chunker import SLOW_CHUNK_BYTES
 from prfaas.transport.connection import Connection
 from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.messages import Have
@@ -377,6 +378,26 @@ def test_a_peer_that_tells_ever_other_rates_does_not_fill_the_log(
         send(near, objects_of(10))
         wait_until(lambda: near.of(SendAccepted))
     assert len(_logged(caplog, "link.chunks")) < count / 2
+
+
+def test_chunks_are_no_larger_than_fits_the_rate_that_the_peer_has_told(near_to: Callable[..., Near]) -> None:
+    lengths: list[int] = []
+
+    def serve(connection: Connection) -> None:
+        header = connection.read_header()
+        connection.read_payload(header)
+        connection.write(Header(FrameType.RATE, 0, offset=100_000).encode())
+        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
+        while True:
+            header = connection.read_header()
+            connection.read_payload(header)
+            lengths.append(header.length)
+
+    with RawReceiver(serve) as receiver:
+        near = near_to(receiver.address, num_connections=1, packs=False)
+        send(near, objects_of(1 << 20))
+        wait_until(lambda: lengths)
+    assert lengths[0] == SLOW_CHUNK_BYTES
 
 
 def test_the_kernel_counts_what_a_connection_hears() -> None:
