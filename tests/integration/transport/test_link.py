@@ -391,7 +391,8 @@ def test_chunks_are_no_larger_than_fits_the_rate_that_the_peer_has_told(near_to:
         while True:
             header = connection.read_header()
             connection.read_payload(header)
-            lengths.append(header.length)
+            if header.type is FrameType.CHUNK:
+                lengths.append(header.length)
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=1, packs=False)
