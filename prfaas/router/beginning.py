@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import aiohttp
 import msgspec
 
-_EVENT_END = b"\n\n"
+_EVENT_END = re.compile(rb"\r?\n\r?\n")  # vLLM ends its lines with \n, others of the same protocol with both
 _ROLE = b'"delta":{"role":"assistant","content":""}'  # vLLM's first event of a chat, also of one that has failed
 _ERROR = b'data: {"error"'  # vLLM's answer where the request failed once its status was sent; texts have their quotes escaped
 
@@ -22,7 +24,7 @@ async def beginning(response: aiohttp.ClientResponse) -> bytes:
     """The first bytes of an answer; of a stream up to the first event that says something."""
     first = await response.content.readany()
     if response.content_type == "text/event-stream":
-        while first.count(_EVENT_END) <= first.count(_ROLE) and not response.content.at_eof():
+        while len(_EVENT_END.findall(first)) <= first.count(_ROLE) and not response.content.at_eof():
             first += await response.content.readany()
     return first
 
@@ -30,7 +32,7 @@ async def beginning(response: aiohttp.ClientResponse) -> bytes:
 def streamed_error(first: bytes) -> tuple[int, str, bytes] | None:
     """Status, content type and body of the engine's fault with which a stream begins, as a plain answer would have them."""
     _, found, rest = first.partition(_ERROR)
-    body = (found + rest).removeprefix(b"data: ").partition(_EVENT_END)[0]
+    body = _EVENT_END.split((found + rest).removeprefix(b"data: "), maxsplit=1)[0]
     try:
         code = msgspec.json.decode(body, type=_Event).error.code if found else 0
     except msgspec.DecodeError:

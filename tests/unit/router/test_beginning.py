@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
+import aiohttp
 import pytest
+from aiohttp.base_protocol import BaseProtocol
 
-from prfaas.router.beginning import streamed_error
+from prfaas.router.beginning import beginning, streamed_error
+from tests.waiting import PATIENCE_SECONDS
 
 ERROR = b'{"error": {"message": "no KV", "type": "InternalServerError", "param": null, "code": 500}}'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -15,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize("before", [b"", ROLE, b": keep-alive\n\n"])
-@pytest.mark.parametrize("after", [b"\n\n", b"\n\n" + DONE])
+@pytest.mark.parametrize("after", [b"\n\n", b"\r\n\r\n", b"\n\n" + DONE])
 def test_a_fault_is_answered_as_without_a_stream(before: bytes, after: bytes) -> None:
     assert streamed_error(before + b"data: " + ERROR + after) == (500, "application/json", ERROR)
 
@@ -34,3 +40,13 @@ def test_a_fault_is_answered_as_without_a_stream(before: bytes, after: bytes) ->
 )
 def test_anything_else_is_passed_on(first: bytes) -> None:
     assert streamed_error(first) is None
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+async def test_no_more_of_a_stream_is_held_back_than_its_first_words_whatever_ends_its_lines(line_end: bytes) -> None:
+    """The rest may be minutes away."""
+    content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=1 << 16)
+    answer = cast(Any, SimpleNamespace(content=content, content_type="text/event-stream"))
+    said = (ROLE + TEXT).replace(b"\n", line_end)
+    content.feed_data(said)
+    assert await asyncio.wait_for(beginning(answer), PATIENCE_SECONDS) == said
