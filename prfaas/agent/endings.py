@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prfaas.grants import Grant
+from prfaas.transport.answers import shortened
 from prfaas.transport.messages import Ending
 from prfaas.transport.remembered import Remembered
 from prfaas.types import TransferId
@@ -25,11 +28,11 @@ class Endings:
 
     def put(self, transfer_id: TransferId, ending: Ending, *, until: float) -> None:
         """A transfer has ended, whose grant is good until then."""
-        self._ended[transfer_id] = until, ending
+        self._ended[transfer_id] = until, _shortened(ending)
 
     def cancelled(self, peer: str, transfer_id: TransferId, ending: Ending) -> None:
         """A peer gives up a transfer that nobody here knows: it counts where the grant says that this peer sends it."""
-        self._cancelled.put(peer, transfer_id, ending)
+        self._cancelled.put(peer, transfer_id, _shortened(ending))
 
     def expire(self, now: float) -> None:
         """Forget what no grant asks for any more, and the oldest beyond what is kept."""
@@ -38,3 +41,8 @@ class Endings:
             if self._ended[oldest][0] >= now and len(self._ended) <= MAX_REMEMBERED:
                 return
             del self._ended[oldest]
+
+
+def _shortened(ending: Ending) -> Ending:
+    """What it says may be a peer's words."""
+    return replace(ending, message=shortened(ending.message))

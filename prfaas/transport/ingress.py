@@ -68,10 +68,11 @@ class Ingress:
                     budget.forget(peer)
 
     def came(self, peer: str, num_bytes: int) -> None:
-        """So much has come from a peer."""
-        with self._lock:
-            if peer in self._peers:
-                self._peers[peer].num_bytes += num_bytes
+        """So much has come from a peer; of one without a limit nothing is counted, and no chunk of it takes the lock."""
+        if peer in self._peers:
+            with self._lock:
+                if its := self._peers.get(peer):
+                    its.num_bytes += num_bytes
 
     def tell(self, now: float) -> None:
         """Have each peer send no faster than its share; `now` is monotonic seconds."""

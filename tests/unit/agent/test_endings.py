@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prfaas.agent.endings import MAX_CANCELLED, MAX_REMEMBERED, Endings
 from prfaas.grants import Grant
+from prfaas.transport.answers import shortened
 from prfaas.transport.messages import Ending
 from prfaas.types import AgentName, BlockHash, TransferId
 
@@ -52,3 +53,11 @@ def test_how_it_ended_here_comes_before_what_its_sender_said() -> None:
     endings.cancelled("east", _id(1), GAVE_UP)
     endings.put(_id(1), WHY, until=UNTIL)
     assert endings.of(_grant(1)) == WHY
+
+
+def test_of_what_a_peer_says_only_the_beginning_is_remembered() -> None:
+    endings, long = Endings(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
+    endings.put(_id(1), long, until=UNTIL)
+    endings.cancelled("east", _id(2), long)
+    kept = Ending("protocol", shortened(long.message))
+    assert len(kept.message) < 100 and endings.of(_grant(1)) == endings.of(_grant(2)) == kept
