@@ -37,6 +37,7 @@ from tests.integration.transport.ends import (
 )
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
+from tools.free_ports import free_address
 from tools.link import Filter, LinkShape, Relay
 
 MIB = 1 << 20
@@ -90,7 +91,7 @@ def test_a_sender_that_does_not_know_what_it_is_asked_for_does_not_keep_it_alive
 
 
 def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., Near]) -> None:
-    first = make_far()
+    first = make_far(listen=free_address())
     objects = objects_of(MIB, MIB)
     with Relay(first.address, LinkShape(bytes_per_second=2e6)) as relay:
         near = near_to(relay.address)
@@ -107,7 +108,7 @@ def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., N
 
 
 def test_the_process_that_has_accepted_a_transfer_is_named(near_to: Callable[..., Near]) -> None:
-    far = make_far()
+    far = make_far(listen=free_address())
     near = near_to(far.address, num_connections=1)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     far.receiver.close()
@@ -336,7 +337,7 @@ def test_an_address_that_is_no_name_makes_the_peer_unreachable_and_says_so(near_
 def test_a_transfer_that_opens_while_the_peer_was_long_gone_has_its_whole_reconnect_time(
     near_to: Callable[..., Near],
 ) -> None:
-    first = make_far()
+    first = make_far(listen=free_address())
     near = near_to(first.address, reconnect_seconds=1.0)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     first.receiver.close()
@@ -350,7 +351,7 @@ def test_a_transfer_that_opens_while_the_peer_was_long_gone_has_its_whole_reconn
 
 
 def test_a_link_is_down_from_the_first_dial_that_fails_until_one_succeeds(near_to: Callable[..., Near]) -> None:
-    first = make_far()
+    first = make_far(listen=free_address())
     near = near_to(first.address)
     assert not near.link.snapshot().is_down, "nobody has dialled it"
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)

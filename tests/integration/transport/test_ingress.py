@@ -14,6 +14,7 @@ from prfaas.transport.link_pacing import PACE_STEP_RATIO
 from prfaas.transport.sender import SendFailed
 from tests.integration.transport.ends import Far, Near, make_far, send
 from tests.waiting import PATIENCE_SECONDS, wait_until
+from tools.free_ports import free_address
 
 MIB = 1 << 20
 LIMIT = 16e6
@@ -59,7 +60,7 @@ def test_what_all_peers_send_together_keeps_to_the_limit(limited: Far, near_to: 
 
 def test_a_sender_that_finds_another_receiver_at_its_peer_is_bound_no_more(near_to: Callable[..., Near]) -> None:
     budget = EgressBudget(LIMIT)
-    first = make_far(ingress_of=lambda peer: (budget,))
+    first = make_far(listen=free_address(), ingress_of=lambda peer: (budget,))
     near = near_to(first.address, num_connections=2)
     send(near, [bytes(10)])
     wait_until(lambda: _has_pace(near, LIMIT), what="the limit")
