@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from prfaas.agent.config import AgentConfig, EgressConfig, IngressConfig
-from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.link_state import LinkState
+from prfaas.transport.rate_budget import RateBudget
 from prfaas.transport.receiver import SendOver
 from prfaas.transport.sender import Link, LinkConfig, SendEvent
 from prfaas.transport.tls import Certificates
@@ -22,12 +22,12 @@ class RateLimits:
     """The budgets that hold for each peer: those that its link sends from, or those that it sends to this node within."""
 
     def __init__(self, entries: Iterable[EgressConfig | IngressConfig]) -> None:
-        self._entries = [(its, EgressBudget(its.max_rate)) for its in entries]
+        self._entries = [(its, RateBudget(its.max_rate)) for its in entries]
 
-    def of(self, peer: str) -> tuple[EgressBudget, ...]:
+    def of(self, peer: str) -> tuple[RateBudget, ...]:
         """Those of one that is made for this peer: shared with others, or its own."""
         return tuple(
-            EgressBudget(its.max_rate) if its.each else together
+            RateBudget(its.max_rate) if its.each else together
             for its, together in self._entries
             if fnmatch.fnmatchcase(peer, its.peers)
         )

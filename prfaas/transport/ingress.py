@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from prfaas.transport.answers import say_at_once
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget, Use
 from prfaas.transport.handshake import RATE
+from prfaas.transport.rate_budget import RateBudget, Use
 from prfaas.transport.wire import FrameType, Header
 
 BUSY_SECONDS = 1.0  # a peer counts as sending for so long after its latest chunk
@@ -34,12 +34,12 @@ class _Peer:
 class Ingress:
     """Called from the threads that read connections and from the one that watches them."""
 
-    def __init__(self, budgets_of: Callable[[str], tuple[EgressBudget, ...]]) -> None:
+    def __init__(self, budgets_of: Callable[[str], tuple[RateBudget, ...]]) -> None:
         """`budgets_of(peer)`: the limits that hold for a peer, over what it sends alone or with others."""
         self._budgets_of = budgets_of
         self._telling = threading.Lock()  # what is reckoned last is heard last
         self._lock = threading.Lock()
-        self._budgets: dict[str, tuple[EgressBudget, ...]] = {}
+        self._budgets: dict[str, tuple[RateBudget, ...]] = {}
         self._peers: dict[str, _Peer] = {}
 
     def joined(self, connection: Connection, peer: str, capabilities: Collection[str], *, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prfaas.transport.egress_budget import EgressBudget
+from prfaas.transport.rate_budget import RateBudget
 from prfaas.transport.tls import Certificates
 
 
@@ -18,7 +18,7 @@ class LinkConfig:
     reconnect_seconds: float = 3.0
     certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
     insecure_plaintext: bool = False
-    budgets: tuple[EgressBudget, ...] = ()  # shared with other links
+    budgets: tuple[RateBudget, ...] = ()  # shared with other links
     packs: bool = True  # chunks are compressed while that makes the link faster
     lossy_fp8: bool = False  # what may be cast is, to half its bytes, where the peer agrees: LOSSY
     awaits_peer: bool = False  # it is the peer that dials, to receive; this side never does

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from prfaas.transport.connection_policy import Carried
 from prfaas.transport.connection_review import ConnectionReview
-from prfaas.transport.egress_budget import Use
 from prfaas.transport.line import Line
 from prfaas.transport.link_meter import LinkHealth, LinkMeter, LinkSample
 from prfaas.transport.link_state import LinkState
 from prfaas.transport.outbox import Outbox
 from prfaas.transport.packing_choice import LinkPace, PackingChoice
 from prfaas.transport.rate_bounds import RateBounds
+from prfaas.transport.rate_budget import Use
 from prfaas.transport.rate_search import RateSearch
 from prfaas.transport.round_trips import RoundTrip, RoundTrips
 from prfaas.transport.tcp_info import Growth, TcpInfo

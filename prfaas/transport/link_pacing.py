@@ -7,10 +7,10 @@ from collections.abc import Collection, Hashable
 
 from prfaas import logs
 from prfaas.transport.chunker import ChunkSize
-from prfaas.transport.egress_budget import Use
 from prfaas.transport.line import Line
 from prfaas.transport.link_config import LinkConfig
 from prfaas.transport.outbox import Outbox
+from prfaas.transport.rate_budget import Use
 
 _log = logs.get("transport")
 PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel

@@ -21,7 +21,6 @@ from prfaas.transport.admission import MAX_PIECES
 from prfaas.transport.answers import say
 from prfaas.transport.arrivals import AcceptFunction, Arrivals
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.handshake import Identity, capabilities_of
 from prfaas.transport.inbound import (
     Accepted,
@@ -36,6 +35,7 @@ from prfaas.transport.inbound import (
 from prfaas.transport.ingress import Ingress
 from prfaas.transport.inlet import Inlet, InletConfig, InletState
 from prfaas.transport.messages import Hello
+from prfaas.transport.rate_budget import RateBudget
 from prfaas.transport.reader import FrameBounds, Reader
 from prfaas.transport.shares import Shares
 from prfaas.transport.sockets import listen, tune
@@ -78,7 +78,7 @@ class ReceiverConfig:
     max_pieces: int = MAX_PIECES  # that all arriving transfers together may be kept as
     max_connections: int = MAX_CONNECTIONS
     num_connections: int = 0  # to each of `fetch_from`; 0: as many as the round trip asks for
-    ingress_of: Callable[[str], tuple[EgressBudget, ...]] = lambda peer: ()  # what a peer may send here, and with whom
+    ingress_of: Callable[[str], tuple[RateBudget, ...]] = lambda peer: ()  # what a peer may send here, and with whom
     lossy_fp8: bool = False  # takes chunks whose values were cast to 8 bits, which loses some of each
     fetch_from: Mapping[str, str] = field(
         default_factory=dict

@@ -19,10 +19,10 @@ import pytest
 
 from prfaas.transport.area import Slab
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget, Use
 from prfaas.transport.link_pacing import PACE_STEP_RATIO
 from prfaas.transport.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.ranges import Ranges
+from prfaas.transport.rate_budget import RateBudget, Use
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
@@ -493,7 +493,7 @@ def _has_pace(near: Near, bytes_per_second: float) -> bool:
     return math.isclose(_pace(near), bytes_per_second, rel_tol=1.1 * PACE_STEP_RATIO)
 
 
-def _sharing(far: Far, near_to: Callable[..., Near], budget: EgressBudget, name: str) -> Near:
+def _sharing(far: Far, near_to: Callable[..., Near], budget: RateBudget, name: str) -> Near:
     """A link of a budget that has its connections."""
     near = near_to(far.address, num_connections=2, name=name, budgets=(budget,), packs=False)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
@@ -507,7 +507,7 @@ def _fill(near: Near) -> bytes:
 
 
 def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = EgressBudget(8e6)
+    budget = RateBudget(8e6)
     first, second = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
     far.discards = True
     _fill(first)
@@ -521,7 +521,7 @@ def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: 
 def test_what_a_link_that_waits_for_its_prefill_does_not_use_goes_to_the_others(
     far: Far, near_to: Callable[..., Near]
 ) -> None:
-    budget, turns = EgressBudget(16e6), itertools.count()
+    budget, turns = RateBudget(16e6), itertools.count()
     layers, bulk = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
     far.discards = True
     _fill(bulk)
@@ -541,7 +541,7 @@ def test_a_limit_that_is_learned_is_told_to_the_kernel_and_the_log_and_taken_bac
     far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="prfaas.transport")
-    budget = EgressBudget(0.0)
+    budget = RateBudget(0.0)
     near = _sharing(far, near_to, budget, "a")
     held = send(near, objects_of(10), ready=False)
     delivered, resent, at = 0, 0, time.monotonic() + 60  # what this link itself says is older, and left out

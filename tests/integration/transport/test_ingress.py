@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.ingress import TELL_RATIO
 from prfaas.transport.link_pacing import PACE_STEP_RATIO
+from prfaas.transport.rate_budget import RateBudget
 from prfaas.transport.sender import SendFailed
 from tests.integration.transport.ends import Far, Near, make_far, send
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -24,7 +24,7 @@ ROOM = 2.0  # for what a busy machine had on its way when a count began; without
 @pytest.fixture
 def limited(nothing_is_left: None) -> Iterator[Far]:
     """A receiver to which all peers together may send so much; what comes is thrown away."""
-    budget = EgressBudget(LIMIT)
+    budget = RateBudget(LIMIT)
     made = make_far(ingress_of=lambda peer: (budget,))
     made.discards = True
     yield made
@@ -59,7 +59,7 @@ def test_what_all_peers_send_together_keeps_to_the_limit(limited: Far, near_to: 
 
 
 def test_a_sender_that_finds_another_receiver_at_its_peer_is_bound_no_more(near_to: Callable[..., Near]) -> None:
-    budget = EgressBudget(LIMIT)
+    budget = RateBudget(LIMIT)
     first = make_far(listen=free_address(), ingress_of=lambda peer: (budget,))
     near = near_to(first.address, num_connections=2)
     send(near, [bytes(10)])

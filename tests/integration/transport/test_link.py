@@ -18,10 +18,10 @@ from prfaas.transport import messages, tcp_info
 from prfaas.transport.answers import say
 from prfaas.transport.chunker import SLOW_CHUNK_BYTES
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.messages import Have
 from prfaas.transport.object_sizes import MAX_OBJECTS
 from prfaas.transport.ranges import Ranges
+from prfaas.transport.rate_budget import RateBudget
 from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
 from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.wire import FrameType, Header
@@ -188,7 +188,7 @@ def test_a_connection_whose_answers_nobody_reads_any_more_is_made_anew(far: Far,
     assert isinstance(near.end(send(near, objects_of(100_000))), SendCompleted)
 
 
-class _StumblingBudget(EgressBudget):
+class _StumblingBudget(RateBudget):
     """A watcher may come upon a bug of ours."""
 
     has_stumbled = False

@@ -15,9 +15,9 @@ import pytest
 from prfaas.console.authority import Authority
 from prfaas.transport import handshake
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget
 from prfaas.transport.handshake import Identity
 from prfaas.transport.messages import Hello, decode_ending
+from prfaas.transport.rate_budget import RateBudget
 from prfaas.transport.reach import FRUITLESS_SECONDS, Reach
 from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
 from prfaas.transport.sender import SendCompleted, SendFailed
@@ -92,7 +92,7 @@ def test_every_byte_arrives_over_connections_that_the_receiver_dialled(
 
 
 def test_a_receiver_that_dials_says_what_may_be_sent_to_it(opened: Open, far_behind: Callable[..., Far]) -> None:
-    budget = EgressBudget(8e6)
+    budget = RateBudget(8e6)
     far_behind(opened.address, num_connections=2, ingress_of=lambda peer: (budget,))
     wait_until(lambda: opened.near.link.snapshot().num_connections == 2)
     wait_until(lambda: opened.near.link.snapshot().pacing_bytes_per_second == 8_000_000)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Iterator
 import pytest
 
 from prfaas.transport.connection import Connection
-from prfaas.transport.egress_budget import EgressBudget, Use
 from prfaas.transport.handshake import CAPABILITIES
 from prfaas.transport.ingress import BUSY_SECONDS, TELL_RATIO, Ingress
+from prfaas.transport.rate_budget import RateBudget, Use
 from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
 from tests.waiting import PATIENCE_SECONDS
 
@@ -33,7 +33,7 @@ class Late(Connection):
         return super().write_at_once(frame)
 
 
-class CountingBudget(EgressBudget):
+class CountingBudget(RateBudget):
     """Counts the shares that are reckoned, each of which takes the longer the more members there are."""
 
     num_shares = 0

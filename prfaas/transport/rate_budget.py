@@ -1,4 +1,4 @@
-"""What several links may send together, shared among those that have something to send."""
+"""What several links, or several peers, may send together, shared among those that have something to send."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fair_shares(total: float, demands: Mapping[T, float]) -> dict[T, float]:
     return shares
 
 
-class EgressBudget:
+class RateBudget:
     """Called by the links' own threads. A link that has just become busy has its share at its next call."""
 
     def __init__(self, bytes_per_second: float) -> None:

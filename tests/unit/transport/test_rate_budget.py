@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.egress_budget import SLOW_SECONDS, UNUSED_RATIO, EgressBudget, Use, fair_shares
+from prfaas.transport.rate_budget import SLOW_SECONDS, UNUSED_RATIO, RateBudget, Use, fair_shares
 
 ALL = float("inf")
 TICKS_PER_SECOND = 20
@@ -49,21 +49,21 @@ class Sender:
     def carries(self) -> float:
         return min(self.rate, self.share or ALL)
 
-    def tick(self, budget: EgressBudget, now: float) -> None:
+    def tick(self, budget: RateBudget, now: float) -> None:
         if self.carries < ALL:
             self.delivered += self.carries / TICKS_PER_SECOND
         self.resent += self.lost / TICKS_PER_SECOND
         self.share = budget.share(self.name, Use(True, self.is_full, int(self.delivered), int(self.resent)), now=now)
 
 
-def _run(budget: EgressBudget, senders: Iterable[Sender], *, seconds: float, began: float = 0.0) -> None:
+def _run(budget: RateBudget, senders: Iterable[Sender], *, seconds: float, began: float = 0.0) -> None:
     for tick in range(round(TICKS_PER_SECOND * seconds)):
         for sender in senders:
             sender.tick(budget, began + tick / TICKS_PER_SECOND)
 
 
 def test_links_that_do_not_send_take_nothing_and_know_what_they_would_get() -> None:
-    budget, sends, idle = EgressBudget(12e6), Use(True, True, 0, 0), Use(False, False, 0, 0)
+    budget, sends, idle = RateBudget(12e6), Use(True, True, 0, 0), Use(False, False, 0, 0)
     assert budget.share("a", sends, now=0.0) == 12e6
     assert budget.share("b", idle, now=0.0) == 6e6
     assert budget.share("a", sends, now=0.0) == 12e6
@@ -72,7 +72,7 @@ def test_links_that_do_not_send_take_nothing_and_know_what_they_would_get() -> N
 
 
 def test_what_links_that_wait_for_their_prefill_do_not_use_goes_to_the_one_that_could() -> None:
-    budget, bulk = EgressBudget(100e6), Sender("bulk")
+    budget, bulk = RateBudget(100e6), Sender("bulk")
     layers = [Sender(f"layers {number}", rate=3e6, is_full=False) for number in range(5)]
     _run(budget, [bulk, *layers], seconds=2)
     assert bulk.share == pytest.approx(100e6 - 5 * 3e6 / UNUSED_RATIO, rel=0.01)
@@ -83,7 +83,7 @@ def test_what_links_that_wait_for_their_prefill_do_not_use_goes_to_the_one_that_
 
 
 def test_a_full_link_that_has_just_begun_is_made_room_for_and_one_that_stays_slow_is_not() -> None:
-    budget, bulk, slow = EgressBudget(100e6), Sender("bulk"), Sender("slow", rate=10e6)
+    budget, bulk, slow = RateBudget(100e6), Sender("bulk"), Sender("slow", rate=10e6)
     _run(budget, [bulk, slow], seconds=SLOW_SECONDS - 0.1)
     assert bulk.share == slow.share == 50e6
     _run(budget, [bulk, slow], seconds=2, began=SLOW_SECONDS - 0.1)
@@ -95,12 +95,12 @@ def test_a_full_link_that_has_just_begun_is_made_room_for_and_one_that_stays_slo
 
 def test_a_budget_that_is_to_be_learned_limits_nobody_while_only_chance_loses() -> None:
     senders = [Sender(name, rate=50e6, lost=1e6) for name in "ab"]
-    _run(EgressBudget(0.0), senders, seconds=30)
+    _run(RateBudget(0.0), senders, seconds=30)
     assert [its.share for its in senders] == [0.0, 0.0]
 
 
 def test_a_budget_that_is_to_be_learned_is_what_arrives_while_bytes_are_lost_for_seconds_on_end() -> None:
-    budget, senders = EgressBudget(0.0), [Sender(name, rate=50e6, lost=5e6) for name in "ab"]
+    budget, senders = RateBudget(0.0), [Sender(name, rate=50e6, lost=5e6) for name in "ab"]
     _run(budget, senders, seconds=2)
     assert budget.bytes_per_second == ALL
     _run(budget, senders, seconds=1.2, began=2.0)
@@ -108,7 +108,7 @@ def test_a_budget_that_is_to_be_learned_is_what_arrives_while_bytes_are_lost_for
 
 
 def test_what_arrives_over_links_that_are_not_full_counts_in_what_is_learned() -> None:
-    budget, bulk = EgressBudget(0.0), Sender("bulk", rate=61e6, lost=6e6)
+    budget, bulk = RateBudget(0.0), Sender("bulk", rate=61e6, lost=6e6)
     layers = [Sender(f"layers {number}", rate=13e6, is_full=False) for number in range(3)]
     _run(budget, [bulk, *layers], seconds=3.2)
     assert budget.bytes_per_second == pytest.approx(100e6, rel=0.02)
@@ -116,7 +116,7 @@ def test_what_arrives_over_links_that_are_not_full_counts_in_what_is_learned() -
 
 
 def test_a_closed_link_gives_its_share_back() -> None:
-    budget, sends = EgressBudget(12e6), Use(True, True, 0, 0)
+    budget, sends = RateBudget(12e6), Use(True, True, 0, 0)
     budget.share("a", sends, now=0.0)
     budget.share("b", sends, now=0.0)
     budget.forget("a")
