@@ -10,6 +10,7 @@ import msgspec
 _EVENT_END = re.compile(rb"\r?\n\r?\n")  # vLLM ends its lines with \n, others of the same protocol with both
 _ROLE = b'"delta":{"role":"assistant","content":""}'  # vLLM's first event of a chat, also of one that has failed
 _ERROR = b'data: {"error"'  # vLLM's answer where the request failed once its status was sent; texts have their quotes escaped
+MAX_HELD_BYTES = 64 << 10  # a fault is shorter; a first event that says what a prompt's tokens weighed is megabytes
 
 
 class _Error(msgspec.Struct):
@@ -21,11 +22,12 @@ class _Event(msgspec.Struct):
 
 
 async def beginning(response: aiohttp.ClientResponse) -> bytes:
-    """The first bytes of an answer; of a stream up to the first event that says something."""
+    """The first bytes of an answer; of a stream up to the first event that says something, or as many as an error has."""
     first = await response.content.readany()
-    if response.content_type == "text/event-stream":
-        while len(_EVENT_END.findall(first)) <= first.count(_ROLE) and not response.content.at_eof():
-            first += await response.content.readany()
+    while response.content_type == "text/event-stream" and len(first) < MAX_HELD_BYTES:
+        if len(_EVENT_END.findall(first)) > first.count(_ROLE) or response.content.at_eof():
+            break
+        first += await response.content.readany()
     return first
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 
-from prfaas.router.beginning import beginning, streamed_error
+from prfaas.router.beginning import MAX_HELD_BYTES, beginning, streamed_error
 from tests.waiting import PATIENCE_SECONDS
 
 ERROR = b'{"error": {"message": "no KV", "type": "InternalServerError", "param": null, "code": 500}}'
@@ -45,8 +45,18 @@ def test_anything_else_is_passed_on(first: bytes) -> None:
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 async def test_no_more_of_a_stream_is_held_back_than_its_first_words_whatever_ends_its_lines(line_end: bytes) -> None:
     """The rest may be minutes away."""
-    content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=1 << 16)
-    answer = cast(Any, SimpleNamespace(content=content, content_type="text/event-stream"))
     said = (ROLE + TEXT).replace(b"\n", line_end)
+    assert await _beginning_of(said) == said
+
+
+async def test_of_a_long_first_event_no_more_is_held_back_than_an_error_has() -> None:
+    said = b"data: " + b"x" * MAX_HELD_BYTES
+    assert await _beginning_of(said) == said
+
+
+async def _beginning_of(said: bytes) -> bytes:
+    """Of a stream that has said this and goes on later."""
+    content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=1 << 16)
     content.feed_data(said)
-    assert await asyncio.wait_for(beginning(answer), PATIENCE_SECONDS) == said
+    answer = cast(Any, SimpleNamespace(content=content, content_type="text/event-stream"))
+    return await asyncio.wait_for(beginning(answer), PATIENCE_SECONDS)
