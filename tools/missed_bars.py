@@ -1,4 +1,4 @@
-"""Which bars the recorded rows of `make bench AREA=transport` miss: for its last lines and for docs/transport.md."""
+"""Which bars the recorded rows of `make bench AREA=transport` miss: for its last lines and for benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _holds(figure: float, bar: str) -> bool:
 def missed_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """The same for people."""
     cells = [(row["link"], row["name"], f"{figure_of(row):g}", row["bar"]) for row in missed(rows)]
-    head = [("link", "row", "measured", "bar"), ("---",) * 4]
+    head = [("link", "row", "measured", "target"), ("---",) * 4]
     return "\n".join(f"| {' | '.join(its)} |" for its in [*head, *cells]) if cells else "None."
 
 

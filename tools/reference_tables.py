@@ -162,15 +162,15 @@ def _filled(page: str, tables: dict[str, str]) -> str:
 def current_files() -> dict[Path, str]:
     """Every generated file with the text it should have."""
     configuration, metrics_page = ROOT / "docs/configuration.md", ROOT / "docs/metrics.md"
-    transport_page = ROOT / "docs/transport.md"
+    benchmarks_page = ROOT / "benchmarks/README.md"
     tables = {f"settings of {name}": settings_table(name, cls) for name, cls in COMPONENTS.items()}
     components = sorted({its.name.split("_")[1] for its in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
     wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
     distance = {"time to the first token over distance": distance_table.current()}
     return {
-        **{page: _filled(page.read_text(), distance) for page in (ROOT / "README.md", ROOT / "docs/vllm.md")},
-        transport_page: _filled(transport_page.read_text(), wire),
+        ROOT / "README.md": _filled((ROOT / "README.md").read_text(), distance),
+        benchmarks_page: _filled(benchmarks_page.read_text(), {**wire, **distance}),
         configuration: _filled(configuration.read_text(), tables),
         metrics_page: _filled(metrics_page.read_text(), metric_tables),
         **{ROOT / f"deploy/{name}.yaml": annotated_yaml(name, cls) for name, cls in COMPONENTS.items()},

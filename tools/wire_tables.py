@@ -1,4 +1,4 @@
-"""What `make bench AREA=transport` has recorded, as the tables of docs/transport.md."""
+"""What `make bench AREA=transport` has recorded, as the tables of benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def prefill_table(rows: Sequence[Row]) -> str:
 def health_table(rows: Sequence[Row]) -> str:
     """How true what a link says of itself is."""
     found = [(row["name"], _spread(row["figure"]), row["bar"]) for row in rows if row["part"] == "health"]
-    return _table([("row", "measured", "bar"), *found])
+    return _table([("row", "measured", "target"), *found])
 
 
 def _spread(figure: Any) -> str:
