@@ -1,4 +1,4 @@
-"""`make bench AREA=router`: writes benchmarks/results/router.json; see docs/router.md. ARGS name some of its parts."""
+"""`make bench AREA=router`: writes benchmarks/results/router.json; see benchmarks/README.md. ARGS name some of its parts."""
 
 from __future__ import annotations
 

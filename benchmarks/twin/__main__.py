@@ -1,4 +1,4 @@
-"""`make bench AREA=twin`: every figure that the digital twin must hold, its bar and its peer, as JSON and on docs/twin.md.
+"""`make bench AREA=twin`: figures of the digital twin with their bars and peers, as JSON and in benchmarks/twin/README.md.
 
 ARGS name some of the parts, which are then measured anew; the results of the others stay as they are, as do those of a
 part for which something is missing here. It ends with 1 when a bar is missed, with 2 when a part that was asked for by

@@ -1,4 +1,4 @@
-"""Every constant that PPD's and RAPID-Serve's experiments were given, with where it comes from, for docs/twin.md."""
+"""Constants of the PPD and RAPID-Serve experiments with their sources, for benchmarks/twin/README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements of PPD's authors, where somebody has put them (docs/twin.md says what they are), beside the twin."""
+"""Comparison of the twin with the measurements of PPD's authors; benchmarks/twin/README.md describes the files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def measured_rows(name: str) -> Iterator[dict[str, str]]:
     """
     file_path = Path(os.environ.get(FOLDER, "")) / name
     if not file_path.is_file():
-        raise NotThere(f"no {file_path}; {FOLDER} names the folder of the measurements (docs/twin.md)")
+        raise NotThere(f"no {file_path}; {FOLDER} names the folder of the measurements (benchmarks/twin/README.md)")
     with file_path.open(encoding="utf-8") as file:
         yield from csv.DictReader(file)
 

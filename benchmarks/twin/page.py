@@ -1,4 +1,4 @@
-"""The tables and plots of docs/twin.md, made from the results: each table stands between two comments that name it."""
+"""Tables and plots of `benchmarks/twin/README.md`, made from the results. Two comments with its name surround each table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from prfaas.sim.studies import Rows, Table
 
 _ROOT = Path(__file__).resolve().parents[2]
 RESULT = _ROOT / "benchmarks" / "results" / "twin.json"
-PAGE = _ROOT / "docs" / "twin.md"
-IMAGES = _ROOT / "docs" / "images"
+PAGE = _ROOT / "benchmarks" / "twin" / "README.md"
+IMAGES = _ROOT / "benchmarks" / "images"
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Results = Mapping[str, Any]
 Cells = Sequence[Any]
@@ -35,7 +35,7 @@ def with_tables(page: str, results: Results) -> str:
 
 
 def draw(results: Results) -> None:
-    """The plots of all studies that the results have, in docs/images."""
+    """Draw the plots of all studies in the results into `IMAGES`."""
     for part, study in DRAWN.items():
         if part in results:
             tables = [

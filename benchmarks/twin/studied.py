@@ -1,4 +1,4 @@
-"""The studies of `prfaas-sim --study` whose tables docs/twin.md shows, and what of them has a bar."""
+"""Studies of `prfaas-sim --study` that benchmarks/twin/README.md shows, with their bars."""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.Argument
     )
     several.add_argument("--sweep", metavar="SETTING=A,B", help="one run for each value, on all cores: load=50%%,80%%")
     several.add_argument(
-        "--study", metavar="NAME", help="one of " + ", ".join(studies) + "; docs/twin.md says what each asks"
+        "--study",
+        metavar="NAME",
+        help="one of " + ", ".join(studies) + "; benchmarks/twin/README.md says what each asks",
     )
     several.add_argument(
         "--replay", type=Path, metavar="FILE", help="make recorded decisions again, a manager's or --record's"

@@ -1,7 +1,7 @@
 """What a request costs in the deployment of PPD's authors: 4 H100, Llama-3.1-8B, vLLM with P2pNcclConnector.
 
-Fitted to half of their measured workloads (github.com/freelulul/vllm-ppd, Apache-2.0; failed rows left out); docs/twin.md
-says to which, and how far the other half is met.
+Fitted to half of their measured workloads (github.com/freelulul/vllm-ppd, Apache-2.0; failed rows left out);
+benchmarks/twin/README.md says to which, and how far the other half is met.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/twin.md says in tables is what the benchmark found."""
+"""What benchmarks/twin/README.md says in tables is what the benchmark found."""
 
 from __future__ import annotations
 
