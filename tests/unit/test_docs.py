@@ -11,7 +11,11 @@ import pytest
 from prfaas import config, metrics
 from tools.reference_tables import COMPONENTS, EXAMPLES, ROOT, current_files
 
-PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("**/*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
 FOLDERS = "prfaas|docs|deploy|tests|tools|benchmarks|proto|examples|.ci"
 PATH = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w|[A-Z]\w+\.md|pyproject\.toml|Makefile)(?![\w/*{{<-])")
 

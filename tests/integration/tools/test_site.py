@@ -60,7 +60,6 @@ TOPICS = {
     "security": "security#who-could-try-and-what-stops-them",
     "design": "architecture",
     "ADRs": "decisions",
-    "benchmarks": "benchmarks",
 }
 
 
