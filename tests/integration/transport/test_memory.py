@@ -1,4 +1,4 @@
-"""What each component of the wire keeps in memory: the table of docs/transport.md, measured where a peer is slow."""
+"""What each component of the wire keeps in memory: the table of docs/transport-reference.md, measured where a peer is slow."""
 
 from __future__ import annotations
 
