@@ -1,4 +1,4 @@
-"""docs/vllm.md names every key, every outcome and every log line, and none that does not exist."""
+"""docs/vllm-reference.md names every key, every outcome and every log line, and none that does not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prfaas.connector.outcomes import Outcome
 from prfaas.connector.settings import ConnectorSettings
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/vllm.md").read_text()
+PAGE = (ROOT / "docs/vllm-reference.md").read_text()
 
 
 def section(title: str) -> str:
