@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import yaml
 
 import prfaas
-from prfaas import conditions
+from prfaas import config_checks
 from prfaas.errors import ConfigError
 from prfaas.units import KINDS, Kind, KindName
 
@@ -53,7 +53,7 @@ class Setting:
     doc: str
     minimum: float | None
     maximum: float | None
-    only_where: conditions.Conditions
+    only_where: config_checks.Conditions
 
     @property
     def accepted(self) -> str:
@@ -84,7 +84,7 @@ def setting(
     required: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
-    only_where: conditions.Conditions = MappingProxyType({}),
+    only_where: config_checks.Conditions = MappingProxyType({}),
 ) -> Any:
     """A dataclass field with all that the loader needs; `default` and the limits are in base units.
 
@@ -93,7 +93,7 @@ def setting(
     Every field is keyword-only, so that order does not matter.
     """
     resolved = KINDS[kind] if isinstance(kind, str) else kind
-    condition = f"With {conditions.shown(only_where)}. " if only_where else ""
+    condition = f"With {config_checks.shown(only_where)}. " if only_where else ""
     metadata = {"setting": Setting(resolved, required, condition + doc, minimum, maximum, only_where)}
     if required:
         return dataclasses.field(kw_only=True, metadata=metadata)
@@ -204,9 +204,9 @@ def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix:
         written = given.content.get(name) if isinstance(given.content, dict) else None
         if isinstance(its.kind, Record) and not its.kind.many and written is not None and written.content:
             _refuse_meaningless(getattr(config, name), written, prefix=(*prefix, name))
-        needs = {other: one for other, one in conditions.unmet(its.only_where, config).items() if other != varied}
+        needs = {other: one for other, one in config_checks.unmet(its.only_where, config).items() if other != varied}
         if needs and written is not None and getattr(config, name) != default(type(config), name):
-            raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {conditions.shown(needs)}")
+            raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {config_checks.shown(needs)}")
 
 
 def load_file(cls: type[T], file: Path) -> T:
@@ -453,7 +453,7 @@ def shown_default(cls: type[Any], name: str) -> Any:
 
 
 def _shown(config: Any) -> dict[str, Any]:
-    meant = ((name, its) for name, its in settings(type(config)) if not conditions.unmet(its.only_where, config))
+    meant = ((name, its) for name, its in settings(type(config)) if not config_checks.unmet(its.only_where, config))
     return {name: _shown_value(its, getattr(config, name)) for name, its in meant}
 
 

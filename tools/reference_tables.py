@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from prfaas import conditions, metrics
+from prfaas import config_checks, metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
@@ -127,7 +127,7 @@ def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None,
     if its.required:
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
     shown = _one_line(cls, name, its)
-    mark = "# " if conditions.unmet(its.only_where, _defaults(cls, its)) else ""
+    mark = "# " if config_checks.unmet(its.only_where, _defaults(cls, its)) else ""
     return [f"{indent}{mark}{name}: {example or ('' if default(cls, name) is None else shown)}".rstrip()]
 
 

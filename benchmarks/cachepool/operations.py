@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, dense
 from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.capacity import Shares
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.room import Shares
-from prfaas.events import PoolChange
+from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
 
 NUM_BLOCKS = 2_000

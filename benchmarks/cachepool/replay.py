@@ -12,12 +12,13 @@ from benchmarks.cachepool import trace
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, STATE, dense, hybrid
 from benchmarks.cachepool.trace import BLOCK_TOKENS, MAX_INPUT_TOKENS, Request
 from prfaas.agent.config import AgentConfig
+from prfaas.cachepool.capacity import NO_LIMITS, Shares
 from prfaas.cachepool.eviction import EvictionPolicy
-from prfaas.cachepool.pool import LeaseId, Pool
-from prfaas.cachepool.room import NO_LIMITS, Shares
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.slots import LeaseId
 from prfaas.config import default
-from prfaas.model.profile import PrefillProfile
-from prfaas.solve import catalog
+from prfaas.model.cost.profile import PrefillProfile
+from prfaas.solve.files import catalog
 from prfaas.types import BlockHash
 
 CAPACITIES = (1_000, 3_000, 10_000, 30_000)  # blocks

@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.cachepool.layouts import ATTENTION, dense
 from prfaas.cachepool.arena import PAGE_BYTES
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.run import BlockIdentity
 from prfaas.cachepool.ssd import Ssd, SsdSettings
-from prfaas.events import PoolChange
+from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
 
 BLOCK_TOKENS = 16

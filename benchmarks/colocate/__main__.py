@@ -25,11 +25,11 @@ import torch
 from benchmarks.colocate import executor
 from benchmarks.colocate.lockstep import Baseline
 from benchmarks.colocate.setting import CPU, GPU, Setting
-from prfaas.colocate.sides import SIDES
-from prfaas.colocate.supervisor import Supervisor
-from prfaas.model.colocation import Colocation, ShareTable
+from prfaas.colocate.processes.sides import SIDES
+from prfaas.colocate.processes.supervisor import Supervisor
+from prfaas.model.cost.colocation import Colocation, ShareTable
 from prfaas.scheduler.colocation import Load, Policy, Sharing, next_sharing
-from prfaas.solve.profile_file import read_colocation
+from prfaas.solve.files.profile_file import read_colocation
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "colocate.json"
 Round = dict[str, Any]

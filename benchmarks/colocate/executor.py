@@ -10,9 +10,9 @@ import time
 from benchmarks.colocate.long_prompt import long_figures
 from benchmarks.colocate.setting import Setting
 from benchmarks.colocate.workload import Figures, Workload
-from prfaas.colocate.sides import Side
-from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
-from prfaas.model.colocation import Colocation
+from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
+from prfaas.model.cost.colocation import Colocation
 from tests.waiting import until
 
 

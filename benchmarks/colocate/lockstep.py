@@ -7,9 +7,9 @@ import time
 from benchmarks.colocate.long_prompt import long_figures
 from benchmarks.colocate.setting import Setting
 from benchmarks.colocate.workload import Figures, Workload
-from prfaas.colocate import device
+from prfaas.colocate.device import devices
 from prfaas.colocate.lockstep import Lockstep
-from prfaas.colocate.messages import NO_STOP_TOKEN, Request
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
 
 
 class Baseline:
@@ -17,9 +17,9 @@ class Baseline:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        shared = device.allocate(setting.shape, setting.cache, dtype=setting.dtype, device=setting.device, seed=1)
+        shared = devices.allocate(setting.shape, setting.cache, dtype=setting.dtype, device=setting.device, seed=1)
         tensors = (shared[0].tensor, shared[1].tensor, shared[2].tensor)
-        self.model = device.model_on(setting.shape, setting.cache, tensors, max_tokens=setting.max_tokens)
+        self.model = devices.model_on(setting.shape, setting.cache, tensors, max_tokens=setting.max_tokens)
 
     def lockstep(self, chunk_tokens: int) -> Lockstep:
         setting = self.setting

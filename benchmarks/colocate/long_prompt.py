@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.colocate.setting import Setting
-from prfaas.colocate.shape import SHAPES, ModelShape
+from prfaas.colocate.model.shape import SHAPES, ModelShape
 
 
 def long_figures(gaps: list[float], seconds: float, setting: Setting) -> dict[str, float]:

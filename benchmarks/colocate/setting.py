@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.colocate.workload import Workload
-from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.model.cache import CacheShape
 
 
 @dataclass(frozen=True)

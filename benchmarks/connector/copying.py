@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from prfaas.cachepool.layout import LayerSlice
-from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks, pages_of, slots_tensor
+from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks, pages_of, slots_tensor
 
 NUM_LAYERS, NUM_BLOCKS, BLOCK_BYTES = 16, 512, 64 << 10  # a chunk of 8K tokens in blocks of 16, 4 KiB a token and layer
 NUM_COPIED = 512
@@ -59,7 +59,7 @@ def _slots() -> torch.Tensor:
 
 
 def _cuda_copier(slots: torch.Tensor, device: torch.device) -> Copier:
-    from prfaas.connector.cuda_blocks import CudaCopier  # noqa: PLC0415  needs CUDA
+    from prfaas.connector.worker.copy_cuda import CudaCopier  # noqa: PLC0415  needs CUDA
 
     return CudaCopier(slots, device)
 

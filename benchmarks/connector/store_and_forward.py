@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from prfaas.connector.steps import Save, SlotSpan
-from prfaas.connector.vllm import PrfaasConnector, StepMetadata
+from prfaas.connector.metadata import Save, SlotSpan
+from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 
 
 class StoreAndForwardConnector(PrfaasConnector):

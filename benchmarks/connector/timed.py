@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 
 from prfaas import logs
-from prfaas.connector.vllm import PrfaasConnector
+from prfaas.connector.vllm.connector import PrfaasConnector
 
 # What vLLM calls for every request or in every step; all of it runs on the model's thread.
 HOOKS = (

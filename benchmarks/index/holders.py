@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.index.deployment import BLOCKS_PER_PROMPT, announcements, layout, node, prompt
 from benchmarks.index.in_process import resident_bytes
-from prfaas.events import Tier
-from prfaas.index.index import Index
+from prfaas.index.memory.index import Index
 from prfaas.index.segments import Announcement, Checkpoint, Segment
+from prfaas.pool_events import Tier
 
 NUM_NODES = 8
 BARS = {"bytes_per_block": 16, "bytes_per_block_and_further_holder": 3}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.index.deployment import BLOCKS_PER_PROMPT, announcements, holders, layout, node, prompt, query
-from prfaas.index.index import Index
+from prfaas.index.memory.index import Index
 
 PAGE_BYTES = 4096
 QUERIES = 3000

@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 from benchmarks.index.deployment import BLOCKS_PER_PROMPT, MODEL, announcements, layout, node, prompt
 from benchmarks.index.in_process import percentiles
 from prfaas.errors import ManagerUnreachable
-from prfaas.index.redis_store import RedisStore
-from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.index.store.redis_store import RedisStore
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb

@@ -22,8 +22,8 @@ import uvloop
 from benchmarks.index.deployment import HASH, MODEL, layout, node
 from benchmarks.index.in_process import percentiles
 from benchmarks.index.over_grpc import Managed, register
-from prfaas.events import BlocksStored
-from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
+from prfaas.pool_events import BlocksStored
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter

@@ -13,9 +13,9 @@ from benchmarks.index.deployment import BLOCKS_PER_PROMPT, MODEL, announcements,
 from prfaas.cachepool.layout import Layout
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.paths import Paths
-from prfaas.manager.routing import Routing
-from prfaas.manager.world import World
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.routing.router import Routing
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterName, InstanceId
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from benchmarks.solver.grid import grid_search
 from benchmarks.solver.large import write_deployment, write_trace
-from prfaas.model.loads import LoadModel
-from prfaas.model.planning import best_plan, homogeneous, naive
-from prfaas.model.solver import SinglePd
-from prfaas.solve import catalog
+from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.planning.planner import best_plan, homogeneous, naive
+from prfaas.model.planning.single_pd import SinglePd
 from prfaas.solve.case_study import TABLE_3_TOKENS, TABLE_6, sizing_claims
-from prfaas.solve.deployment_file import read_deployment
-from prfaas.solve.json_report import to_json
+from prfaas.solve.files import catalog
+from prfaas.solve.files.deployment_file import read_deployment
+from prfaas.solve.files.trace_spec import parse_spec
+from prfaas.solve.report.json import to_json
 from prfaas.solve.study import study
-from prfaas.solve.trace_spec import parse_spec
 
 RESULT = Path(__file__).parents[1] / "results" / "solver.json"
 _PAPER_STEP_TOKENS = 100  # the paper prints its optimum as 19.4K

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prfaas.model.loads import LoadModel
-from prfaas.model.solver import SinglePd
+from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.planning.single_pd import SinglePd
 
 
 @dataclass(frozen=True)

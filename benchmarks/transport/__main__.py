@@ -22,7 +22,7 @@ from benchmarks.transport.near_end import Content
 from benchmarks.transport.ours import Ends, Figures
 from prfaas.agent.config import AgentConfig
 from prfaas.config import default
-from prfaas.solve.catalog import find_model
+from prfaas.solve.files.catalog import find_model
 from tools.missed_bars import figure_of, missed
 from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, chosen, obstacle
 

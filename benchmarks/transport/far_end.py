@@ -14,19 +14,18 @@ from pathlib import Path
 
 import xxhash
 
-from prfaas.agent.plan import is_link_probe
-from prfaas.transport.receiver import (
+from prfaas.agent.transfer.plan import is_link_probe
+from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.transport.receiver.api import (
     Accepted,
     OpenRequest,
     ReceiveCompleted,
     ReceiveEvent,
     ReceiveFailed,
     ReceiveMemoryFree,
-    Receiver,
-    ReceiverConfig,
     Rejected,
 )
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 
 KEY = b"benchmark key of thirty-two byte"
 

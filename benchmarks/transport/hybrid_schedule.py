@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from prfaas.model.geometry import Geometry, KVGroup
+from prfaas.model.kv.geometry import Geometry, KVGroup
 
 PROMPT_TOKENS, CHUNK_TOKENS = 16384, 4096
 LINK_SHARE = 0.9  # of the link that the prompt's bytes take over the time of its prefill

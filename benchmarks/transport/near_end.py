@@ -18,17 +18,11 @@ import numpy
 
 from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
 from prfaas import grants
-from prfaas.agent.link_probes import SentProbes
+from prfaas.agent.transfer.link_probe import SentProbes
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender import (
-    Link,
-    LinkConfig,
-    Outgoing,
-    SendAccepted,
-    SendEvent,
-    SendFailed,
-    SendMemoryFree,
-)
+from prfaas.transport.sender.api import Outgoing, SendAccepted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 
 TICK_SECONDS = 0.1  # as agents look at their probes

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from prfaas.solve.figure_file import save
+from prfaas.solve.report.plots import save
 
 RESULT = Path(__file__).parents[1] / "results" / "transport.json"
 PLOT = Path(__file__).parents[2] / "docs" / "images" / "transport.svg"

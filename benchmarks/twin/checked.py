@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from benchmarks.twin import measured_ppd
 from benchmarks.twin.figure import Figure
+from prfaas.sim.config.scenario import VARIANTS, Scenario
 from prfaas.sim.run import Run, prepare, simulate, traffic
-from prfaas.sim.scenario import VARIANTS, Scenario
 from prfaas.sim.stations import Stations
 from prfaas.sim.studies import Table
 from prfaas.sim.theory import relative_wait

@@ -12,11 +12,11 @@ from statistics import fmean, median, stdev
 
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
-from prfaas.sim.conversations import Turn
-from prfaas.sim.parallel import on_all_cores
+from prfaas.sim.kernel.parallel import on_all_cores
 from prfaas.sim.ppd.experiment import Effort, TurnFigures, measure, workload
 from prfaas.sim.ppd.interference import PrefillKind, slowdown_ratio, undisturbed_seconds
 from prfaas.sim.ppd.model import TURN_HARNESS
+from prfaas.sim.workload.conversations import Turn
 
 FOLDER = "PPD_MEASURED"  # the environment variable that names where they are
 CONFIGURATIONS = ("4R", "1P_3D", "1P_3pD", "2P_2D", "2P_2pD", "3P_1D", "3P_1pD")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from prfaas.cachepool.capacity import Shares
 from prfaas.cachepool.eviction import policy_of
-from prfaas.cachepool.room import Shares
 from prfaas.cachepool.ssd import SsdSettings
-from prfaas.conditions import (
+from prfaas.config import records, setting
+from prfaas.config_checks import (
     GIVEN,
     check_addresses,
     check_apart,
@@ -20,10 +21,9 @@ from prfaas.conditions import (
     check_together,
     check_url,
 )
-from prfaas.config import records, setting
-from prfaas.index.engine_events import check_endpoint
+from prfaas.index.engine.events import check_endpoint
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import Certificates, EngineTls
+from prfaas.transport.net.tls import Certificates, EngineTls
 from prfaas.units import choice, split_address
 
 

@@ -12,21 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prfaas import grants, logs, metrics
-from prfaas.agent import occupancy
+from prfaas.agent import status as occupancy
 from prfaas.agent.config import AgentConfig
-from prfaas.agent.copying import Copying
-from prfaas.agent.early import EarlyClaims
-from prfaas.agent.engines import EngineCallbacks, EngineConnection, EngineListener
-from prfaas.agent.keeping import Keeping
-from prfaas.agent.layouts_here import LayoutsHere
-from prfaas.agent.link_metrics import LinkMetrics
-from prfaas.agent.link_probes import SentProbes, TakenProbes
-from prfaas.agent.links import Links, RateLimits
-from prfaas.agent.one_a_turn import OneATurn
-from prfaas.agent.pins import Pins
-from prfaas.agent.plan import check_castable
-from prfaas.agent.probing import Probing
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.protocol import (
     Attach,
     Attached,
     Cancel,
@@ -40,25 +28,36 @@ from prfaas.agent.protocol import (
     Send,
     Store,
 )
-from prfaas.agent.receiving import Receiving, Reply
-from prfaas.agent.sending import Sending
-from prfaas.agent.status import StatusServer
-from prfaas.agent.transfer_log import TransferLog
+from prfaas.agent.engine.server import EngineCallbacks, EngineConnection, EngineListener, OneATurn
+from prfaas.agent.links import Links, RateLimits
+from prfaas.agent.prefix.pins import Pins
+from prfaas.agent.prefix.replicate import Copying
+from prfaas.agent.prefix.store import Keeping
+from prfaas.agent.status import LinkMetrics, StatusServer
+from prfaas.agent.transfer.conflicts import Probing
+from prfaas.agent.transfer.inbound import EarlyClaims
+from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.transfer.link_probe import SentProbes, TakenProbes
+from prfaas.agent.transfer.log import TransferLog
+from prfaas.agent.transfer.plan import check_castable
+from prfaas.agent.transfer.receive import Receiving, Reply
+from prfaas.agent.transfer.send import Sending
 from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
-from prfaas.events import PoolChange
-from prfaas.transport import lossy_cast
-from prfaas.transport.receiver import OpenRequest, ReceiveEvent, Receiver, ReceiverConfig
-from prfaas.transport.sender import SendEvent
-from prfaas.transport.tls_door import INNER, TlsDoor, door_before
+from prfaas.pool_events import PoolChange
+from prfaas.transport.codec import fp8
+from prfaas.transport.net.tls_proxy import INNER, TlsDoor, door_before
+from prfaas.transport.receiver.api import OpenRequest, ReceiveEvent
+from prfaas.transport.receiver.server import Receiver, ReceiverConfig
+from prfaas.transport.sender.api import SendEvent
 from prfaas.types import AgentName, CopyEnd, TransferTiming
 
 if TYPE_CHECKING:
-    from prfaas.agent.reporting import Reporting
+    from prfaas.agent.report import Reporting
 
 MakeReporting = Callable[..., "Reporting"]
 TICK_SECONDS = 0.1  # deadlines are looked at this often
@@ -78,7 +77,7 @@ class Agent:
         self._epoch = time.time_ns() // 1_000_000
         self._certificates = config.certificates()
         if config.lossy_fp8:
-            lossy_cast.check()
+            fp8.check()
         wire_key = grants.derive_key(secret, "wire")
         self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._sent_from_thread)
         self._link_metrics = LinkMetrics(self._links.states)

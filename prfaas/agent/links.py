@@ -1,4 +1,4 @@
-"""This agent's links to others: made when they are first wanted, as its settings say for each peer."""
+"""How urgent a transfer is on the wire, by the priority of the request that it is for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from dataclasses import asdict
 from typing import Any
 
 from prfaas.agent.config import AgentConfig, EgressConfig, IngressConfig
-from prfaas.transport.link_state import LinkState
-from prfaas.transport.rate_budget import RateBudget
-from prfaas.transport.receiver import SendOver
-from prfaas.transport.sender import Link, LinkConfig, SendEvent
-from prfaas.transport.tls import Certificates
+from prfaas.transport.congestion.rate_budget import RateBudget
+from prfaas.transport.net.tls import Certificates
+from prfaas.transport.receiver.server import SendOver
+from prfaas.transport.sender.api import SendEvent
+from prfaas.transport.sender.chunker import MAX_PRIORITY
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.stats import LinkState
 from prfaas.types import AgentName
+
+ORDINARY = 3  # of a request that names none: there are three steps above it and four below
+
+
+def wire_priority(priority: int) -> int:
+    """As in vLLM a lower one is more urgent and 0 the ordinary one; beyond three steps up and four down all are alike."""
+    return min(max(ORDINARY + priority, 0), MAX_PRIORITY)
+
 
 AWAITED = "its own connections"  # the address of a peer that dials this agent
 

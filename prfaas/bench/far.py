@@ -7,16 +7,8 @@ import threading
 from collections.abc import Callable
 
 from prfaas.bench import memory
-from prfaas.transport.receiver import (
-    Accepted,
-    OpenRequest,
-    ReceiveCompleted,
-    ReceiveEvent,
-    ReceiveFailed,
-    Receiver,
-    ReceiverConfig,
-    Rejected,
-)
+from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted, ReceiveEvent, ReceiveFailed, Rejected
+from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 
 NAME = "bench-far"
 MAX_OBJECTS = 4096  # far more layers than any model has

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.model.geometry import Geometry
+from prfaas.model.kv.geometry import Geometry
 
 
 def layer_sizes(geometry: Geometry, num_tokens: int) -> list[int]:

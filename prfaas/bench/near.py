@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from prfaas.bench import memory
 from prfaas.bench.far import NAME as FAR_NAME
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.link_state import LinkState
-from prfaas.transport.sender import (
-    Link,
-    LinkConfig,
+from prfaas.transport.sender.api import (
     Outgoing,
     SendAccepted,
     SendCompleted,
@@ -24,6 +21,9 @@ from prfaas.transport.sender import (
     SendMemoryFree,
     SendProgress,
 )
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.stats import LinkState
 
 NAME = "bench-near"
 DEADLINE_SECONDS = 3600.0

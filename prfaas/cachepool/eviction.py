@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from prfaas.cachepool.run import Run
+from prfaas.cachepool.block_run import Run
 from prfaas.types import GroupKind
 
 EvictionPolicy = Literal["lru", "lfu", "cost"]

@@ -21,8 +21,8 @@ import msgpack
 import xxhash
 
 from prfaas.cachepool.arena import PAGE_BYTES, neighbours, punch_hole
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.layout import Layout
-from prfaas.cachepool.run import BlockIdentity
 from prfaas.errors import LayoutError
 from prfaas.types import BlockHash
 

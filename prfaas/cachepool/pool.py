@@ -1,33 +1,37 @@
-"""The pool: which slots of a node's arenas hold what, who uses them, and which leave first.
-
-A slot is free, a *transfer block* (what one transfer needs) or a *prefix block* (full, hashed, reusable). Transfer
-blocks and prefix blocks have budgets of their own, so that transfers can never push prefix blocks out. Every use stands under
-a lease of an owner; a slot in use is neither evicted nor given away. A prefix block leaves only when none hangs on it, so
-that chains are evicted from the tail. Runs on one thread.
-"""
+"""What a pool holds, in numbers."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar
 
 from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
+from prfaas.cachepool.block_run import BlockIdentity, Run
+from prfaas.cachepool.capacity import NO_LIMITS, Account, Room, Shares
 from prfaas.cachepool.eviction import ALL, POLICIES, EvictionPolicy
 from prfaas.cachepool.layout import Layout
-from prfaas.cachepool.leases import LeaseId, Leases
 from prfaas.cachepool.removal import Cut
-from prfaas.cachepool.room import NO_LIMITS, Account, Room, Shares
-from prfaas.cachepool.run import BlockIdentity, Run
-from prfaas.cachepool.slots import Slots
-from prfaas.cachepool.stats import PoolStats
-from prfaas.events import BlocksRemoved, BlocksStored, PoolChange, Tier
+from prfaas.cachepool.slots import LeaseId, Leases, Slots
 from prfaas.hashing import NO_HASH
+from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange, Tier
 from prfaas.types import BlockHash
 
-__all__ = ["LeaseId", "Pool", "PoolStats", "SlotPool"]
+
+@dataclass(frozen=True)
+class PoolStats:
+    """Number of slots by kind, over all arenas: prefix, transfer, quarantined and free are apart from each other."""
+
+    slots_by_kind: dict[str, int]
+    prefix_bytes: int
+    transfer_bytes: int
+    num_leases: int
+    num_evicted: int
+    newcomer_bytes: int  # of the prefix bytes: what nobody has asked for since it was stored
+    tenant_bytes: dict[str, int]  # of the prefix bytes: by tenant, for those with a limit
+
 
 Memory = TypeVar("Memory", bound=SlotMemory)
 

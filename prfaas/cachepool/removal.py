@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from prfaas.cachepool.run import Run
+from prfaas.cachepool.block_run import Run
 from prfaas.cachepool.slots import Slots
 from prfaas.types import BlockHash
 

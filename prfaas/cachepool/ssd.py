@@ -20,15 +20,15 @@ from pathlib import Path
 
 from prfaas import logs, metrics
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.bandwidth import Bandwidth
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
 from prfaas.cachepool.layout import Layout
-from prfaas.cachepool.pool import LeaseId, Pool, SlotPool
+from prfaas.cachepool.pool import Pool, SlotPool
+from prfaas.cachepool.rate_budget import Bandwidth
 from prfaas.cachepool.removal import Cut
-from prfaas.cachepool.run import BlockIdentity
-from prfaas.cachepool.slots import Slots
+from prfaas.cachepool.slots import LeaseId, Slots
 from prfaas.errors import ConfigError
-from prfaas.events import BlocksRemoved, BlocksStored, PoolChange
+from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
 
 MAX_WAITING = 1 << 20  # blocks that wait to be written; the oldest are given up first, they are the next to be evicted

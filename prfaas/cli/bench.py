@@ -21,11 +21,11 @@ from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
-from prfaas.transport import own_certificate
-from prfaas.transport.link_state import LinkState
-from prfaas.transport.receiver import ReceiverConfig
-from prfaas.transport.sender import LinkConfig
-from prfaas.transport.tls import CertificateFiles, Certificates, common_name
+from prfaas.transport.net import tls
+from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
+from prfaas.transport.receiver.server import ReceiverConfig
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.stats import LinkState
 from prfaas.units import KINDS, KindName
 
 TLS_FILES = ("authority", "certificate", "key")
@@ -137,9 +137,9 @@ def _certificates(flags: argparse.Namespace) -> Certificates | None:
 def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str) -> None:
     """Raise ConfigError for a certificate that the far end would refuse: of its reasons TLS tells next to nothing."""
     try:
-        its = common_name(own_certificate.seen(certificates.dialling(), certificates.listening()))
+        its = common_name(tls.seen(certificates.dialling(), certificates.listening()))
     except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"--tls-certificate: {own_certificate.judgement(files)}") from error
+        raise ConfigError(f"--tls-certificate: {tls.judgement(files)}") from error
     if its != name:
         raise ConfigError(f"--name: {files.certificate} is for {its or 'nobody'}, not for {name}")
 
@@ -207,7 +207,7 @@ def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
     sizes = [flags.layer_bytes] * flags.layers
     if flags.model is None and flags.profile is None:
         return sizes, 0.0
-    catalog = extras.load("prfaas.solve.catalog", extra="solve")
+    catalog = extras.load("prfaas.solve.files.catalog", extra="solve")
     if flags.model is not None:
         layer_sizes = extras.load("prfaas.bench.layer_sizes", extra="solve").layer_sizes
         sizes = layer_sizes(catalog.find_model(flags.model), flags.tokens)

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.setup("colocate")
     try:
         if command == "profile":
-            extras.load("prfaas.colocate.measure", extra="colocate").write_profile(settings, settings.profile)
+            extras.load("prfaas.colocate.profile.measure", extra="colocate").write_profile(settings, settings.profile)
             return 0
         server = extras.load("prfaas.colocate.server", extra="colocate")
         serving.serve(lambda: server.serve(settings))

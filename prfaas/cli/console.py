@@ -24,9 +24,8 @@ from prfaas.console.terminal import Answer, show
 from prfaas.console.waiting import told
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
-from prfaas.router.admission import read_key
-from prfaas.transport.own_certificate import judgement
-from prfaas.transport.tls import CertificateFiles
+from prfaas.router.http.admission import read_key
+from prfaas.transport.net.tls import CertificateFiles, judgement
 
 CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")

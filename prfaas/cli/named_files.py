@@ -16,13 +16,13 @@ from prfaas.console.config import ConsoleConfig
 from prfaas.console.pages import tls_of
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.within_policy import read_policy
-from prfaas.router.admission import read_clients, read_key
+from prfaas.manager.routing.policy import read_policy
 from prfaas.router.config import RouterConfig
+from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList
-from prfaas.transport import lossy_cast
-from prfaas.transport.tls import Certificates
+from prfaas.transport.codec import fp8
+from prfaas.transport.net.tls import Certificates
 
 
 def check(settings: Any) -> None:
@@ -64,7 +64,7 @@ _READ: Mapping[str, Callable[[Path], object]] = {
 def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
     if settings.lossy_fp8:
-        lossy_cast.check()
+        fp8.check()
     _check_certificates(settings, lambda: Certificates.of(settings))  # managers are shown them in any case
 
 
@@ -74,14 +74,14 @@ def _check_manager(settings: ManagerConfig) -> None:
     read_policy(settings)
     if settings.redis_url:
         with contextlib.suppress(MissingExtraError):  # the start says so by itself
-            extras.load("prfaas.index.redis_store", extra="manager").RedisStore(settings.redis_url)
+            extras.load("prfaas.index.store.redis_store", extra="manager").RedisStore(settings.redis_url)
     if settings.deployment is not None:
         _check_deployment(settings.deployment)
 
 
 def _check_deployment(file: Path) -> None:
     try:
-        files = extras.load("prfaas.solve.deployment_file", extra="solve")
+        files = extras.load("prfaas.solve.files.deployment_file", extra="solve")
         traces = extras.load("prfaas.solve.command", extra="solve")
         _, written = files.read_deployment(file)
         traces.find_trace(written.trace, beside=file.parent)
@@ -98,7 +98,7 @@ def _check_router(settings: RouterConfig) -> None:
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
     if settings.discovery.kubernetes_selector:
         with contextlib.suppress(MissingExtraError):  # the start says so by itself
-            discovery = extras.load("prfaas.router.discovery", extra="router")
+            discovery = extras.load("prfaas.router.engines.discovery", extra="router")
             discovery.ServiceAccount.read(settings.discovery)
 
 

@@ -13,7 +13,7 @@ import yaml
 import prfaas
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError
-from prfaas.solve import measuring
+from prfaas.solve import endpoint_profile
 from prfaas.units import parse_count, parse_tokens
 
 
@@ -75,11 +75,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measured(flags: argparse.Namespace) -> dict[str, Any]:
-    endpoint = measuring.Endpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
-    prefill = measuring.measure_prefill(endpoint, flags.lengths, repeats=flags.repeats)
+    endpoint = endpoint_profile.Endpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
+    prefill = endpoint_profile.measure_prefill(endpoint, flags.lengths, repeats=flags.repeats)
     if flags.cached:
-        prefill += measuring.measure_appends(endpoint, flags.append, flags.cached, repeats=flags.repeats)
-    steps = measuring.measure_decode(endpoint, flags.batches, flags.contexts, num_tokens=flags.decode_tokens)
+        prefill += endpoint_profile.measure_appends(endpoint, flags.append, flags.cached, repeats=flags.repeats)
+    steps = endpoint_profile.measure_decode(endpoint, flags.batches, flags.contexts, num_tokens=flags.decode_tokens)
     return {
         "name": flags.name,
         "hardware": flags.hardware,

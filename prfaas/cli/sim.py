@@ -27,7 +27,7 @@ _TAKES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report; 2 when an input cannot be used or an extra is missing."""
     try:
-        scenario = extras.load("prfaas.sim.scenario", extra="solve").Scenario
+        scenario = extras.load("prfaas.sim.config.scenario", extra="solve").Scenario
         studies = extras.load("prfaas.sim.studies", extra="solve").STUDIES
         return _run(_parser(scenario, studies).parse_args(argv))
     except (ConfigError, MissingExtraError, OSError) as error:

@@ -62,13 +62,13 @@ def _run(flags: argparse.Namespace) -> int:
     command = extras.load("prfaas.solve.command", extra="solve")
     study = command.plan_for(flags)
     if flags.json:
-        json_report = extras.load("prfaas.solve.json_report", extra="solve")
+        json_report = extras.load("prfaas.solve.report.json", extra="solve")
         print(json.dumps(json_report.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        report = extras.load("prfaas.solve.report", extra="solve")
+        report = extras.load("prfaas.solve.report.screen", extra="solve")
         print(report.render(study, compare_with_paper=command.is_case_study(flags)), end="")
     if flags.emit is not None:
-        _write(flags.emit, extras.load("prfaas.solve.emit", extra="solve").manager_settings(study))
+        _write(flags.emit, extras.load("prfaas.solve.report.manager_settings", extra="solve").manager_settings(study))
     if flags.plot is not None:
         _plot(flags.plot, study)
     return 0
@@ -82,7 +82,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plot(folder: Path, study: object) -> None:
-    plots = extras.load("prfaas.solve.plots", extra="plot")
+    plots = extras.load("prfaas.solve.report.plots", extra="plot")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         plots.write_all(study, folder)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.colocate.shape import SHAPES
-from prfaas.conditions import GIVEN, check_consent, check_socket_path, check_together
+from prfaas.colocate.model.shape import SHAPES
 from prfaas.config import setting
+from prfaas.config_checks import GIVEN, check_consent, check_socket_path, check_together
 from prfaas.hashing import HASH_UNIT_TOKENS
-from prfaas.transport.tls import Certificates
+from prfaas.transport.net.tls import Certificates
 from prfaas.units import choice
 
 DEVICES = ("cpu", "cuda")

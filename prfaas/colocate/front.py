@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prfaas.colocate import ring
-from prfaas.colocate.messages import NO_STOP_TOKEN, Kind, Request, push_request
-from prfaas.colocate.ring import RingReader, RingWriter
-from prfaas.colocate.sides import SIDES, Side
+from prfaas.colocate.processes import ring
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Kind, Request, push_request
+from prfaas.colocate.processes.ring import RingReader, RingWriter
+from prfaas.colocate.processes.sides import SIDES, Side
 from prfaas.errors import LocalProtocolError
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.colocate.cache import Cache
+from prfaas.colocate.model.cache import Cache
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.blocks import LayerBlocks, pages_of
+from prfaas.connector.worker.copy_host import LayerBlocks, pages_of
 from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.types import GroupKind, Shard
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.decode_book import DecodeBook, Sequence
-from prfaas.colocate.messages import Request
-from prfaas.colocate.model import DecodeRows, HybridModel, PromptPart
-from prfaas.colocate.runner import GIVEN, KEEP_TOKEN, POSITION, SLOT, TABLE, Row, fill_inputs
+from prfaas.colocate.decode.request_table import DecodeBook, Sequence
+from prfaas.colocate.device.runner import GIVEN, KEEP_TOKEN, POSITION, SLOT, TABLE, Row, fill_inputs
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.model.model import DecodeRows, HybridModel, PromptPart
+from prfaas.colocate.processes.messages import Request
 
 
 @dataclass(frozen=True)

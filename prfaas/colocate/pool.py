@@ -18,18 +18,16 @@ from typing import Any
 import torch
 
 from prfaas import logs, metrics
-from prfaas.agent.client import AgentClient
+from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
-from prfaas.colocate.cache import Cache
 from prfaas.colocate.front import Blocks
-from prfaas.connector.cuda_blocks import copier_for
-from prfaas.connector.outcomes import Outcome, Tally
-from prfaas.connector.scheduled import Scheduled
-from prfaas.connector.scheduler_side import SchedulerSide
+from prfaas.colocate.model.cache import Cache
+from prfaas.connector.metadata import Outcome, Scheduled, Step, Tally
+from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
-from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest, tenant_of
-from prfaas.connector.worker_side import Loaded, WorkerSide
+from prfaas.connector.transfer_params import EngineRequest, tenant_of
+from prfaas.connector.worker.copy_cuda import copier_for
+from prfaas.connector.worker.worker import Loaded, WorkerSide
 from prfaas.hashing import HashChain, root_hash
 
 log = logs.get("colocate.pool")

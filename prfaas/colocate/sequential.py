@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from prfaas.colocate.model import DecodeRows, HybridModel, PromptPart
+from prfaas.colocate.model.model import DecodeRows, HybridModel, PromptPart
 
 
 def generate(model: HybridModel, prompt: Sequence[int], max_tokens: int, *, stop_token: int | None = None) -> list[int]:

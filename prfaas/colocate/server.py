@@ -20,17 +20,17 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas import logs, metrics
-from prfaas.colocate.cache import CacheShape, num_bytes
 from prfaas.colocate.config import ColocateConfig
-from prfaas.colocate.messages import NO_STOP_TOKEN
+from prfaas.colocate.model.cache import CacheShape, num_bytes
+from prfaas.colocate.model.shape import SHAPES
 from prfaas.colocate.pool import PoolSettings
-from prfaas.colocate.shape import SHAPES
-from prfaas.colocate.supervisor import ExecutorFailed, ExecutorSettings, Generation, Supervisor
-from prfaas.connector.transfer_request import SENT_KEY
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN
+from prfaas.colocate.processes.supervisor import ExecutorFailed, ExecutorSettings, Generation, Supervisor
+from prfaas.connector.transfer_params import SENT_KEY
 from prfaas.errors import ConfigError
-from prfaas.model.colocation import ShareTable
-from prfaas.solve.profile_file import read_colocation
-from prfaas.transport.tls_door import INNER, TlsDoor, door_before
+from prfaas.model.cost.colocation import ShareTable
+from prfaas.solve.files.profile_file import read_colocation
+from prfaas.transport.net.tls_proxy import INNER, TlsDoor, door_before
 from prfaas.units import split_address
 
 log = logs.get("colocate.server")

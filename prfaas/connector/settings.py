@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.conditions import check_socket_path
 from prfaas.config import load_mapping, setting
+from prfaas.config_checks import check_socket_path
 
 ADMISSIONS = ("wait", "preallocate", "auto")
 

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from prfaas.console.config import ConsoleConfig
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 
 
 def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:

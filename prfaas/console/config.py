@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.conditions import GIVEN, check_addresses, check_together, check_url
 from prfaas.config import setting
+from prfaas.config_checks import GIVEN, check_addresses, check_together, check_url
 
 
 @dataclass(frozen=True)

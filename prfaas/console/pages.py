@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prfaas.errors import PageUnreachable
-from prfaas.transport.tls import CertificateFiles, TlsSettings
+from prfaas.transport.net.tls import CertificateFiles, TlsSettings
 
 MAX_PAGE_BYTES = 64 << 20  # the state of thousands of nodes has a few MB
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as OpenSSL calls an answer that is no TLS

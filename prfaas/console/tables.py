@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from prfaas.transport.link_meter import RETRANSMIT_RATIO
-from prfaas.transport.stalls import STALL_SECONDS
+from prfaas.transport.congestion.rate_estimator import RETRANSMIT_RATIO
+from prfaas.transport.congestion.stall_detector import STALL_SECONDS
 
 Mood = Literal["plain", "good", "warning", "bad"]
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -14,8 +14,8 @@ from itertools import groupby
 
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolChange, PoolEvent, Tier
-from prfaas.index.ancestry import Ancestry
+from prfaas.index.memory.ancestry import Ancestry
+from prfaas.index.memory.sharded_dict import SpreadSet
 from prfaas.index.segments import (
     TAIL_BYTES,
     Announcement,
@@ -27,7 +27,7 @@ from prfaas.index.segments import (
     digest_of_hashes,
     grid_tokens,
 )
-from prfaas.index.spread import SpreadSet
+from prfaas.pool_events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolChange, PoolEvent, Tier
 from prfaas.types import BlockHash
 
 Change = PoolChange | PoolEvent

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prfaas.cachepool.layout import Layout
-from prfaas.events import Tier
+from prfaas.pool_events import Tier
 from prfaas.types import BlockHash
 
 CELL_BLOCKS = 64

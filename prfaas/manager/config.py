@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import (
+from prfaas.config import setting
+from prfaas.config_checks import (
     ABSENT,
     GIVEN,
     check_addresses,
@@ -16,11 +17,10 @@ from prfaas.conditions import (
     check_together,
     check_url,
 )
-from prfaas.config import setting
 from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import Certificates
+from prfaas.transport.net.tls import Certificates
 from prfaas.units import choice, show_seconds
 
 Bandwidth = Literal["scarce", "abundant", "measured"]

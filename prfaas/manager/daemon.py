@@ -10,38 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 from prfaas import logs, metrics
 from prfaas.errors import MissingExtraError, RecordUnreachable
-from prfaas.index.keys import Keys
-from prfaas.index.redis_store import RedisStore
 from prfaas.index.segments import digest_of_node
+from prfaas.index.store.redis_store import Keys, RedisStore
+from prfaas.manager.api.engine_indexer import EngineIndexer
+from prfaas.manager.api.gauges import Gauges
+from prfaas.manager.api.grpc import GrpcServer
+from prfaas.manager.api.http import HttpServer, Views
+from prfaas.manager.api.indexer_http import IndexerPages
+from prfaas.manager.api.service import Service
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.copies import Copies
 from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
 from prfaas.manager.dashboard.pages import DashboardPages, Solver
-from prfaas.manager.embedded_redis import EmbeddedRedis
-from prfaas.manager.engine_indexer import EngineIndexer
-from prfaas.manager.gauges import Gauges
-from prfaas.manager.grpc_server import GrpcServer
-from prfaas.manager.holdings import holdings
-from prfaas.manager.http_server import HttpServer, Views
-from prfaas.manager.indexer_pages import IndexerPages
-from prfaas.manager.link_probes import LinkProbes
-from prfaas.manager.operations import Operations
-from prfaas.manager.paths import Paths
-from prfaas.manager.pool_orders import PoolOrders
-from prfaas.manager.rebalancing import Rebalancing
-from prfaas.manager.replication import Replication
-from prfaas.manager.role_orders import RoleOrders
-from prfaas.manager.routing import Routing
-from prfaas.manager.service import Service
-from prfaas.manager.session_record import SessionRecord
-from prfaas.manager.world import World
+from prfaas.manager.operations.copies import Copies
+from prfaas.manager.operations.operations import Operations
+from prfaas.manager.operations.pools import PoolOrders
+from prfaas.manager.operations.rebalancer import Rebalancing
+from prfaas.manager.operations.roles import RoleOrders
+from prfaas.manager.planning.link_probes import LinkProbes
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
+from prfaas.manager.record.replication import Replication
+from prfaas.manager.routing.router import Routing
+from prfaas.manager.state.holdings import holdings
+from prfaas.manager.state.sessions import SessionRecord
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end, lasting
-from prfaas.transport.tls_door import INNER, door_before
+from prfaas.transport.net.tls_proxy import INNER, door_before
 
 if TYPE_CHECKING:
-    from prfaas.manager.planning import Planning
+    from prfaas.manager.planning.planner import Planning
 
 _TICK_SECONDS = 0.25
 _LOAD_SECONDS = 60.0  # after so long without the record the manager serves what its agents tell it
@@ -175,7 +174,7 @@ class Manager:
         if self._config.deployment is None:
             return None
         try:
-            from prfaas.manager.planning import Planning  # noqa: PLC0415  # the extra `solve`
+            from prfaas.manager.planning.planner import Planning  # noqa: PLC0415  # the extra `solve`
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"deployment: {error.name} is not installed; run: pip install 'prfaas[solve]'"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import (
+from prfaas.config import record, records, setting
+from prfaas.config_checks import (
     ABSENT,
     GIVEN,
     check_addresses,
@@ -16,12 +17,10 @@ from prfaas.conditions import (
     check_together,
     check_url,
 )
-from prfaas.config import record, records, setting
-from prfaas.router.quotas import Quota
-from prfaas.router.tenants import Tenants, check_salt
+from prfaas.router.http.admission import Quota, Tenants, check_salt
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.tls import CertificateFiles, Certificates, EngineTls
+from prfaas.transport.net.tls import CertificateFiles, Certificates, EngineTls
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
 

@@ -14,23 +14,22 @@ from aiohttp import web
 
 from prfaas import logs, metrics
 from prfaas.errors import ConfigError
-from prfaas.router.admission import Admission, Operators, read_clients, read_key
-from prfaas.router.answering import Answering
-from prfaas.router.app import Router, make_app
 from prfaas.router.config import RouterConfig
-from prfaas.router.deciding import Deciding
-from prfaas.router.discovery import Discovery
-from prfaas.router.ext_proc.choosing import Choosing
-from prfaas.router.fleet import Fleet
-from prfaas.router.legs import Legs
-from prfaas.router.manager_link import ManagerLink
-from prfaas.router.passing import Passing
-from prfaas.router.quotas import Quotas
-from prfaas.router.record import Records
-from prfaas.router.tokens import Tokenizer
+from prfaas.router.engines.discovery import Discovery
+from prfaas.router.engines.fleet import Fleet
+from prfaas.router.engines.legs import Legs
+from prfaas.router.ext_proc.endpoint_choice import Choosing
+from prfaas.router.http.admission import Admission, Operators, Quotas, read_clients, read_key
+from prfaas.router.http.app import Router, make_app
+from prfaas.router.http.proxy import Passing
+from prfaas.router.openai.tokenizer import Tokenizer
+from prfaas.router.routing.decide import Deciding
+from prfaas.router.routing.manager_client import ManagerLink
+from prfaas.router.routing.record import Records
+from prfaas.router.routing.serve import Answering
 from prfaas.rpc.tasks import end, lasting
-from prfaas.transport.tls import Certificates
-from prfaas.transport.tls_door import INNER, TlsDoor
+from prfaas.transport.net.tls import Certificates
+from prfaas.transport.net.tls_proxy import INNER, TlsDoor
 from prfaas.units import join_address, split_address
 
 CONNECT_SECONDS = 5.0

@@ -18,9 +18,9 @@ from prfaas import tracing
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.methods import client_calls
 from prfaas.rpc.tasks import end
-from prfaas.rpc.tls_failure import meaning
+from prfaas.rpc.tls import meaning
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, credentials
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of a million tokens has 1 MiB of unit hashes
 _KEEPALIVE_MILLISECONDS = 5000

@@ -10,8 +10,8 @@ from prfaas import logs
 from prfaas.errors import Fenced, ManagerUnreachable
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.questions import Asked, Questions
-from prfaas.transport.tls import CertificateFiles
+from prfaas.rpc.streams import Asked, Questions
+from prfaas.transport.net.tls import CertificateFiles
 
 _log = logs.get("rpc.client")
 _RETRY_SECONDS = 0.2

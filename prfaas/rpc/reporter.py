@@ -32,7 +32,7 @@ from prfaas.rpc.translate import (
     pool_command_from,
     probe_command_from,
 )
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
 
 _CALL_SECONDS = 3.0

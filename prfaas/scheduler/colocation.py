@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prfaas.model.colocation import ShareTable
+from prfaas.model.cost.colocation import ShareTable
 
 PartitionReason = Literal[
     "both_idle", "prefill_idle", "decode_idle", "overallocated", "least_share", "slo_unreachable", "held"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prfaas.scheduler.fetch import Fetch, fetch_to
-from prfaas.scheduler.picked import pick_decode
+from prfaas.scheduler.pick import pick_decode
 from prfaas.scheduler.placement import choose, session_node
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from prfaas.scheduler.endpoint_picker.picking import PickReason
-from prfaas.scheduler.picked import pick_prefill
+from prfaas.scheduler.endpoint_picker.picker import PickReason
+from prfaas.scheduler.pick import pick_prefill
 from prfaas.scheduler.placement import Leaving, choose, session_node
 from prfaas.scheduler.ppd import Turn, prefills_locally
 from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, RequestFacts, Snapshot

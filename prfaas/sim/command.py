@@ -7,10 +7,10 @@ from pathlib import Path
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.sim.parallel import Progress, on_all_cores
-from prfaas.sim.records import Recorder, read_records, replay
+from prfaas.sim.config.scenario import Scenario
+from prfaas.sim.kernel.parallel import Progress, on_all_cores
+from prfaas.sim.replay_log import Recorder, read_records, replay
 from prfaas.sim.run import Run, arrival_rate, prepare, simulate
-from prfaas.sim.scenario import Scenario
 
 
 def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Scenario:

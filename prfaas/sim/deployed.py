@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from prfaas.errors import ConfigError
-from prfaas.model.decoding import decode_capacity
-from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
-from prfaas.model.plan import Plan
-from prfaas.model.workload import Workload
+from prfaas.model.cost.decoding import decode_capacity
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment, PdCluster, PrfaasCluster
+from prfaas.model.planning.plan import Plan
 from prfaas.scheduler.colocation import Policy
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
-from prfaas.sim.blueprint import FollowUp, Node, Rules, Watch, Wires
-from prfaas.sim.instance import InstanceSpec
-from prfaas.sim.instance_settings import InstanceSettings
-from prfaas.sim.link_changes import bursts
-from prfaas.sim.shared_instance import SharingSpec
+from prfaas.sim.config.instances import InstanceSettings
+from prfaas.sim.model.blueprint import FollowUp, Node, Rules, Watch, Wires
+from prfaas.sim.model.colocated import SharingSpec
+from prfaas.sim.model.engine import InstanceSpec
+from prfaas.sim.model.link_faults import bursts
 from prfaas.sim.twin import Twin
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 

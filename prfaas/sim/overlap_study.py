@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prfaas.model.planning import best_plan, homogeneous
+from prfaas.model.planning.planner import best_plan, homogeneous
+from prfaas.sim.config.instances import InstanceSettings
+from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.deployed import deploy, threshold_tokens
-from prfaas.sim.instance_settings import InstanceSettings
-from prfaas.sim.parallel import Progress, on_all_cores
-from prfaas.sim.run import prepare
-from prfaas.sim.scenario import Scenario
-from prfaas.sim.shared_instance import Interference
-from prfaas.sim.summary import Counting, summarise
+from prfaas.sim.kernel.parallel import Progress, on_all_cores
+from prfaas.sim.model.colocated import Interference
+from prfaas.sim.run import Counting, prepare, summarise
 from prfaas.sim.sustained import sustained
-from prfaas.sim.traffic import draw_requests
+from prfaas.sim.workload.traffic import draw_requests
 
 OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer
 THRESHOLDS = (0.5, 0.7, 0.85, 1.0)  # shares of the planned t: sharing makes local prefill slower than planned

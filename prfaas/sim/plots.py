@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from prfaas.sim.run import Run
-from prfaas.sim.summary import Distribution
-from prfaas.solve.figure_file import save
+from prfaas.sim.run import Distribution, Run
+from prfaas.solve.report.plots import save
 
 Named = tuple[str, Run]
 # A palette that stays apart in greyscale and for colour-blind readers (Okabe and Ito).

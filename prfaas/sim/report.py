@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prfaas.sim.run import Run
-from prfaas.sim.summary import QUANTILES, Distribution, Summary
+from prfaas.sim.run import QUANTILES, Distribution, Run, Summary
 
 _LATENCIES: dict[str, Callable[[Summary], Distribution]] = {
     "TTFT": lambda its: its.ttft,

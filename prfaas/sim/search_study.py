@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.config.scenario import Scenario
+from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.run import prepare, traffic
-from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import Stations
 from prfaas.sim.sustained import sustained
 

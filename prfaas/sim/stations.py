@@ -11,19 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prfaas.errors import ConfigError
-from prfaas.model.decoding import decode_capacity
-from prfaas.model.deployment import Deployment
-from prfaas.model.plan import Plan
-from prfaas.model.workload import Workload
+from prfaas.model.cost.decoding import decode_capacity
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment
+from prfaas.model.planning.plan import Plan
 from prfaas.scheduler.threshold import prefill_site
 from prfaas.sim.deployed import threshold_tokens
-from prfaas.sim.lossy_path import LossyPath
-from prfaas.sim.meter import Load
-from prfaas.sim.pool import Ended, Pool, Started
-from prfaas.sim.request import Request
-from prfaas.sim.timeline import Timeline
-from prfaas.sim.transfer import Transfers
-from prfaas.sim.wire import Egress
+from prfaas.sim.kernel.meter import Load
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.network import Egress, LossyPath, Transfers
+from prfaas.sim.model.queue import Ended, Pool, Started
+from prfaas.sim.model.request import Request
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
 from prfaas.sim import overlap_study, search_study
-from prfaas.sim.conversations import recorded
-from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.config.scenario import VARIANTS, Scenario
+from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.ppd import experiment as ppd
 from prfaas.sim.ppd import figures
 from prfaas.sim.ppd.deployments import GRID
 from prfaas.sim.rapid import study as rapid
 from prfaas.sim.run import simulate
-from prfaas.sim.scenario import VARIANTS, Scenario
+from prfaas.sim.workload.conversations import recorded
 
 LOADS = ("50%", "80%", "90%", "95%")
 NUM_REQUESTS = 60_000

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from prfaas.sim.plots import not_beaten
 from prfaas.sim.studies import Row, Table
-from prfaas.solve.figure_file import save
+from prfaas.solve.report.plots import save
 
 _BASELINE, _LOCAL, _THIRD, _FOURTH, _FIFTH = "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9"
 _COLOURS = (_LOCAL, _BASELINE, _THIRD, _FOURTH, _FIFTH)

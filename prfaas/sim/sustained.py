@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from prfaas.sim.request import Request
+from prfaas.sim.model.request import Request
 
 
 def sustained(requests: Sequence[Request]) -> float:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.model.curve import FloatArray
-from prfaas.model.queueing import Station
-from prfaas.sim.pool import Pool
-from prfaas.sim.request import Request
-from prfaas.sim.timeline import Timeline
+from prfaas.model.capacity.queueing import Station
+from prfaas.model.cost.curve import FloatArray
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.queue import Pool
+from prfaas.sim.model.request import Request
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,17 @@ from typing import Any
 from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
-from prfaas.sim.blueprint import FollowUp, Node, Rules, Watch, Wires
-from prfaas.sim.caches import Caches
-from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, Instance, Prefill
-from prfaas.sim.link_changes import LinkChange, Shares
-from prfaas.sim.link_watch import LinkWatch
-from prfaas.sim.meter import Load
-from prfaas.sim.operations import Operations, Outage, RoleChange
-from prfaas.sim.request import Request
-from prfaas.sim.shared_instance import SharedInstance
-from prfaas.sim.timeline import Timeline
-from prfaas.sim.transfer import Transfers
-from prfaas.sim.wire import Egress
+from prfaas.sim.kernel.meter import Gaps, Load
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.blueprint import FollowUp, Node, Rules, Watch, Wires
+from prfaas.sim.model.colocated import SharedInstance
+from prfaas.sim.model.engine import Callbacks, Instance, Prefill
+from prfaas.sim.model.instance_faults import Operations, Outage, RoleChange
+from prfaas.sim.model.link_faults import LinkChange, Shares
+from prfaas.sim.model.link_watch import LinkWatch
+from prfaas.sim.model.network import Egress, Transfers
+from prfaas.sim.model.prefix_cache import Caches
+from prfaas.sim.model.request import Request
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 _NOBODY: frozenset[InstanceId] = frozenset()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from prfaas.model import throughput
-from prfaas.model.geometry import Geometry
-from prfaas.solve import catalog
+from prfaas.model.capacity import throughput
+from prfaas.model.kv.geometry import Geometry
+from prfaas.solve.files import catalog
 
 # Table 6, by the fields of the JSON output. The 13 Gbps are the text's of section 4.3.1, the 49.6 % too.
 TABLE_6: Mapping[str, Mapping[str, float]] = MappingProxyType({

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
-from prfaas.model.loads import Method
-from prfaas.model.workload import Workload
-from prfaas.solve import catalog
-from prfaas.solve.deployment_file import SloSection, read_deployment
-from prfaas.solve.quantities import LOAD, NUMBER
+from prfaas.model.capacity.loads import Method
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
+from prfaas.solve.files import catalog
+from prfaas.solve.files.deployment_file import SloSection, read_deployment
+from prfaas.solve.files.quantities import LOAD, NUMBER
+from prfaas.solve.files.trace_file import read_trace
+from prfaas.solve.files.trace_spec import DEFAULT, parse_spec
 from prfaas.solve.study import Study, study
-from prfaas.solve.trace_file import read_trace
-from prfaas.solve.trace_spec import DEFAULT, parse_spec
 from prfaas.units import Kind, parse_rate, parse_ratio
 
 C = TypeVar("C", PrfaasCluster, PdCluster)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError
-from prfaas.model import throughput, ttft
-from prfaas.model.advantage import Advantage, judge
-from prfaas.model.bound import Bound, integer_bound, lp_bound
-from prfaas.model.decoding import DecodeCapacity
-from prfaas.model.deployment import Deployment
-from prfaas.model.loads import LoadModel, Loads, Method
-from prfaas.model.plan import Plan
-from prfaas.model.planning import best_plan, equal_cost, homogeneous, naive
-from prfaas.model.sensitivity import Sensitivity, sensitivity
-from prfaas.model.solver import SinglePd
-from prfaas.model.ttft import Ttft
-from prfaas.model.workload import Workload
-from prfaas.solve.notes import inferred_inputs, notes
+from prfaas.model.capacity import throughput, ttft
+from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
+from prfaas.model.capacity.loads import LoadModel, Loads, Method
+from prfaas.model.capacity.ttft import Ttft
+from prfaas.model.cost.decoding import DecodeCapacity
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.advantage import Advantage, judge
+from prfaas.model.planning.deployment import Deployment
+from prfaas.model.planning.plan import Plan
+from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
+from prfaas.model.planning.sensitivity import Sensitivity, sensitivity
+from prfaas.model.planning.single_pd import SinglePd
+from prfaas.solve.report.notes import inferred_inputs, notes
 
 
 @dataclass(frozen=True)

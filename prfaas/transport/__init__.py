@@ -1,1 +1,1 @@
-"""The wire: moves numbered byte ranges between machines over several TCP connections."""
+"""Wire protocol and TCP links: moves numbered byte ranges between agents. Knows nothing of KV."""

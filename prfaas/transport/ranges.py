@@ -1,9 +1,31 @@
-"""A set of whole numbers as disjoint ranges: byte positions, or object indices (pure)."""
+"""Parts of scattered memory (pure)."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+
+def first_bytes(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:
+    """Views of the first `num_bytes` of `buffers`, or of all where there are fewer."""
+    taken = []
+    for buffer in buffers:
+        if num_bytes <= 0:
+            break
+        taken.append(memoryview(buffer)[:num_bytes])
+        num_bytes -= len(buffer)
+    return taken
+
+
+def bytes_after(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:
+    """Views of what is left of `buffers` after the first `num_bytes`."""
+    left = []
+    for buffer in buffers:
+        if num_bytes < len(buffer):
+            left.append(memoryview(buffer)[num_bytes:])
+        num_bytes = max(0, num_bytes - len(buffer))
+    return left
 
 
 class Ranges:
@@ -95,3 +117,151 @@ class Ranges:
 
     def to_list(self) -> list[tuple[int, int]]:
         return list(zip(self._starts, self._ends, strict=True))
+
+
+class Slab(NamedTuple):
+    """The bytes [offset, offset + length) of each of the objects [first, first + num_objects)."""
+
+    first: int
+    num_objects: int
+    offset: int
+    length: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_objects * self.length
+
+    @property
+    def last(self) -> int:
+        """One past its last object."""
+        return self.first + self.num_objects
+
+    @property
+    def end(self) -> int:
+        """One past its last byte."""
+        return self.offset + self.length
+
+    def overlaps(self, other: Slab) -> bool:
+        return (
+            self.first < other.last and other.first < self.last and self.offset < other.end and other.offset < self.end
+        )
+
+    def precedes(self, other: Slab) -> bool:
+        """Whether it may stand before `other` among disjoint slabs that are listed column by column."""
+        is_same_column = (self.offset, self.length) == (other.offset, other.length)
+        return self.last <= other.first if is_same_column else self.end <= other.offset
+
+
+class Area:
+    """A union of slabs, each byte counted once."""
+
+    def __init__(self, slabs: Iterable[Slab] = ()) -> None:
+        self._starts: list[int] = []  # of the columns, disjoint and in order
+        self._ends: list[int] = []
+        self._objects: list[Ranges] = []
+        self.num_bytes = 0
+        self.num_fragments: int = 0  # how many disjoint pieces it is kept as; memory is proportional to it
+        for slab in slabs:
+            self.add(slab)
+
+    def growth(self, slab: Slab) -> int:
+        """How many pieces more it is kept as at most once a slab is added, or removed: the columns that it begins and ends
+        within are cut in two, objects and all."""
+        cuts = [at for position in (slab.offset, slab.end) if (at := self._within(position)) is not None]
+        num_columns = bisect_left(self._starts, slab.end) - bisect_right(self._ends, slab.offset)
+        return sum(len(self._objects[at]) for at in cuts) + 2 * num_columns + 1
+
+    def add(self, slab: Slab) -> int:
+        """Cover a slab; returns how many bytes were not covered before."""
+        new = 0
+        for at in self._columns(slab.offset, slab.end):
+            objects, width = self._objects[at], self._ends[at] - self._starts[at]
+            before = len(objects)
+            new += width * objects.add(slab.first, slab.last)
+            self.num_fragments += len(objects) - before
+        self.num_bytes += new
+        return new
+
+    def remove(self, slab: Slab) -> int:
+        """Uncover a slab; returns how many bytes were covered before."""
+        for position in (slab.offset, slab.end):
+            at = self._within(position)
+            if at is not None and self._objects[at].touches(slab.first, slab.last):
+                self._split(at, position)
+        gone = 0
+        for at in reversed(range(bisect_right(self._ends, slab.offset), bisect_left(self._starts, slab.end))):
+            objects, width = self._objects[at], self._ends[at] - self._starts[at]
+            before = len(objects)
+            gone += width * objects.remove(slab.first, slab.last)
+            self.num_fragments += len(objects) - before
+            if not len(objects):
+                del self._starts[at], self._ends[at], self._objects[at]
+        self.num_bytes -= gone
+        return gone
+
+    def covers(self, slab: Slab) -> bool:
+        """Whether every byte of a slab is covered."""
+        at, position = bisect_right(self._ends, slab.offset), slab.offset
+        while position < slab.end:
+            is_gap = at == len(self._starts) or self._starts[at] > position
+            if is_gap or not self._objects[at].covers(slab.first, slab.last):
+                return False
+            position = self._ends[at]
+            at += 1
+        return True
+
+    def missing(self, slab: Slab) -> Iterator[Slab]:
+        """The parts of a slab that are not covered, column by column."""
+        at_byte = slab.offset
+        for at in range(bisect_right(self._ends, slab.offset), len(self._starts)):
+            start, end = max(self._starts[at], slab.offset), min(self._ends[at], slab.end)
+            if start >= slab.end:
+                break
+            if at_byte < start:
+                yield Slab(slab.first, slab.num_objects, at_byte, start - at_byte)
+            for first, last in self._objects[at].missing(slab.first, slab.last):
+                yield Slab(first, last - first, start, end - start)
+            at_byte = end
+        if at_byte < slab.end:
+            yield Slab(slab.first, slab.num_objects, at_byte, slab.end - at_byte)
+
+    def slabs(self) -> Iterator[Slab]:
+        """Disjoint slabs that make up the area, column by column."""
+        for start, end, objects in zip(self._starts, self._ends, self._objects, strict=True):
+            for first, last in objects.to_list():
+                yield Slab(first, last - first, start, end - start)
+
+    def _columns(self, start: int, end: int) -> range:
+        """The columns that together are exactly [start, end), split and added as needed."""
+        first = bisect_left(self._starts, start)
+        if first < len(self._starts) and self._starts[first] == start and self._ends[first] == end:
+            return range(first, first + 1)
+        for position in (start, end):
+            at = self._within(position)
+            if at is not None:
+                self._split(at, position)
+        at = bisect_left(self._starts, start)
+        first = at
+        while start < end:
+            if at == len(self._starts) or self._starts[at] > start:
+                upto = min(end, self._starts[at]) if at < len(self._starts) else end
+                self._insert(at, start, upto, Ranges())
+            start = self._ends[at]
+            at += 1
+        return range(first, at)
+
+    def _within(self, position: int) -> int | None:
+        """The column that has bytes on both sides of a position."""
+        at = bisect_right(self._starts, position) - 1
+        return at if at >= 0 and self._starts[at] < position < self._ends[at] else None
+
+    def _split(self, at: int, position: int) -> None:
+        objects = self._objects[at].copy()
+        self._insert(at + 1, position, self._ends[at], objects)
+        self._ends[at] = position
+        self.num_fragments += len(objects)
+
+    def _insert(self, at: int, start: int, end: int, objects: Ranges) -> None:
+        self._starts.insert(at, start)
+        self._ends.insert(at, end)
+        self._objects.insert(at, objects)

@@ -38,9 +38,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from prfaas.connector.block_map import NULL_BLOCK, EngineGroup
-from prfaas.connector.blocks import LayerBlocks
-from prfaas.connector.engine_layout import Rank, block_map, describe
-from prfaas.connector.vllm import PrfaasConnector
+from prfaas.connector.vllm.connector import PrfaasConnector
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
+from prfaas.connector.worker.copy_host import LayerBlocks
 from prfaas.types import Shard
 from tests.integration.connector.fake_engine import content
 
@@ -99,7 +99,7 @@ class ScheduledEngine:
         patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
         transfer = KVTransferConfig(
             kv_connector="PrfaasConnector",
-            kv_connector_module_path="prfaas.connector.vllm",
+            kv_connector_module_path="prfaas.connector.vllm.connector",
             kv_role=role,
             engine_id=name,
             kv_load_failure_policy=load_failure,

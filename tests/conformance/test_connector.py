@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import prfaas
-from prfaas.agent.wire_priority import ORDINARY
+from prfaas.agent.links import ORDINARY
 from prfaas.types import TransferId
 from tests.conformance.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
 from tests.conformance.site import SHAPES, Site

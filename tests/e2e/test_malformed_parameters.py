@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from prfaas import grants
-from prfaas.connector.outcomes import Outcome
+from prfaas.connector.metadata import Outcome
 from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, post, random_prompt
 from tests.waiting import wait_until
 

@@ -6,8 +6,8 @@ import os
 import time
 from typing import TypeVar
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import LookedUp, Lookup, Receive, ReceiveReady, Release
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import LookedUp, Lookup, Receive, ReceiveReady, Release
 from prfaas.connector.block_map import BlockMap, EngineGroup
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId

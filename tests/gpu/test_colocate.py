@@ -10,13 +10,13 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from prfaas.colocate import device
-from prfaas.colocate.attention_in_place import in_place
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.cuda_streams import streams_of
+from prfaas.colocate.device import devices
+from prfaas.colocate.device.streams import streams_of
 from prfaas.colocate.lockstep import Lockstep
-from prfaas.colocate.messages import NO_STOP_TOKEN, Request
-from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
+from prfaas.colocate.model.attention import in_place
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
+from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -28,9 +28,9 @@ REQUESTS = [(tuple((5 * i + 11 * j) % 320 for j in range(5 + 37 * i % 190)), 1 +
 
 
 def lockstep_answers() -> list[list[int]]:
-    shared = device.allocate("tiny", CACHE, dtype="float64", device="cuda", seed=3)
+    shared = devices.allocate("tiny", CACHE, dtype="float64", device="cuda", seed=3)
     tensors = (shared[0].tensor, shared[1].tensor, shared[2].tensor)
-    model = device.model_on("tiny", CACHE, tensors, max_tokens=512)
+    model = devices.model_on("tiny", CACHE, tensors, max_tokens=512)
     baseline = Lockstep(model, CACHE, chunk_tokens=64, max_rows=16, max_blocks=32)
     answers: list[list[int]] = [[] for _ in REQUESTS]
     for number, (prompt, max_tokens) in enumerate(REQUESTS):

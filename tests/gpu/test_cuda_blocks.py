@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from prfaas.cachepool.layout import LayerSlice
-from prfaas.connector.blocks import LayerBlocks, pages_of, slots_tensor
-from prfaas.connector.cuda_blocks import CudaCopier
+from prfaas.connector.worker.copy_cuda import CudaCopier
+from prfaas.connector.worker.copy_host import LayerBlocks, pages_of, slots_tensor
 
 pytestmark = pytest.mark.gpu
 NUM_BLOCKS, NUM_SLOTS = 64, 48

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from prfaas import config
-from prfaas.conditions import ABSENT, GIVEN
 from prfaas.config import record, records, setting
+from prfaas.config_checks import ABSENT, GIVEN
 from prfaas.errors import ConfigError
 from prfaas.units import choice
 

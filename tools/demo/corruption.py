@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 
 DAMAGED_OBJECT = 0
 

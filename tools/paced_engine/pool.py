@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import Literal
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import (
     HELD,
     Cancel,
     Message,
@@ -19,7 +19,7 @@ from prfaas.agent.protocol import (
     TransferDone,
     TransferFailed,
 )
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import PrfaasError
 from prfaas.hashing import HashChain

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
-from prfaas.transport.own_certificate import FAULTS, seen
-from prfaas.transport.tls import CertificateFiles, contexts_of
+from prfaas.transport.net.tls import FAULTS, CertificateFiles, contexts_of, seen
 
 SOON_SECONDS = 14 * 86400.0
 _REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as FAULTS

@@ -26,7 +26,7 @@ from prfaas.errors import ConfigError, PageUnreachable
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 
 AskManagers = Callable[..., list[Finding]]
 AskRecord = Callable[..., Finding]

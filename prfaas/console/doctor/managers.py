@@ -9,7 +9,7 @@ from prfaas.console.doctor.finding import Finding, bad, good
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 
 
 def manager_findings(

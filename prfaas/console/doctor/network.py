@@ -22,7 +22,7 @@ from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
 from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
 from prfaas.router.config import RouterConfig
-from prfaas.transport.sockets import public_address
+from prfaas.transport.net.sockets import public_address
 from prfaas.units import is_loopback, join_address, split_address
 
 _ADVERTISED: Subject = "advertised_address"

@@ -6,7 +6,7 @@ import asyncio
 
 from prfaas.console.doctor.finding import Finding, bad, good, warning
 from prfaas.errors import ConfigError, PrfaasError
-from prfaas.index.redis_store import RedisStore
+from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.config import ManagerConfig
 
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from prfaas import metrics
-from prfaas.manager import answered
 from prfaas.manager.dashboard.history import History, PathSample, Sample
 from prfaas.manager.dashboard.overview import Overview, decision_counts
+from prfaas.manager.routing import outcomes
 
 TICK_SECONDS = 0.5  # agents report changes after as long: what they know is on the page within two seconds, mostly one
 TICKS_A_SAMPLE = 2
@@ -96,8 +96,8 @@ class Feed:
             plan_limit=plan.limit if plan else "",
             paths={_name(path): _path_sample(path) for path in its.path_records()},
             counts={f"{its['route']}/{its['reason']}": its["count"] for its in decision_counts()},
-            answered={f"{one['route']}/{one['reason']}/{one['outcome']}": one["count"] for one in answered.counts()},
-            ttft=answered.times(),
+            answered={f"{one['route']}/{one['reason']}/{one['outcome']}": one["count"] for one in outcomes.counts()},
+            ttft=outcomes.times(),
             roles={engine.instance: engine.role for member in live for engine in member.node.engines},
             draining=dict(plan.draining.items()) if plan else {},
             nodes={member.node.name: member.node.cluster for member in live},

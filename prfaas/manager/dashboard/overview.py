@@ -9,12 +9,12 @@ from typing import Any
 
 from prfaas import metrics
 from prfaas.index.membership import Member
-from prfaas.manager import answered
-from prfaas.manager.holdings import holdings
-from prfaas.manager.paths import Paths
-from prfaas.manager.rebalancing import Rebalancing
-from prfaas.manager.routing import Routing
-from prfaas.manager.world import World
+from prfaas.manager.operations.rebalancer import Rebalancing
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.routing import outcomes
+from prfaas.manager.routing.router import Routing
+from prfaas.manager.state.holdings import holdings
+from prfaas.manager.state.world import World
 from prfaas.scheduler.congestion import raised_threshold
 from prfaas.scheduler.route import EXPLANATIONS
 
@@ -34,7 +34,7 @@ class Overview:
     paths: Paths
     routing: Routing
     rebalancing: Rebalancing
-    answered: answered.Answered
+    answered: outcomes.Answered
     can_plan: bool
     is_stale: Callable[[], bool]
     clock: Callable[[], float]
@@ -54,8 +54,8 @@ class Overview:
             "pool": holdings(self.world),
             "prefixes": self.rebalancing.hot(MAX_PREFIXES),
             "sessions": self._sessions(),
-            "answered": list(answered.counts()),
-            "ttft": answered.times(),
+            "answered": list(outcomes.counts()),
+            "ttft": outcomes.times(),
             "requests": list(self._requests()),
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 
-from prfaas.router.ext_proc.choosing import Asked, Choosing
+from prfaas.router.ext_proc.endpoint_choice import Asked, Choosing
 from prfaas.router.ext_proc.messages import (
     go_on,
     headers_of,
@@ -20,9 +20,9 @@ from prfaas.router.ext_proc.messages import (
     subset_of,
     with_headers,
 )
-from prfaas.router.headers import request_id_of
-from prfaas.router.record import Record
-from prfaas.router.refusals import REFUSALS, refused
+from prfaas.router.http.app import REFUSALS, refused
+from prfaas.router.openai.headers import request_id_of
+from prfaas.router.routing.record import Record
 
 _Mode = processing_mode_pb2.ProcessingMode
 

@@ -9,7 +9,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
 
-from prfaas.router.ext_proc.choosing import DESTINATION, OWN_HEADERS, SUBSET
+from prfaas.router.ext_proc.endpoint_choice import DESTINATION, OWN_HEADERS, SUBSET
 
 CHUNK_BYTES = 62_000  # of a body that is given back: Envoy takes no more at once
 _LOAD_BALANCER, _SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"

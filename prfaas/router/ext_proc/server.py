@@ -14,10 +14,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
-from prfaas.router.ext_proc.choosing import Choosing
+from prfaas.router.ext_proc.endpoint_choice import Choosing
 from prfaas.router.ext_proc.exchange import Exchange
 from prfaas.rpc.methods import read_message
-from prfaas.transport.tls_door import INNER, TlsDoor
+from prfaas.transport.net.tls_proxy import INNER, TlsDoor
 from prfaas.units import split_address
 
 DRAIN_SECONDS = 10.0

@@ -7,17 +7,17 @@ import asyncio
 from aiohttp import web
 
 from prfaas import metrics
-from prfaas.router.answering import pass_answer_on
-from prfaas.router.fleet import Instance, InstanceAddress
-from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER, request_id_of
-from prfaas.router.openai import PARAMS_FIELD, PATHS, parse_object
-from prfaas.router.passing import Passing
-from prfaas.router.record import Record
-from prfaas.router.refusals import REFUSALS, error_response, refused
+from prfaas.router.engines.fleet import Instance, InstanceAddress
+from prfaas.router.http.app import REFUSALS, error_response, refused
+from prfaas.router.http.proxy import Passing
+from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, request_id_of
+from prfaas.router.openai.request import PARAMS_FIELD, PATHS, parse_object
+from prfaas.router.routing.nixl import RESPONSES_PATH
+from prfaas.router.routing.record import Record
+from prfaas.router.routing.serve import pass_answer_on
 from prfaas.router.sidecar.config import PrefillScheme, SidecarConfig
-from prfaas.router.sidecar.handover import Asked, Handover
+from prfaas.router.sidecar.prefill_decode import Asked, Handover
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
-from prfaas.router.two_steps import RESPONSES_PATH
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 HANDED_OVER = (*PATHS.values(), RESPONSES_PATH)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.conditions import GIVEN, check_apart, check_consent, check_engine_tls, check_together, check_url
 from prfaas.config import setting
-from prfaas.transport.tls import Certificates, EngineTls
+from prfaas.config_checks import GIVEN, check_apart, check_consent, check_engine_tls, check_together, check_url
+from prfaas.transport.net.tls import Certificates, EngineTls
 from prfaas.units import choice
 
 Protocol = Literal["nixl", "prfaas"]

@@ -12,14 +12,14 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from prfaas import logs, metrics
-from prfaas.router.legs import Legs
-from prfaas.router.passing import Passing
+from prfaas.router.engines.legs import Legs
+from prfaas.router.http.proxy import Passing
+from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.server import engine_session, following, listening
 from prfaas.router.sidecar.app import REFUSED_FIELDS, Sidecar, decode_instance, make_app
 from prfaas.router.sidecar.config import SidecarConfig
-from prfaas.router.sidecar.handover import Handover
-from prfaas.router.tokens import Tokenizer
-from prfaas.transport.tls_door import door_before
+from prfaas.router.sidecar.prefill_decode import Handover
+from prfaas.transport.net.tls_proxy import door_before
 
 _log = logs.get("sidecar")
 Port = Literal["listen", "status_listen"]

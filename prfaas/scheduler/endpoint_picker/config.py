@@ -9,7 +9,6 @@ from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.filters import FILTERS
-from prfaas.scheduler.endpoint_picker.lines import Fault, line_of, on_line, read_yaml
 from prfaas.scheduler.endpoint_picker.parameters import (
     DisaggHandler,
     MaxScore,
@@ -18,8 +17,9 @@ from prfaas.scheduler.endpoint_picker.parameters import (
     PrefixDecider,
     read,
 )
-from prfaas.scheduler.endpoint_picker.picking import Decider, EndpointPicker, Profile, Rules
+from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Profile, Rules
 from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+from prfaas.scheduler.endpoint_picker.yaml_lines import Fault, line_of, on_line, read_yaml
 
 _RULES: dict[str, Rules] = {
     "inference.networking.x-k8s.io/v1alpha1": "seed",

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from prfaas.sim.conversations import Turn
+from prfaas.sim.workload.conversations import Turn
 
 _MAX_TURNS = 32
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdTable, Run, WorkloadType, build_table
-from prfaas.sim.conversations import Conversations, Turn
-from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.kernel.parallel import Progress, on_all_cores
+from prfaas.sim.model.request import Request
 from prfaas.sim.ppd.deployments import LaterTurns, twin
 from prfaas.sim.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
-from prfaas.sim.request import Request
+from prfaas.sim.workload.conversations import Conversations, Turn
 
 ARRIVAL_SECONDS = 10.0
 TIMEOUT_SECONDS = (

@@ -9,14 +9,14 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.scheduler.ppd import PpdTable
-from prfaas.sim.conversations import Turn
-from prfaas.sim.parallel import Progress, on_all_cores
+from prfaas.sim.kernel.parallel import Progress, on_all_cores
+from prfaas.sim.model.request import Request
 from prfaas.sim.ppd.chats import DATA_SETS
 from prfaas.sim.ppd.deployments import GRID, LaterTurns, kinds
 from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS, Effort, converse, ppd_table
 from prfaas.sim.ppd.model import TURN_HARNESS
-from prfaas.sim.request import Request
-from prfaas.sim.summary import Distribution, distribution
+from prfaas.sim.run import Distribution, distribution
+from prfaas.sim.workload.conversations import Turn
 
 # Figure 1: 10,000 prompt tokens and 100 of answers over five turns, at three loads.
 LONG_CONVERSATION = (Turn(8000, 20), *(Turn(500, 20) for _ in range(4)))

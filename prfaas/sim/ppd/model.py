@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prfaas.model.curve import polynomial
-from prfaas.model.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.instance import InstanceSpec
+from prfaas.model.cost.curve import polynomial
+from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
+from prfaas.sim.model.engine import InstanceSpec
 
 KV_BYTES_PER_TOKEN = 131_072.0  # of Llama-3.1-8B in bf16
 _MAX_TOKENS = 1 << 20

@@ -8,15 +8,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from prfaas.model.curve import polynomial
-from prfaas.model.profile import PrefillProfile
+from prfaas.model.cost.curve import polynomial
+from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import Policy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
-from prfaas.sim.blueprint import Node, Rules, Wires
+from prfaas.sim.model.blueprint import Node, Rules, Wires
+from prfaas.sim.model.colocated import Interference, SharingSpec
+from prfaas.sim.model.request import Request
 from prfaas.sim.rapid.hardware import Group, Model
-from prfaas.sim.request import Request
-from prfaas.sim.shared_instance import Interference, SharingSpec
-from prfaas.sim.summary import Counting, Slo, Summary, summarise
+from prfaas.sim.run import Counting, Slo, Summary, summarise
 from prfaas.sim.twin import Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 

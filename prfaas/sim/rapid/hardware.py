@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from prfaas.model.curve import polynomial
-from prfaas.model.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.instance import InstanceSpec
+from prfaas.model.cost.curve import polynomial
+from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
+from prfaas.sim.model.engine import InstanceSpec
 
 _PEAK_FLOPS, _PEAK_BYTES_PER_SECOND, _MEMORY_BYTES = 1.307e15, 5.3e12, 192e9  # of one MI300X
 _MAX_TOKENS = 1 << 20

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from prfaas import grants
-from prfaas.agent.link_probes import DEADLINE_SECONDS
-from prfaas.agent.plan import encode_link_probe
+from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS
+from prfaas.agent.transfer.plan import encode_link_probe
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender import Link, LinkConfig, Outgoing, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender.api import Outgoing, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import Agents, RunningAgent
 from tests.waiting import PATIENCE_SECONDS, wait_until

@@ -6,8 +6,8 @@ import hashlib
 import os
 import time
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import (
     HELD,
     Hold,
     Message,
@@ -17,7 +17,7 @@ from prfaas.agent.protocol import (
     Store,
     TransferFailed,
 )
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, root_hash

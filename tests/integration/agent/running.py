@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas import config, grants
-from prfaas.agent.client import AgentClient
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
-from prfaas.agent.protocol import HELD, Message, ReceiveReady, SendOpened
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import HELD, Message, ReceiveReady, SendOpened
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId

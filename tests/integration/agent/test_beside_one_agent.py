@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.engines import MAX_QUEUED_MESSAGES, EngineCallbacks, EngineConnection, EngineListener
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import (
     PROTOCOL_VERSION,
     Attach,
     Attached,
@@ -32,6 +31,7 @@ from prfaas.agent.protocol import (
     TransferFailed,
     encode,
 )
+from prfaas.agent.engine.server import MAX_QUEUED_MESSAGES, EngineCallbacks, EngineConnection, EngineListener
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import LayoutError
 from prfaas.types import AgentName, TransferId

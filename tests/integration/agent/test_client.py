@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.client import REATTACH_SECONDS, AgentClient
-from prfaas.agent.protocol import Attached, Lookup, Message, MessageBuffer, Refused, encode
+from prfaas.agent.engine.client import REATTACH_SECONDS, AgentClient
+from prfaas.agent.engine.protocol import Attached, Lookup, Message, MessageBuffer, Refused, encode
 from prfaas.errors import AgentUnreachable
 from prfaas.types import BlockHash, TransferId
 from tests.integration.agent.running import layout

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import (
     HELD,
     Message,
     Receive,
@@ -21,7 +21,7 @@ from prfaas.agent.protocol import (
     TransferDone,
     TransferFailed,
 )
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import LayerSlice, Layout
 from prfaas.connector.block_map import BlockMap, EngineGroup
 from prfaas.hashing import HashChain, root_hash

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from prfaas.agent.config import AgentConfig, EngineConfig
-from prfaas.agent.engine_load import EngineLoads
+from prfaas.agent.report import EngineLoads
 from prfaas.console.authority import Authority
 from prfaas.index.membership import EngineLoad
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import InstanceId
 from tests.waiting import until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.protocol import (
     Cancel,
     Forget,
     Forgotten,
@@ -19,7 +19,7 @@ from prfaas.agent.protocol import (
     TransferDone,
     TransferFailed,
 )
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
 from tests.integration.agent.running import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.protocol import (
     Cancel,
     Hold,
     LookedUp,
@@ -17,7 +17,7 @@ from prfaas.agent.protocol import (
     Store,
     TransferFailed,
 )
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, TransferId
 from tests.integration.agent.running import (

@@ -14,15 +14,15 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas import grants
-from prfaas.agent.link_probes import SentProbes
-from prfaas.agent.plan import OpenBody, encode_link_probe, make_plan
-from prfaas.agent.protocol import Receive, Send, TransferFailed
+from prfaas.agent.engine.protocol import Receive, Send, TransferFailed
+from prfaas.agent.transfer.link_probe import SentProbes
+from prfaas.agent.transfer.plan import OpenBody, encode_link_probe, make_plan
 from prfaas.index.membership import Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.link_probes import LinkProbes
-from prfaas.manager.paths import Paths
-from prfaas.manager.world import World
-from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
+from prfaas.manager.planning.link_probes import LinkProbes
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.state.world import World
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
 from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
 from tests.integration.agent.peers import MIB, Peer
 from tests.integration.agent.running import Agents, RunningAgent, blocks, chain_of, layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prfaas.agent.pins import Pins
+from prfaas.agent.prefix.pins import Pins
 from prfaas.types import CopyEnd, PoolCommand, TransferId
 from tests.integration.cachepool.tier import Tier
 from tests.unit.cachepool.layouts import name

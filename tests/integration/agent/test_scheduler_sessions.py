@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from prfaas.agent.protocol import Send, SendOpened, Store
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.protocol import Send, SendOpened, Store
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
 from tests.integration.agent.running import NUM_TOKENS, Agents, Engine, RunningAgent, blocks, chain_of
 from tests.integration.agent.test_keeping import exact_blocks, store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
+from prfaas.agent.engine.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
 from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.client import AgentClient
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
+from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.status import StatusServer
 from prfaas.errors import ConfigError
 from tests.integration.agent.running import Agents

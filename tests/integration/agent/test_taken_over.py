@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from prfaas.agent.plan import Copied, OpenBody, make_plan
-from prfaas.agent.protocol import Receive, ReceiveReady, Send, TransferFailed
+from prfaas.agent.engine.protocol import Receive, ReceiveReady, Send, TransferFailed
+from prfaas.agent.transfer.plan import Copied, OpenBody, make_plan
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, prefix_hash
-from prfaas.transport.sender import SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed
 from prfaas.types import GroupBlocks, Prefix, TransferId
 from tests.integration.agent.peers import Peer
 from tests.integration.agent.running import (

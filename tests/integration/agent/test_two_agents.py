@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import Cancel, Receive, ReceiveReady, Release, Send, SendOpened, TransferDone, TransferFailed
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import (
+    Cancel,
+    Receive,
+    ReceiveReady,
+    Release,
+    Send,
+    SendOpened,
+    TransferDone,
+    TransferFailed,
+)
+from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError

@@ -7,7 +7,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from prfaas.events import BlockStored
+from prfaas.pool_events import BlockStored
 from prfaas.types import BlockHash
 from tests.integration.cachepool.tier import Tier
 from tests.unit.cachepool.layouts import name

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from prfaas.cachepool.run import BlockIdentity
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.errors import ConfigError
-from prfaas.events import BlockRemoved, BlockStored
+from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.types import BlockHash
 from tests.integration.cachepool.tier import BLOCK_TOKENS, LAYOUT, SLOT_BYTES, Tier, content_of
 from tests.unit.cachepool.layouts import ROOT, name

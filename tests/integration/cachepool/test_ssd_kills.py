@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.events import BlockStored
+from prfaas.pool_events import BlockStored
 from prfaas.types import BlockHash
 from tests.integration.cachepool.ssd_writer import live_and_die
 from tests.integration.cachepool.tier import Tier, content_of

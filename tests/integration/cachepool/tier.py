@@ -10,10 +10,10 @@ from typing import Any
 import xxhash
 
 from prfaas.cachepool.arena import stride_of
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.run import BlockIdentity
 from prfaas.cachepool.ssd import Ssd, SsdSettings
-from prfaas.events import PoolChange, PoolEvent
+from prfaas.pool_events import PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, hybrid
 

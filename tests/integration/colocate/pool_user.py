@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from prfaas.colocate import cache
-from prfaas.colocate.cache import CacheShape
 from prfaas.colocate.front import Blocks
+from prfaas.colocate.model import cache
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.model.shape import TINY
 from prfaas.colocate.pool import Answers, Pool, PoolSettings
-from prfaas.colocate.shape import TINY
 from tests.waiting import PATIENCE_SECONDS, until
 
 SHAPE = CacheShape(num_blocks=33, block_tokens=16, num_state_slots=9)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from prfaas.colocate.cache import Cache
 from prfaas.colocate.front import Blocks, Front
+from prfaas.colocate.model.cache import Cache
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.colocate import device
-from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.device import devices
+from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.sequential import generate
 from tools.demo.client import get_json
 from tools.free_ports import free_address
@@ -59,9 +59,9 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def sequential(prompt: list[int], num_tokens: int) -> list[int]:
     """What the sequential engine with these weights answers."""
     cache = CacheShape(MAX_TOKENS // 16 + 2, 16, 2)
-    shared = device.allocate("tiny", cache, dtype="float64", device="cpu", seed=3)
+    shared = devices.allocate("tiny", cache, dtype="float64", device="cpu", seed=3)
     tensors = (shared[0].tensor, shared[1].tensor, shared[2].tensor)
-    return generate(device.model_on("tiny", cache, tensors, max_tokens=MAX_TOKENS), prompt, num_tokens)
+    return generate(devices.model_on("tiny", cache, tensors, max_tokens=MAX_TOKENS), prompt, num_tokens)
 
 
 @contextlib.contextmanager

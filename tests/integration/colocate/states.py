@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from prfaas.colocate.board import Word
-from prfaas.colocate.sides import Side
-from prfaas.colocate.supervisor import Supervisor
+from prfaas.colocate.processes.board import Word
+from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.supervisor import Supervisor
 from tests import standstill
 from tests.waiting import until
 

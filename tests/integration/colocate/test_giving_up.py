@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY
 
 from prfaas import grants
 from prfaas.colocate.config import ColocateConfig
+from prfaas.colocate.processes.supervisor import ExecutorFailed, Supervisor
 from prfaas.colocate.server import Application, executor_settings
-from prfaas.colocate.supervisor import ExecutorFailed, Supervisor
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId

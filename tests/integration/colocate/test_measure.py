@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate import profile
 from prfaas.colocate.config import ColocateConfig
-from prfaas.colocate.measure import Plan, measure
+from prfaas.colocate.profile import file
+from prfaas.colocate.profile.measure import Plan, measure
 from prfaas.scheduler.colocation import Load, target
-from prfaas.solve.profile_file import read_colocation
+from prfaas.solve.files.profile_file import read_colocation
 
 PLAN = Plan(batches=(1, 4), shares=(0.5,), context_tokens=40, num_prefill_tokens=256, append_tokens=32, steps=4)
 
@@ -18,7 +18,7 @@ PLAN = Plan(batches=(1, 4), shares=(0.5,), context_tokens=40, num_prefill_tokens
 @pytest.mark.timeout(240)
 def test_a_measured_profile_names_every_share_and_both_kinds_of_prefill(tmp_path: Path) -> None:
     measured = measure(ColocateConfig(shape="tiny", partition="affinity", num_threads=1), PLAN)
-    profile.write(measured, tmp_path / "tiny.yaml")
+    file.write(measured, tmp_path / "tiny.yaml")
     its = read_colocation(tmp_path / "tiny.yaml")
     assert its.decode.shares == (0.5,) and its.decode.batches == (1, 4)
     assert [(time.share, time.num_tokens) for time in its.prefill] == [(0.5, 256), (1.0, 256)]

@@ -13,14 +13,14 @@ import pytest
 import pytest_asyncio
 import torch
 
-from prfaas.colocate import cache, weights
-from prfaas.colocate.board import Word
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.model import HybridModel
+from prfaas.colocate.model import cache, weights
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.model.model import HybridModel
+from prfaas.colocate.model.shape import TINY
+from prfaas.colocate.processes.board import Word
+from prfaas.colocate.processes.sides import SIDES
+from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
 from prfaas.colocate.sequential import generate
-from prfaas.colocate.shape import TINY
-from prfaas.colocate.sides import SIDES
-from prfaas.colocate.supervisor import ExecutorSettings, Supervisor
 from tests.integration.colocate.states import STATES, Hold, pid_of
 from tests.waiting import until
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prfaas.colocate.board import Word
-from prfaas.colocate.cpu_runner import CpuRunner
-from prfaas.colocate.decode_loop import Adaptation
-from prfaas.colocate.prefill_queue import Prompt
-from prfaas.colocate.runner import Row, Step
-from prfaas.model.colocation import ShareTable
+from prfaas.colocate.decode.loop import Adaptation
+from prfaas.colocate.device.cpu import CpuRunner
+from prfaas.colocate.device.runner import Row, Step
+from prfaas.colocate.prefill.queue import Prompt
+from prfaas.colocate.processes.board import Word
+from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import Policy
 from tests.integration.colocate.two_sides import TwoSides
 from tests.unit.colocate.tiny import CACHE, tiny_model

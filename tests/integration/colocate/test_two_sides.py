@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prfaas.colocate.board import Word
-from prfaas.colocate.cache import CacheShape
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.processes.board import Word
+from prfaas.colocate.processes.sides import Side
 from prfaas.colocate.sequential import generate
-from prfaas.colocate.sides import Side
 from tests.integration.colocate.two_sides import TwoSides
 from tests.unit.colocate.tiny import CACHE, tiny_model
 

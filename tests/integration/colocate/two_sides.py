@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections import deque
 
-from prfaas.colocate import board
-from prfaas.colocate.board import Board
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.cpu_runner import CpuRunner
-from prfaas.colocate.decode_book import DecodeBook
-from prfaas.colocate.decode_loop import Adaptation, DecodeLoop
+from prfaas.colocate.decode.loop import Adaptation, DecodeLoop
+from prfaas.colocate.decode.request_table import DecodeBook
+from prfaas.colocate.device.cpu import CpuRunner
+from prfaas.colocate.device.runner import Runner
 from prfaas.colocate.front import Front, PeerRings, SideRings
-from prfaas.colocate.model import HybridModel
-from prfaas.colocate.prefill_loop import PrefillLoop
-from prfaas.colocate.ring import RingReader, RingWriter
-from prfaas.colocate.runner import Runner
-from prfaas.colocate.sides import Side
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.model.model import HybridModel
+from prfaas.colocate.prefill.loop import PrefillLoop
+from prfaas.colocate.processes import board
+from prfaas.colocate.processes.board import Board
+from prfaas.colocate.processes.ring import RingReader, RingWriter
+from prfaas.colocate.processes.sides import Side
 from tests.integration.colocate.shelf import Shelf
 
 

@@ -19,7 +19,7 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_interfa
 if not collect_ignore:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other projects' modules as they are imported
-        importlib.import_module("prfaas.connector.vllm")
+        importlib.import_module("prfaas.connector.vllm.connector")
 
 
 _numbers = itertools.count(1)

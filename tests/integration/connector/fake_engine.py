@@ -19,19 +19,17 @@ from typing import Any
 
 import torch
 
-from prfaas.agent.client import AgentClient
+from prfaas.agent.engine.client import AgentClient
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
-from prfaas.connector.blocks import LayerBlocks
-from prfaas.connector.checkpoints import BlockPins
-from prfaas.connector.cuda_blocks import copier_for
-from prfaas.connector.outcomes import Direction, Outcome
-from prfaas.connector.scheduled import Scheduled
-from prfaas.connector.scheduler_side import SchedulerSide
+from prfaas.connector.metadata import Direction, Outcome, Scheduled, Step
+from prfaas.connector.scheduler.scheduler import SchedulerSide
+from prfaas.connector.scheduler.store import BlockPins
 from prfaas.connector.settings import ConnectorSettings
-from prfaas.connector.steps import Step
-from prfaas.connector.transfer_request import EngineRequest, tenant_of
-from prfaas.connector.worker_side import WorkerSide
+from prfaas.connector.transfer_params import EngineRequest, tenant_of
+from prfaas.connector.worker.copy_cuda import copier_for
+from prfaas.connector.worker.copy_host import LayerBlocks
+from prfaas.connector.worker.worker import WorkerSide
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import Shard
 

@@ -12,14 +12,14 @@ from functools import partial
 import pytest
 import torch
 
-from prfaas.agent.client import AgentClient
-from prfaas.agent.protocol import Message
-from prfaas.agent.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
+from prfaas.agent.engine.client import AgentClient
+from prfaas.agent.engine.protocol import Message
+from prfaas.agent.engine.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
 from prfaas.connector.block_map import BlockSpan
-from prfaas.connector.blocks import Copier, HostCopier, LayerBlocks
-from prfaas.connector.cuda_blocks import copier_for
-from prfaas.connector.steps import Load, Save, SlotSpan, Step
-from prfaas.connector.worker_side import Loaded, WorkerSide
+from prfaas.connector.metadata import Load, Save, SlotSpan, Step
+from prfaas.connector.worker.copy_cuda import copier_for
+from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks
+from prfaas.connector.worker.worker import Loaded, WorkerSide
 from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending

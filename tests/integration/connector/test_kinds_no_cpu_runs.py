@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
-from prfaas.connector.engine_layout import Rank, block_map, describe
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
 from prfaas.types import Shard
 from tests.integration.connector.fake_engine import NUM_BLOCKS, FakeEngine, Memory, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending

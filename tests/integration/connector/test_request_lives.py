@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from prfaas import grants
-from prfaas.agent.servable import MAX_UNCERTAIN
-from prfaas.connector.outcomes import Outcome
+from prfaas.agent.prefix.lookup import MAX_UNCERTAIN
+from prfaas.connector.metadata import Outcome
 from prfaas.types import AgentName
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import (

@@ -28,19 +28,18 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from prfaas.connector import plugin
 from prfaas.connector.block_map import EngineGroup
-from prfaas.connector.engine_layout import Rank, block_map, describe, has_one_attention
-from prfaas.connector.engine_stats import PrfaasStats, from_tally
-from prfaas.connector.layer_ends import on_layer_end
-from prfaas.connector.outcomes import Tally
-from prfaas.connector.request_hashes import token_chain
-from prfaas.connector.steps import Load, Step
-from prfaas.connector.unsupported import check_supported
-from prfaas.connector.vllm import PrfaasConnector, StepMetadata
+from prfaas.connector.metadata import Load, Step, Tally
+from prfaas.connector.vllm import plugin
+from prfaas.connector.vllm.checks import check_supported
+from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
+from prfaas.connector.vllm.hooks import on_layer_end
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention
+from prfaas.connector.vllm.request import token_chain
+from prfaas.connector.vllm.stats import PrfaasStats, from_tally
 from prfaas.errors import ConfigError, LayoutError
 from prfaas.hashing import HashChain, root_hash
-from prfaas.router.tenants import check_salt
+from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
 from tests.integration.connector.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from prfaas.console.doctor.certificates import certificate_findings
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 from tests.integration.console.terminal import run_here, run_here_on_terminal
 from tests.integration.manager.deployment import Deployment
 

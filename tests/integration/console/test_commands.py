@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prfaas.console.authority import Authority, Issued
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.agent.prefixes import chain_of, prefix_of
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal

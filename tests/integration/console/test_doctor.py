@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from prfaas.cli.console import DIRECTORY
 from prfaas.console.authority import DAY, Authority
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.agent.running import Agents
 from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran, run_here

@@ -16,7 +16,7 @@ from prfaas.index.membership import Node
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.reporter import Reporter
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
 from tests.integration.console.terminal import Ran, run, run_here
 from tests.integration.manager.deployment import SECRET, Deployment

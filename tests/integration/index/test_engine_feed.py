@@ -11,12 +11,12 @@ import zmq
 from prometheus_client import REGISTRY
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.events import PoolEvent
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.engine_feed import EngineCacheFeed, EngineSource
-from prfaas.index.index import Index
+from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.inventory import Inventory
+from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
+from prfaas.pool_events import PoolEvent
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard
 from tests.waiting import until

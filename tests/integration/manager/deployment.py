@@ -12,12 +12,12 @@ from pathlib import Path
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import IndexRefusal, ManagerUnreachable
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.membership import Engine, Figures, Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.daemon import Manager
-from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
+from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter

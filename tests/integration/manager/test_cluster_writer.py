@@ -12,11 +12,11 @@ from prometheus_client import REGISTRY
 
 from prfaas.errors import Fenced
 from prfaas.index.membership import Engine, Node
-from prfaas.index.redis_store import START_ID, Entry, RedisStore
-from prfaas.manager.cluster_writer import RELOAD, ClusterWriter
-from prfaas.manager.embedded_redis import EmbeddedRedis
-from prfaas.manager.replication import Replication
-from prfaas.manager.world import World, leaving_record, node_record, role_record
+from prfaas.index.store.redis_store import START_ID, Entry, RedisStore
+from prfaas.manager.record.cluster_writer import RELOAD, ClusterWriter
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
+from prfaas.manager.record.replication import Replication
+from prfaas.manager.state.world import World, leaving_record, node_record, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import hybrid_layout
 from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError, RecordUnreachable
-from prfaas.index.redis_store import RedisStore
-from prfaas.manager.embedded_redis import EmbeddedRedis, find_server
+from prfaas.index.store.redis_store import RedisStore
+from prfaas.manager.record.embedded_redis import EmbeddedRedis, find_server
 from tests.integration.manager.deployment import kill
 from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
@@ -72,7 +72,7 @@ async def test_a_directory_that_cannot_be_used_is_said_by_its_setting(tmp_path: 
 async def test_a_directory_in_which_another_managers_server_runs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prfaas.manager.embedded_redis._LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr("prfaas.manager.record.embedded_redis._LEAVE_SECONDS", 0.0)
     first, second = EmbeddedRedis(tmp_path), EmbeddedRedis(tmp_path)
     await first.start()
     with pytest.raises(ConfigError, match=f"redis_directory: another manager's Redis runs in {tmp_path}"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.events import BlockRemoved, BlockStored
+from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.reporter import Reporter
 from tests.integration.manager.deployment import SECRET, Deployment, chain_of, hybrid_layout, kill, stored, until_usable

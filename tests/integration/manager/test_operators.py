@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
-from prfaas.manager.operators import Action
+from prfaas.manager.operations.operations import Action
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.integration.manager.deployment import Deployment

@@ -10,12 +10,12 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.index.membership import Figures, LinkFigures
 from prfaas.manager.daemon import Manager
-from prfaas.manager.threshold_plan import OFFLOAD_NOTHING, ThresholdPlan
-from prfaas.model.planning import best_plan
+from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan
+from prfaas.model.planning.planner import best_plan
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.reporter import Reporter
 from prfaas.solve.command import find_trace
-from prfaas.solve.deployment_file import read_deployment
+from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import Deployment, chain_of
 from tests.integration.manager.test_routing import route_request

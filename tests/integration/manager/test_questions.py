@@ -14,7 +14,7 @@ from prfaas.rpc.channel import Channel
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME
-from prfaas.rpc.questions import BATCHES_KEY, FAILED
+from prfaas.rpc.streams import BATCHES_KEY, FAILED
 from tests.integration.manager.deployment import (
     SECRET,
     Deployment,

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from prfaas.index.redis_store import RedisStore
-from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.index.store.redis_store import RedisStore
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.waiting import PATIENCE_SECONDS, until

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from prfaas.index.keys import Keys
-from prfaas.index.redis_store import START_ID, Entry, RedisStore
-from prfaas.manager.embedded_redis import find_server
+from prfaas.index.store.redis_store import START_ID, Entry, Keys, RedisStore
+from prfaas.manager.record.embedded_redis import find_server
 from prfaas.types import ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.waiting import wait_until

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from prfaas.errors import RecordUnreachable
-from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
-from prfaas.manager.embedded_redis import EmbeddedRedis
+from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
+from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
 from tests.integration.manager.deployment import Deployment
 from tests.waiting import PATIENCE_SECONDS

@@ -12,11 +12,10 @@ import pytest_asyncio
 
 from prfaas.console.authority import Authority, Issued
 from prfaas.errors import RecordUnreachable
-from prfaas.index.keys import Keys
-from prfaas.index.redis_store import RedisStore
-from prfaas.manager.embedded_redis import find_server
-from prfaas.transport.tls import CertificateFiles, Certificates
-from prfaas.transport.tls_door import TlsDoor
+from prfaas.index.store.redis_store import Keys, RedisStore
+from prfaas.manager.record.embedded_redis import find_server
+from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls_proxy import TlsDoor
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.integration.security.listening import is_taken
 from tests.waiting import wait_until

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockRemoved, BlockStored
 from prfaas.index.membership import EngineLoad, Figures, Node
+from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.translate import prefix_message

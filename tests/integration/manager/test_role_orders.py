@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.membership import EngineLoad, Figures
-from prfaas.index.redis_store import RedisStore
+from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import ClusterKind, ClusterName, InstanceId, InstanceRole

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from prfaas.errors import RecordUnreachable
-from prfaas.index.redis_store import RedisStore
+from prfaas.index.store.redis_store import RedisStore
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.integration.manager.replicated import Replicated
 from tests.waiting import until

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prfaas.errors import ConfigError
-from prfaas.index.redis_store import RedisStore
+from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.methods import SERVICE_NAME
 from tests.integration.manager.deployment import SECRET, Deployment, chain_of, hybrid_layout, stored

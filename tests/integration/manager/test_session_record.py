@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from prfaas.index.redis_store import RedisStore
-from prfaas.manager.session_record import MAX_WAITING, PER_WRITE, SessionRecord
-from prfaas.manager.sessions import Session
+from prfaas.index.store.redis_store import RedisStore
+from prfaas.manager.state.sessions import MAX_WAITING, PER_WRITE, Session, SessionRecord
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName
 from tests.waiting import PATIENCE_SECONDS

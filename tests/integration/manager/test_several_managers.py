@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from prfaas.errors import Fenced
-from prfaas.index.keys import Keys
-from prfaas.index.redis_store import START_ID, Entry, Lease, RedisStore
-from prfaas.manager.cluster_writer import RELOAD
+from prfaas.index.store.redis_store import START_ID, Entry, Keys, Lease, RedisStore
+from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
 from tests.integration.manager.test_routing import route_request

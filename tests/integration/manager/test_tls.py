@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from prfaas.agent.config import AgentConfig, EngineConfig
-from prfaas.agent.reporting import Reporting
+from prfaas.agent.report import Reporting
 from prfaas.console.authority import Authority
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.membership import Node
@@ -20,7 +20,7 @@ from prfaas.router.server import open_door
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import SECRET, Deployment
 from tests.waiting import PATIENCE_SECONDS, until

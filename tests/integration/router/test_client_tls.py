@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from prfaas.console.authority import Authority, Issued
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.console.terminal import run_here
 from tests.integration.router.door import SECRET, STREAMED, Door, operators_beside, router_config
 from tests.integration.router.paced_engine import PacedEngine

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from prfaas.errors import ConfigError
 from prfaas.router.config import DiscoveryConfig
-from prfaas.router.discovery import Discovery
-from prfaas.router.fleet import InstanceAddress
+from prfaas.router.engines.discovery import Discovery
+from prfaas.router.engines.fleet import InstanceAddress
 from prfaas.router.server import listening
 from tools.processes import Children
 from tools.stack import Stack

@@ -13,11 +13,11 @@ import pytest
 from prfaas.console.authority import Authority, Issued
 from prfaas.errors import ConfigError
 from prfaas.router.config import ClusterConfig, InstanceConfig
-from prfaas.router.headers import PREFILL_HEADER
+from prfaas.router.openai.headers import PREFILL_HEADER
 from prfaas.router.server import open_door
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
-from prfaas.transport.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.router.door import SECRET, Door, router_config
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.waiting import PATIENCE_SECONDS

@@ -19,22 +19,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from prfaas.errors import ConfigError
-from prfaas.router.admission import Admission
-from prfaas.router.answering import Answering
 from prfaas.router.config import ClusterConfig, InstanceConfig, QuotaConfig
-from prfaas.router.deciding import Deciding
-from prfaas.router.ext_proc.choosing import DESTINATION, SUBSET, Choosing, host_port
+from prfaas.router.engines.fleet import Fleet
+from prfaas.router.engines.legs import Legs
+from prfaas.router.ext_proc.endpoint_choice import DESTINATION, SUBSET, Choosing, host_port
 from prfaas.router.ext_proc.exchange import Exchange
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
 from prfaas.router.ext_proc.server import SERVICE, open_picker
-from prfaas.router.fleet import Fleet
-from prfaas.router.headers import GRANT_HEADER, PREFILL_HEADER
-from prfaas.router.legs import Legs
-from prfaas.router.quotas import Quota, Quotas
-from prfaas.router.record import Records
+from prfaas.router.http.admission import Admission, Quota, Quotas, Tenants
+from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER
+from prfaas.router.openai.tokenizer import Tokenizer
+from prfaas.router.routing.decide import Deciding
+from prfaas.router.routing.record import Records
+from prfaas.router.routing.serve import Answering
 from prfaas.router.server import open_door
-from prfaas.router.tenants import Tenants
-from prfaas.router.tokens import Tokenizer
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.door import LONG, SECRET, SHORT, Door, T, make_door, router_config
 from tests.unit.scheduler.endpoint_picker.conformance import cases

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from prfaas.router.legs import SENT_KEY
-from prfaas.router.openai import error_body
+from prfaas.router.engines.legs import SENT_KEY
+from prfaas.router.openai.request import error_body
 from tests.integration.router.door import LONG, SHORT, STREAMED, STREAMED_CHAT, Door, make_door
 from tests.integration.router.paced_engine import PacedEngine
 from tests.waiting import PATIENCE_SECONDS, until

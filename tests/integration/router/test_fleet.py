@@ -11,10 +11,10 @@ import pytest
 
 from prfaas.hashing import HashChain
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.deciding import Ask, Deciding, Ruling
-from prfaas.router.fleet import Fleet, Instance, InstanceAddress
-from prfaas.router.legs import LegFailed, Legs
-from prfaas.router.tokens import Prompt
+from prfaas.router.engines.fleet import Fleet, Instance, InstanceAddress
+from prfaas.router.engines.legs import LegFailed, Legs
+from prfaas.router.openai.tokenizer import Prompt
+from prfaas.router.routing.decide import Ask, Deciding, Ruling
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import AgentName, ClusterName, InstanceId
 

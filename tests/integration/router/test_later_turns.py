@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from prfaas.router.turns import MIN_COMPARED
+from prfaas.router.openai.conversation import MIN_COMPARED
 from tests.integration.router.door import LONG, Door, make_door
 
 

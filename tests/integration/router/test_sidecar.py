@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.router.headers import PREFILL_HEADER
+from prfaas.router.openai.headers import PREFILL_HEADER
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.router.sidecar.server import open_sidecar

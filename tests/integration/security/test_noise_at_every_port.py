@@ -15,7 +15,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2
 from google.protobuf.descriptor import MethodDescriptor
 
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.protocol import (
     PROTOCOL_VERSION,
     Attach,
     Cancel,
@@ -31,7 +31,7 @@ from prfaas.agent.protocol import (
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME
 from prfaas.rpc.tokens import credentials
-from prfaas.transport.messages import Hello, encode_hello
+from prfaas.transport.protocol.messages import Hello, encode_hello
 from prfaas.types import BlockHash, GroupBlocks, TransferId
 from tests.integration.agent.running import layout
 from tests.integration.security import noise

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prfaas.cli.profile import main
-from prfaas.solve.profile_file import read_profile
+from prfaas.solve.files.profile_file import read_profile
 from tests.waiting import POLL_SECONDS
 
 PREFILL_SECONDS, TOKEN_SECONDS = 0.02, 2e-5

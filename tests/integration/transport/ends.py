@@ -11,24 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.transport.receiver import (
-    Accepted,
-    OpenRequest,
-    ReceiveEvent,
-    Receiver,
-    ReceiverConfig,
-    Rejected,
-)
-from prfaas.transport.sender import (
-    Link,
-    LinkConfig,
-    Outgoing,
-    SendCompleted,
-    SendEvent,
-    SendFailed,
-    SendMemoryFree,
-    SendProgress,
-)
+from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, Rejected
+from prfaas.transport.receiver.server import Receiver, ReceiverConfig
+from prfaas.transport.sender.api import Outgoing, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendProgress
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.link import Link
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32

@@ -11,7 +11,7 @@ import threading
 
 import xxhash
 
-from prfaas.transport.receiver import ReceiveCompleted
+from prfaas.transport.receiver.api import ReceiveCompleted
 from tests.integration.transport.ends import Far, make_far
 from tests.waiting import wait_until
 

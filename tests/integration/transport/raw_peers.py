@@ -9,15 +9,16 @@ import threading
 from collections.abc import Callable
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport import handshake, messages
-from prfaas.transport.area import Slab
-from prfaas.transport.connection import Connection
-from prfaas.transport.handshake import Identity
-from prfaas.transport.messages import Ending, Open
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.sockets import make_socket
-from prfaas.transport.tls import Certificates
-from prfaas.transport.wire import FrameType, Header, chunk_checksum, chunk_header
+from prfaas.transport.net import handshake
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.handshake import Identity
+from prfaas.transport.net.sockets import make_socket
+from prfaas.transport.net.tls import Certificates
+from prfaas.transport.protocol import messages
+from prfaas.transport.protocol.messages import Ending, Open
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.wire import FrameType, Header, chunk_checksum, chunk_header
+from prfaas.transport.ranges import Slab
 from tests.integration.transport.ends import KEY
 from tests.waiting import PATIENCE_SECONDS
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from prfaas.transport.receiver import ReceiveCompleted, ReceiveMemoryFree
-from prfaas.transport.sender import SendCompleted, SendFailed
+from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveMemoryFree
+from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.integration.transport.ends import Far, Near, make_far, make_near
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from prfaas.transport.answers import MAX_UNSAID, Answer, Answers, have_later
-from prfaas.transport.connection import Connection
-from prfaas.transport.messages import Ending, Have, encode_ending, encode_have
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import Ending, Have, encode_ending, encode_have
+from prfaas.transport.protocol.wire import FrameType
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.wire import FrameType
+from prfaas.transport.receiver.transfer import MAX_UNSAID, Answer, Answers, have_later
 from tests.integration.transport.ends import fill_up
 from tests.waiting import PATIENCE_SECONDS
 

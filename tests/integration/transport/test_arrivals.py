@@ -16,18 +16,17 @@ from queue import Queue
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.admission import FAIR_PIECES, MAX_STRAYS, MAX_TRANSFERS, STRAYS_SECONDS
-from prfaas.transport.answers import MAX_REMEMBERED_MESSAGE_BYTES
-from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import CALL_RATIO, CALLED_CONNECTIONS, MAX_REMEMBERED, Arrivals, ChunkOutcome
-from prfaas.transport.assembler import MAX_FRAGMENTS
-from prfaas.transport.cancels import MAX_CANCELS
-from prfaas.transport.connection import Connection
-from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
-from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveEvent, ReceiveFailed
-from prfaas.transport.messages import Ending, decode_ending
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending, decode_ending
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.wire import FrameType, Header
+from prfaas.transport.ranges import Slab
+from prfaas.transport.receiver.admission import FAIR_PIECES, MAX_STRAYS, MAX_TRANSFERS, STRAYS_SECONDS
+from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, ReceiveFailed
+from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
+from prfaas.transport.receiver.table import CALL_RATIO, CALLED_CONNECTIONS, MAX_REMEMBERED, Arrivals, ChunkOutcome
+from prfaas.transport.receiver.transfer import MAX_REMEMBERED_MESSAGE_BYTES
+from prfaas.transport.sender.transfer import MAX_CANCELS
 from tests.waiting import PATIENCE_SECONDS
 
 GAVE_UP = Ending("cancelled", "never opened")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from prfaas.transport.wire import HEADER_BYTES, MAGIC
+from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC
 from tests.integration.transport.ends import objects_of, send
 from tests.integration.transport.soaking import (
     LONG,

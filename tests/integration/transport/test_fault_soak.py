@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from benchmarks.transport.ours import Ends
-from prfaas.transport.receiver import ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender import SendCompleted
+from prfaas.transport.receiver.api import ReceiveFailed, ReceiveMemoryFree
+from prfaas.transport.sender.api import SendCompleted
 from tests.integration.transport import far_process
 from tests.integration.transport.ends import Near, make_far, make_near, objects_of, send
 from tests.integration.transport.soaking import (

@@ -17,15 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.transport.area import Slab
-from prfaas.transport.connection import Connection
-from prfaas.transport.link_pacing import PACE_STEP_RATIO
-from prfaas.transport.messages import Done, Have, encode_done, encode_have
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.rate_budget import RateBudget, Use
-from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender import SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
+from prfaas.transport.congestion.rate_budget import RateBudget, Use
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender.stats import PACE_STEP_RATIO
 from tests.integration.transport.ends import (
     GIVES_UP_SECONDS,
     Far,

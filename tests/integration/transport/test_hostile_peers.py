@@ -15,13 +15,11 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport import handshake
-from prfaas.transport.admission import FAIR_PIECES, MAX_OPENING_BYTES, RUN_BYTES
-from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import HAVE_SECONDS, Arrivals
-from prfaas.transport.connection import Connection
-from prfaas.transport.handshake import Identity
-from prfaas.transport.messages import (
+from prfaas.transport.codec.packing import Packer, ways
+from prfaas.transport.net import handshake
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.handshake import Identity
+from prfaas.transport.protocol.messages import (
     MAX_BODY_BYTES,
     Ending,
     Hello,
@@ -32,22 +30,8 @@ from prfaas.transport.messages import (
     encode_open,
     encode_refusal,
 )
-from prfaas.transport.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
-from prfaas.transport.packing import Packer, ways
-from prfaas.transport.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES, MAX_PACKED_FRAMES
-from prfaas.transport.receiver import (
-    MAX_STRANGERS,
-    Accepted,
-    OpenRequest,
-    ReceiveCompleted,
-    ReceiveFailed,
-    Receiver,
-    ReceiverConfig,
-    Rejected,
-    source_of,
-)
-from prfaas.transport.sender import SendCompleted, SendFailed
-from prfaas.transport.wire import (
+from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
+from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -58,6 +42,13 @@ from prfaas.transport.wire import (
     control,
     packed_header,
 )
+from prfaas.transport.ranges import Slab
+from prfaas.transport.receiver.admission import FAIR_PIECES, MAX_OPENING_BYTES, RUN_BYTES
+from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted, ReceiveFailed, Rejected
+from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES, MAX_PACKED_FRAMES
+from prfaas.transport.receiver.server import MAX_STRANGERS, Receiver, ReceiverConfig, source_of
+from prfaas.transport.receiver.table import HAVE_SECONDS, Arrivals
+from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.integration.transport.ends import (
     GIVES_UP_SECONDS,
     KEY,

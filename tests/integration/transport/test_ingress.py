@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from prfaas.transport.ingress import TELL_RATIO
-from prfaas.transport.link_pacing import PACE_STEP_RATIO
-from prfaas.transport.rate_budget import RateBudget
-from prfaas.transport.sender import SendFailed
+from prfaas.transport.congestion.rate_budget import RateBudget
+from prfaas.transport.receiver.limits import TELL_RATIO
+from prfaas.transport.sender.api import SendFailed
+from prfaas.transport.sender.stats import PACE_STEP_RATIO
 from tests.integration.transport.ends import Far, Near, make_far, send
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.transport import messages, tcp_info
-from prfaas.transport.answers import say
-from prfaas.transport.chunker import SLOW_CHUNK_BYTES
-from prfaas.transport.connection import Connection
-from prfaas.transport.messages import Have
-from prfaas.transport.object_sizes import MAX_OBJECTS
+from prfaas.transport.congestion.rate_budget import RateBudget
+from prfaas.transport.net import tcp_info
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol import messages
+from prfaas.transport.protocol.messages import Have
+from prfaas.transport.protocol.object_sizes import MAX_OBJECTS
+from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.rate_budget import RateBudget
-from prfaas.transport.receiver import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
-from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
+from prfaas.transport.receiver.transfer import say
+from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until

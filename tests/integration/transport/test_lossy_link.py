@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from prfaas.transport import lossy_cast
-from prfaas.transport.area import Slab
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.receiver import ReceiveCompleted
-from prfaas.transport.sender import Outgoing, SendCompleted
-from prfaas.transport.wire import FrameType, packed_header
+from prfaas.transport.codec import fp8
+from prfaas.transport.protocol.wire import FrameType, packed_header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver.api import ReceiveCompleted
+from prfaas.transport.sender.api import Outgoing, SendCompleted
 from tests.integration.transport.ends import Far, Near, make_far
 from tests.integration.transport.raw_peers import RawSender
 from tests.unit.transport.test_packing import bf16
@@ -47,7 +46,7 @@ def test_what_may_be_cast_arrives_in_half_the_bytes_and_all_else_exactly(
 ) -> None:
     near = near_to(lossy_far.address, lossy_fp8=True)
     end, arrived = _sent(lossy_far, near)
-    assert arrived[0] == lossy_cast.restore(lossy_cast.cast(FLOATS) or b"") != FLOATS
+    assert arrived[0] == fp8.restore(fp8.cast(FLOATS) or b"") != FLOATS
     assert arrived[1] == OBJECTS[1]
     assert end.stats.wire_bytes < 1.6 * len(FLOATS)
     assert near.link.snapshot().lossy_fp8
@@ -61,7 +60,7 @@ def test_nothing_is_cast_unless_both_ends_ask_for_it(far: Far, lossy_far: Far, n
 
 
 def test_a_lossy_chunk_that_nobody_asked_for_ends_its_connection(far: Far) -> None:
-    payload = lossy_cast.cast(FLOATS)
+    payload = fp8.cast(FLOATS)
     assert payload is not None
     with RawSender(far.address) as raw:
         transfer_id = raw.open(len(FLOATS))
@@ -75,7 +74,7 @@ def test_a_lossy_chunk_that_nobody_asked_for_ends_its_connection(far: Far) -> No
 def test_a_lossy_chunk_that_does_not_match_its_checksum_is_asked_for_again_and_never_written(
     lossy_far: Far,
 ) -> None:
-    payload = lossy_cast.cast(FLOATS)
+    payload = fp8.cast(FLOATS)
     assert payload is not None
     with RawSender(lossy_far.address) as raw:
         transfer_id = raw.open(len(FLOATS))

@@ -15,22 +15,26 @@ from pathlib import Path
 import msgpack
 
 from prfaas.console.authority import Authority
-from prfaas.transport import messages
-from prfaas.transport.area import Slab
-from prfaas.transport.arrivals import Arrivals
-from prfaas.transport.cancels import MAX_CANCELS
-from prfaas.transport.connection import Connection
-from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
-from prfaas.transport.inbound import Accepted, OpenRequest, ReceiveCompleted
-from prfaas.transport.messages import MAX_SLABS, Done, Have, Open
-from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
-from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.sockets import SEND_BUFFER_BYTES
-from prfaas.transport.standing import Standing
-from prfaas.transport.tls import CertificateFiles, Certificates
-from prfaas.transport.wire import HEADER_BYTES, MAX_CHUNK_BYTES, FrameType, Header, chunk_checksum, chunk_header
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.sockets import SEND_BUFFER_BYTES
+from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.transport.protocol import messages
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Done, Have, Open
+from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, ObjectSizes
+from prfaas.transport.protocol.wire import (
+    HEADER_BYTES,
+    MAX_CHUNK_BYTES,
+    FrameType,
+    Header,
+    chunk_checksum,
+    chunk_header,
+)
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted
+from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
+from prfaas.transport.receiver.table import Arrivals
+from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender.transfer import MAX_CANCELS, Standing
 from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until

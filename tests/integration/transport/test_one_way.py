@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import Authority
-from prfaas.transport import handshake
-from prfaas.transport.connection import Connection
-from prfaas.transport.handshake import Identity
-from prfaas.transport.messages import Hello, decode_ending
-from prfaas.transport.rate_budget import RateBudget
-from prfaas.transport.reach import FRUITLESS_SECONDS, Reach
-from prfaas.transport.receiver import Receiver, ReceiverConfig, Rejected
-from prfaas.transport.sender import SendCompleted, SendFailed
-from prfaas.transport.sockets import make_socket
-from prfaas.transport.tls import CertificateFiles, Certificates
-from prfaas.transport.wire import HEADER_BYTES, FrameType
+from prfaas.transport.congestion.rate_budget import RateBudget
+from prfaas.transport.congestion.stall_detector import FRUITLESS_SECONDS, Reach
+from prfaas.transport.net import handshake
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.handshake import Identity
+from prfaas.transport.net.sockets import make_socket
+from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.transport.protocol.messages import Hello, decode_ending
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType
+from prfaas.transport.receiver.api import Rejected
+from prfaas.transport.receiver.server import Receiver, ReceiverConfig
+from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send
 from tests.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay

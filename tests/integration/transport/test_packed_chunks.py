@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.transport.area import Slab
-from prfaas.transport.packing import CODECS, Packer, Way
-from prfaas.transport.receiver import ReceiveCompleted
-from prfaas.transport.sender import SendCompleted
-from prfaas.transport.wire import HEADER_BYTES, FrameType, chunk_checksum, packed_header
+from prfaas.transport.codec.packing import CODECS, Packer, Way
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, chunk_checksum, packed_header
+from prfaas.transport.ranges import Slab
+from prfaas.transport.receiver.api import ReceiveCompleted
+from prfaas.transport.sender.api import SendCompleted
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawSender
 from tests.unit.transport.test_packing import bf16

@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Callable
 
-from prfaas.transport.link_meter import LinkHealth
-from prfaas.transport.receiver import ReceiveCompleted
-from prfaas.transport.sender import SendCompleted, SendFailed
+from prfaas.transport.congestion.rate_estimator import LinkHealth
+from prfaas.transport.receiver.api import ReceiveCompleted
+from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, wait_until
 from tools.demo.corruption import one_byte_of_one_chunk

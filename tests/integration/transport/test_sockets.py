@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.transport.sockets import make_socket
+from prfaas.transport.net.sockets import make_socket
 
 
 def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(

@@ -10,17 +10,16 @@ from contextlib import contextmanager
 
 from prometheus_client import REGISTRY
 
-from prfaas.transport.area import Area, Slab
-from prfaas.transport.connection import SILENCE_SECONDS, Connection
-from prfaas.transport.line import MAX_UNACKNOWLEDGED
-from prfaas.transport.messages import Done, Have, Open, encode_done, encode_have, encode_open
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.reader import LARGE_FRAME_BYTES
-from prfaas.transport.sender import Outgoing, SendAccepted, SendCompleted
-from prfaas.transport.sending import SLOW_BYTES_PER_SECOND
-from prfaas.transport.stalls import GRACE_SECONDS, STALL_SECONDS
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
+from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
+from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.protocol.messages import Done, Have, Open, encode_done, encode_have, encode_open
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
+from prfaas.transport.ranges import Area, Ranges, Slab
+from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES
+from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted
+from prfaas.transport.sender.transfer import SLOW_BYTES_PER_SECOND
+from prfaas.transport.sender.worker import MAX_UNACKNOWLEDGED
 from tests.integration.transport import far_process
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender

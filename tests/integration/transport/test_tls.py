@@ -16,13 +16,14 @@ import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
 from prfaas.errors import ConfigError
-from prfaas.transport.connection import Connection
-from prfaas.transport.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.tls import MAX_SECONDS, CertificateFiles, Certificates
+from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.receiver import ReceiverConfig
-from prfaas.transport.sender import Link, SendCompleted, SendFailed
-from prfaas.transport.tls import MAX_SECONDS, CertificateFiles, Certificates
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.receiver.server import ReceiverConfig
+from prfaas.transport.sender.api import SendCompleted, SendFailed
+from prfaas.transport.sender.link import Link
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, make_near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until

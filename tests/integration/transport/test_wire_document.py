@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from prfaas.transport.receiver import ReceiveCompleted
+from prfaas.transport.receiver.api import ReceiveCompleted
 from tests.integration.transport.ends import KEY, Far
 from tests.waiting import PATIENCE_SECONDS, wait_until
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.capacity import NO_LIMITS, Shares
 from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
-from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.removal import removal
-from prfaas.cachepool.room import NO_LIMITS, Shares
-from prfaas.events import BlockStored, PoolChange, PoolEvent
+from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
+from prfaas.pool_events import BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 

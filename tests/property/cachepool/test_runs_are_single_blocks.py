@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.cachepool.pool import Pool
-from prfaas.events import BlockRemoved, BlockStored, PoolChange, PoolEvent
+from prfaas.pool_events import BlockRemoved, BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolEvent, Tier
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.index import Index
 from prfaas.index.inventory import Change, Inventory
+from prfaas.index.memory.index import Index
 from prfaas.index.query import Answer, Query
+from prfaas.pool_events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolEvent, Tier
 from prfaas.types import AgentName, BlockHash, ClusterName, GroupKind, Shard
 
 Held = dict[tuple[bytes, int, Tier], dict[BlockHash, int]]  # (layout, group, tier) → hash → num_tokens

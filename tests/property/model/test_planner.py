@@ -9,16 +9,16 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from prfaas.model.bound import lp_bound
-from prfaas.model.curve import OfNewTokens, polynomial
-from prfaas.model.deployment import Deployment
-from prfaas.model.lengths import Empirical, Lengths, LogNormal, Mixture, expectation
-from prfaas.model.loads import LoadModel, Method
-from prfaas.model.planning import best_plan
-from prfaas.model.profile import Profile
-from prfaas.model.solver import SinglePd
-from prfaas.model.weighing import expected_minimum
-from prfaas.model.workload import Workload
+from prfaas.model.capacity.bound import lp_bound
+from prfaas.model.capacity.loads import LoadModel, Method
+from prfaas.model.cost.curve import OfNewTokens, polynomial
+from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture, expectation
+from prfaas.model.cost.profile import Profile
+from prfaas.model.cost.weighted import expected_minimum
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment
+from prfaas.model.planning.planner import best_plan
+from prfaas.model.planning.single_pd import SinglePd
 from tests.planner_inputs import profile, small_deployment, workload
 
 EPSILON = 1e-9

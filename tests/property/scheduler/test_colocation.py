@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.model.colocation import ShareTable
+from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import (
     OVERALLOCATED,
     Load,

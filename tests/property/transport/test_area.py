@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.area import Area, Slab
+from prfaas.transport.ranges import Area, Slab
 
 slabs = st.builds(Slab, st.integers(0, 6), st.integers(1, 5), st.integers(0, 12), st.integers(1, 9))
 

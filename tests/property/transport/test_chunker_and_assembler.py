@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.area import Area, Slab
-from prfaas.transport.assembler import Assembler
-from prfaas.transport.chunker import Chunk, Chunker
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.ranges import Area, Ranges, Slab
+from prfaas.transport.receiver.assembler import Assembler
+from prfaas.transport.sender.chunker import Chunk, Chunker
 
 ID = bytes(16)
 KIB = 1 << 10

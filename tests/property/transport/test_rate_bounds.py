@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.rate_bounds import RateBounds
+from prfaas.transport.congestion.rate_estimator import RateBounds
 
 LOOK_SECONDS = 0.05
 pieces = st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 1_000_000)), min_size=1, max_size=20)

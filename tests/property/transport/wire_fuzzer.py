@@ -16,23 +16,19 @@ from pathlib import Path
 
 import atheris
 
-INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.plan", "prfaas.cachepool.layout"]
+INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.transfer.plan", "prfaas.cachepool.layout"]
 
 with atheris.instrument_imports(include=INSTRUMENTED):
-    from prfaas.agent import plan
+    from prfaas.agent.transfer import plan
     from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
     from prfaas.errors import LayoutError, RemoteProtocolError
-    from prfaas.transport import handshake, lossy_cast, messages
-    from prfaas.transport.area import Slab
-    from prfaas.transport.arrivals import Arrivals
-    from prfaas.transport.connection import Connection
-    from prfaas.transport.inbound import Accepted, OpenRequest, Rejected
-    from prfaas.transport.object_sizes import ObjectSizes
-    from prfaas.transport.packing import CODECS, Packer, ways
-    from prfaas.transport.ranges import Ranges
-    from prfaas.transport.reader import FrameBounds, Reader
-    from prfaas.transport.standing import Standing
-    from prfaas.transport.wire import (
+    from prfaas.transport.codec import fp8
+    from prfaas.transport.codec.packing import CODECS, Packer, ways
+    from prfaas.transport.net import handshake
+    from prfaas.transport.net.connection import Connection
+    from prfaas.transport.protocol import messages
+    from prfaas.transport.protocol.object_sizes import ObjectSizes
+    from prfaas.transport.protocol.wire import (
         HEADER_BYTES,
         FrameType,
         Header,
@@ -41,6 +37,11 @@ with atheris.instrument_imports(include=INSTRUMENTED):
         chunk_header,
         packed_header,
     )
+    from prfaas.transport.ranges import Ranges, Slab
+    from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+    from prfaas.transport.receiver.reader import FrameBounds, Reader
+    from prfaas.transport.receiver.table import Arrivals
+    from prfaas.transport.sender.transfer import Standing
     from prfaas.types import BlockHash, GroupBlocks, Shard
 
 SIZES = ObjectSizes([(1000, 3), (70_000, 2)])
@@ -106,8 +107,8 @@ def read_packed(data: bytes) -> None:
 
 
 def read_lossy(data: bytes) -> int:
-    num_bytes = lossy_cast.raw_bytes(data)
-    assert len(lossy_cast.restore(data)) == num_bytes
+    num_bytes = fp8.raw_bytes(data)
+    assert len(fp8.restore(data)) == num_bytes
     return num_bytes
 
 
@@ -139,7 +140,7 @@ def good_inputs() -> list[bytes]:
     opened = messages.Open(SIZES, 1, 5.0, b"body")
     have = messages.Have(Ranges([(1, 3)]), (Slab(0, 1, 0, 10),))
     packed = [packed for way in ways(CODECS) if (packed := PACKER.pack(bytes(1000), way))]
-    lossy = lossy_cast.cast(bytes(1000))
+    lossy = fp8.cast(bytes(1000))
     assert lossy is not None
     checksum = chunk_checksum(transfer_id, slab, [piece])
     frames = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.agent.accepted_layouts import AcceptedLayouts
+from prfaas.agent.transfer.layouts import AcceptedLayouts
 
 PEER, RANKS = "west", (b"rank 0", b"rank 1")
 

@@ -9,19 +9,20 @@ import time
 from dataclasses import replace
 
 from prfaas import grants
-from prfaas.agent.copying import Copying
-from prfaas.agent.layouts_here import LayoutsHere
-from prfaas.agent.placement import place
-from prfaas.agent.plan import OpenBody, make_plan
-from prfaas.agent.transfer_log import TransferLog
-from prfaas.agent.wire_priority import ORDINARY
+from prfaas.agent.links import ORDINARY
+from prfaas.agent.prefix.replicate import Copying
+from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.transfer.log import TransferLog
+from prfaas.agent.transfer.placement import place
+from prfaas.agent.transfer.plan import OpenBody, make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
-from prfaas.transport.connection import Connection
-from prfaas.transport.messages import Hello, decode_open
-from prfaas.transport.sender import Link, LinkConfig
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import Hello, decode_open
+from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, BlockHash, CopyCommand, CopyEnd, Prefix, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.waiting import PATIENCE_SECONDS

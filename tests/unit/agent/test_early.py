@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from prfaas.agent.early import MAX_EARLY, EarlyClaims
-from prfaas.agent.engines import EngineConnection
-from prfaas.agent.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Attach, Receive, TransferFailed, decode
+from prfaas.agent.engine.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Attach, Receive, TransferFailed, decode
+from prfaas.agent.engine.server import EngineConnection
+from prfaas.agent.transfer.inbound import MAX_EARLY, EarlyClaims
 from prfaas.hashing import NO_HASH
 from prfaas.types import TransferId
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from prfaas.agent.endings import MAX_CANCELLED, MAX_REMEMBERED, Endings
+from prfaas.agent.transfer.inbound import MAX_CANCELLED, MAX_REMEMBERED, Endings
 from prfaas.grants import Grant
-from prfaas.transport.answers import shortened
-from prfaas.transport.messages import Ending
+from prfaas.transport.protocol.messages import Ending
+from prfaas.transport.receiver.transfer import shortened
 from prfaas.types import AgentName, BlockHash, TransferId
 
 WHY, GAVE_UP = Ending("incomplete", "why"), Ending("cancelled", "no longer wanted")

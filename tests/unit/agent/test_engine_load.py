@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from prfaas.agent.config import EngineConfig
-from prfaas.agent.engine_load import EngineLoads, load_from_page
+from prfaas.agent.report import EngineLoads, load_from_page
 from prfaas.index.membership import EngineLoad
 from prfaas.types import InstanceId
 from tests.waiting import until

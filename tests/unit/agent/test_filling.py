@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.filling import Filling
-from prfaas.agent.placement import place
-from prfaas.agent.plan import make_plan
-from prfaas.agent.ring import EntryKind, RingEntry
+from prfaas.agent.engine.ring import EntryKind, RingEntry
+from prfaas.agent.transfer.layer_progress import Filling
+from prfaas.agent.transfer.placement import place
+from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import NO_HASH
 from prfaas.types import GroupBlocks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.gpu_names import gpu_names
+from prfaas.agent.report import gpu_names
 
 INFORMATION = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-0\n"
 

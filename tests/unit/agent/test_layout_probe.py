@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.layout_probe import answer_layout_probe
-from prfaas.agent.layouts_here import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutsHere
-from prfaas.agent.plan import encode_probe
+from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutsHere, answer_layout_probe
+from prfaas.agent.transfer.plan import encode_probe
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.inbound import Accepted, OpenRequest, Rejected
-from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.types import AgentName
 from tests.unit.cachepool.layouts import hybrid
 

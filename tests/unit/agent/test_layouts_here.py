@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas.agent.layouts_here import LayoutsHere
-from prfaas.agent.plan import OpenBody
-from prfaas.agent.refusal import Refusal
+from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.transfer.plan import OpenBody
+from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
-from prfaas.cachepool.pool import LeaseId, Pool
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.slots import LeaseId
 from prfaas.types import AgentName
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 

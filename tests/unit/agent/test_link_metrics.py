@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from prometheus_client import REGISTRY
 
-from prfaas.agent.link_metrics import REFRESH_SECONDS, LinkMetrics
-from prfaas.transport.link_state import LinkState
+from prfaas.agent.status import REFRESH_SECONDS, LinkMetrics
+from prfaas.transport.sender.stats import LinkState
 
 BLANK = LinkState(**dict.fromkeys(LinkState.__dataclass_fields__, 0) | {"congestion": None, "limit": None})  # type: ignore[arg-type]
 CHOKED = replace(

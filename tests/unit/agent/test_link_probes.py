@@ -10,13 +10,13 @@ import msgpack
 import pytest
 
 from prfaas import grants
-from prfaas.agent.link_probes import DEADLINE_SECONDS, PAUSE_SECONDS, TakenProbes
-from prfaas.agent.plan import encode_link_probe
+from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS, PAUSE_SECONDS, TakenProbes
+from prfaas.agent.transfer.plan import encode_link_probe
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.receiver import Accepted, OpenRequest
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.receiver.api import Accepted, OpenRequest
 from prfaas.types import AgentName, TransferId
 
 KEY = b"g" * 32

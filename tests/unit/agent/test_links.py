@@ -10,8 +10,8 @@ import pytest
 
 from prfaas.agent.config import AgentConfig, EgressConfig
 from prfaas.agent.links import Links, RateLimits
-from prfaas.transport.dialler import KEEP_WARM_SECONDS
-from prfaas.transport.sender import Outgoing
+from prfaas.transport.net.dialler import KEEP_WARM_SECONDS
+from prfaas.transport.sender.api import Outgoing
 from prfaas.types import AgentName
 
 EAST, WEST = AgentName("east"), AgentName("west")

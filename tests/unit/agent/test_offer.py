@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.layouts_here import LayoutsHere
-from prfaas.agent.offer import offer_of
-from prfaas.agent.plan import Copied, OpenBody, make_plan
-from prfaas.agent.refusal import Refusal
+from prfaas.agent.transfer.inbound import offer_of
+from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.transfer.plan import Copied, OpenBody, make_plan
+from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
-from prfaas.transport.inbound import OpenRequest
-from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.receiver.api import OpenRequest
 from prfaas.types import AgentName, GroupBlocks, Prefix, TransferId
 from tests.unit.cachepool.layouts import hybrid
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from prfaas.agent.one_a_turn import OneATurn
+from prfaas.agent.engine.server import OneATurn
 
 
 async def test_between_two_calls_the_loop_has_a_turn() -> None:

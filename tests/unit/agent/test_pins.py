@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.pins import Pins
+from prfaas.agent.prefix.pins import Pins
 from prfaas.types import CopyEnd, PoolCommand, PoolOrder, TransferId
 from tests.unit.cachepool.layouts import name
 from tests.unit.cachepool.test_pool import Node

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.placement import Placement, place, place_held
-from prfaas.agent.plan import TransferPlan, make_plan
+from prfaas.agent.transfer.placement import Placement, place, place_held
+from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.pool import Pool
-from prfaas.events import BlockStored, PoolEvent
 from prfaas.hashing import NO_HASH, HashChain, root_hash
+from prfaas.pool_events import BlockStored, PoolEvent
 from prfaas.types import GroupBlocks
 from tests.unit.cachepool.layouts import hybrid
 

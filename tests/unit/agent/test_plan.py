@@ -7,7 +7,7 @@ import tracemalloc
 import msgpack
 import pytest
 
-from prfaas.agent.plan import (
+from prfaas.agent.transfer.plan import (
     MAX_LAYOUT_BYTES,
     MAX_LAYOUTS_BYTES,
     Copied,
@@ -23,7 +23,7 @@ from prfaas.agent.plan import (
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout, fingerprint_of
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
-from prfaas.transport.messages import MAX_BODY_BYTES
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES
 from prfaas.types import GroupBlocks, Shard
 
 ROOT = root_hash("m")

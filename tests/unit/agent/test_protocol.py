@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.protocol import (
     LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
     Attach,

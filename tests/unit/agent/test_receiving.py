@@ -13,12 +13,7 @@ import msgpack
 import pytest
 
 from prfaas import grants
-from prfaas.agent.endings import MAX_REMEMBERED
-from prfaas.agent.engines import EngineConnection
-from prfaas.agent.layouts_here import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutsHere
-from prfaas.agent.link_probes import TakenProbes
-from prfaas.agent.plan import MAX_RANKS, OpenBody, encode_probe, make_plan
-from prfaas.agent.protocol import (
+from prfaas.agent.engine.protocol import (
     PROTOCOL_VERSION,
     Attach,
     Message,
@@ -27,16 +22,21 @@ from prfaas.agent.protocol import (
     ReceiveReady,
     TransferFailed,
 )
-from prfaas.agent.receiving import Receiving
-from prfaas.agent.transfer_log import TransferLog
+from prfaas.agent.engine.server import EngineConnection
+from prfaas.agent.transfer.inbound import MAX_REMEMBERED
+from prfaas.agent.transfer.layouts import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutsHere
+from prfaas.agent.transfer.link_probe import TakenProbes
+from prfaas.agent.transfer.log import TransferLog
+from prfaas.agent.transfer.plan import MAX_RANKS, OpenBody, encode_probe, make_plan
+from prfaas.agent.transfer.receive import Receiving
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
-from prfaas.transport.answers import shortened
-from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
-from prfaas.transport.inbound import (
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.receiver.api import (
     Accepted,
     OpenRequest,
     ReceiveCompleted,
@@ -45,7 +45,7 @@ from prfaas.transport.inbound import (
     Rejected,
     TransferStats,
 )
-from prfaas.transport.object_sizes import ObjectSizes
+from prfaas.transport.receiver.transfer import shortened
 from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.unit.cachepool.layouts import hybrid

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.placement import place
-from prfaas.agent.plan import make_plan
-from prfaas.agent.refusal import Refusal
-from prfaas.agent.repacking import repacking_into
+from prfaas.agent.transfer.placement import place
+from prfaas.agent.transfer.plan import make_plan
+from prfaas.agent.transfer.refusal import Refusal
+from prfaas.agent.transfer.repack import repacking_into
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.repack import Side

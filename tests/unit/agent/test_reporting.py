@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from prfaas.agent.config import AgentConfig
-from prfaas.agent.protocol import Promised
-from prfaas.agent.reporting import Reporting
+from prfaas.agent.engine.protocol import Promised
+from prfaas.agent.report import Reporting
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.membership import LinkFigures
-from prfaas.transport.link_state import LinkState
+from prfaas.transport.sender.stats import LinkState
 from prfaas.types import AgentName
 from tests.unit.agent.test_link_metrics import CHOKED
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas.agent.ring import RING_ENTRIES, EntryKind, RingEntry, RingReader, RingWriter, create_ring
+from prfaas.agent.engine.ring import RING_ENTRIES, EntryKind, RingEntry, RingReader, RingWriter, create_ring
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prfaas.agent.transfer_log import MAX_LATER, TransferLog, TransferRecord
+from prfaas.agent.transfer.log import MAX_LATER, TransferLog, TransferRecord
 from prfaas.types import TransferId
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.wire_priority import ORDINARY, wire_priority
-from prfaas.transport.chunker import MAX_PRIORITY
+from prfaas.agent.links import ORDINARY, wire_priority
+from prfaas.transport.sender.chunker import MAX_PRIORITY
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prfaas.bench.layer_sizes import layer_sizes
-from prfaas.model.geometry import Geometry, KVGroup
-from prfaas.solve import catalog
+from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.solve.files import catalog
 
 
 def test_layers_of_several_kinds_are_spread_over_the_depth() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.bench.near import Run
 from prfaas.bench.report import Host, Measurement, recommendations, render, to_json
-from prfaas.transport.link_state import LinkState
+from prfaas.transport.sender.stats import LinkState
 
 LINK = LinkState(**dict.fromkeys(LinkState.__dataclass_fields__, 0) | {"min_rtt_seconds": 0.03, "num_connections": 8})  # type: ignore[arg-type]
 RUN = Run(

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
+from prfaas.cachepool.block_run import Run
 from prfaas.cachepool.eviction import BlockFacts, Candidates, cost, lfu, lru, policy_of
-from prfaas.cachepool.run import Run
 from prfaas.types import GroupKind
 from tests.unit.cachepool.layouts import ROOT
 

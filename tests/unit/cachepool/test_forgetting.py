@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from prfaas.cachepool.capacity import Shares
 from prfaas.cachepool.file_arena import FileArena
-from prfaas.cachepool.pool import LeaseId, Pool, SlotPool
+from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
-from prfaas.cachepool.room import Shares
-from prfaas.events import BlockRemoved, BlocksStored, PoolChange
+from prfaas.cachepool.slots import LeaseId
+from prfaas.pool_events import BlockRemoved, BlocksStored, PoolChange
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 from tests.unit.cachepool.test_pool import ATTENTION, STATE, Node
 

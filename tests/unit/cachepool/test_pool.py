@@ -11,7 +11,7 @@ from prfaas.cachepool.arena import PAGE_BYTES, Arena
 from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
+from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
 ATTENTION, STATE, WINDOW = 0, 1, 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.newcomers import LEAST_SHARE, Newcomers
-from prfaas.cachepool.pool import LeaseId, Pool
-from prfaas.cachepool.room import MAX_ACCOUNTS, Room, Shares
+from prfaas.cachepool.capacity import MAX_ACCOUNTS, Room, Shares
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.probation import LEAST_SHARE, Newcomers
+from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import SLOT_BYTES, hybrid, name

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.cli.bench import main, standing
 from prfaas.console.authority import Authority, Issued
-from prfaas.transport.link_state import LinkState
+from prfaas.transport.sender.stats import LinkState
 
 TO = ("link", "--to", "127.0.0.1:9", "--secret-file")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.sim import main
-from prfaas.solve import catalog
+from prfaas.solve.files import catalog
 
 SMALL = ["--requests", "500"]
 

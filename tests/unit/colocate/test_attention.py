@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prfaas.colocate.attention import reads_in_place
-from prfaas.colocate.attention_in_place import in_place
-from prfaas.colocate.cache import Cache
+from prfaas.colocate.model.attention import in_place, reads_in_place
+from prfaas.colocate.model.cache import Cache
 
 
 def cache_on(device: str, dtype: torch.dtype, block_tokens: int) -> Cache:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from prfaas.colocate.cpu_affinity import cores_of
+from prfaas.colocate.device.cpu import cores_of
 
 
 @pytest.mark.parametrize("num_cores", [2, 3, 8])
@@ -25,7 +25,7 @@ def test_a_share_moves_the_threads_of_the_process_and_keeps_their_limit() -> Non
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core cannot be shared")
     code = (
-        "import os, torch; from prfaas.colocate.cpu_affinity import CpuSets; sets = CpuSets('decode', 1);"
+        "import os, torch; from prfaas.colocate.device.cpu import CpuSets; sets = CpuSets('decode', 1);"
         "every = len(os.sched_getaffinity(0)); sets.take(0.5); assert len(os.sched_getaffinity(0)) < every;"
         "sets.take(1.0); assert len(os.sched_getaffinity(0)) == every and torch.get_num_threads() == 1"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.decode_book import DecodeBook, Sequence
-from prfaas.colocate.messages import NO_STOP_TOKEN, Request
+from prfaas.colocate.decode.request_table import DecodeBook, Sequence
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
 
 SHAPE = CacheShape(num_blocks=9, block_tokens=4, num_state_slots=4)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from prfaas.colocate.front import Front
-from prfaas.colocate.messages import Kind, read_request
-from prfaas.colocate.ring import RingReader, RingWriter
-from prfaas.colocate.sides import SIDES
+from prfaas.colocate.processes.messages import Kind, read_request
+from prfaas.colocate.processes.ring import RingReader, RingWriter
+from prfaas.colocate.processes.sides import SIDES
 from prfaas.errors import LocalProtocolError
 
 

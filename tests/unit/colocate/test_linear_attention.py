@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prfaas.colocate import linear_attention
+from prfaas.colocate.model import linear_attention
 
 
 def _inputs(num_tokens: int) -> tuple[torch.Tensor, ...]:

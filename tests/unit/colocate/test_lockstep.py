@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.colocate.lockstep import Lockstep
-from prfaas.colocate.messages import NO_STOP_TOKEN, Request
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
 from prfaas.colocate.sequential import generate
 from tests.unit.colocate.tiny import CACHE, tiny_model
 

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from prfaas.colocate import cu_masks, green_contexts
+from prfaas.colocate.device import cu_masks, green_contexts
 from prfaas.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from prfaas.colocate.measure import core_shares
+from prfaas.colocate.profile.measure import core_shares
 
 
 @pytest.mark.parametrize(("cores", "shares"), [(2, (0.5,)), (4, (0.25, 0.5, 0.75)), (1, ())])

@@ -2,7 +2,7 @@
 
 import torch
 
-from prfaas.colocate.model import DecodeRows, PromptPart
+from prfaas.colocate.model.model import DecodeRows, PromptPart
 from prfaas.colocate.sequential import generate
 from tests.unit.colocate.tiny import tiny_model
 

@@ -10,7 +10,7 @@ import pytest
 import prfaas.colocate
 
 FOLDER = Path(prfaas.colocate.__file__).parent
-LOOPS = ("decode_loop", "prefill_loop", "side")
+LOOPS = ("decode.loop", "prefill.loop", "processes.side")
 LOCKING_MODULES = {"threading", "multiprocessing", "asyncio", "queue", "fcntl", "concurrent", "_thread"}
 LOCKING_NAMES = {"Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Barrier", "flock", "lockf", "acquire"}
 
@@ -31,9 +31,11 @@ def step_path() -> dict[str, ast.AST]:
     left = list(LOOPS)
     while left:
         name = left.pop()
-        if name not in found and (FOLDER / f"{name}.py").is_file():
-            found[name] = ast.parse((FOLDER / f"{name}.py").read_text())
-            left += [one.split(".")[2] for one in imported(found[name]) if one.startswith("prfaas.colocate.")]
+        path = FOLDER / f"{name.replace('.', '/')}.py"
+        if name not in found and path.is_file():
+            found[name] = ast.parse(path.read_text())
+            modules = imported(found[name])
+            left += [module.removeprefix("prfaas.colocate.") for module in modules if "prfaas.colocate." in module]
     return found
 
 
@@ -41,9 +43,15 @@ STEP_PATH = step_path()
 
 
 def test_the_step_path_is_the_loops_and_what_they_stand_on() -> None:
-    assert {"decode_loop", "prefill_loop", "decode_book", "prefill_queue", "ring", "board", "messages"} <= set(
-        STEP_PATH
-    )
+    assert set(STEP_PATH) >= {
+        "decode.loop",
+        "decode.request_table",
+        "prefill.loop",
+        "prefill.queue",
+        "processes.board",
+        "processes.messages",
+        "processes.ring",
+    }
 
 
 @pytest.mark.parametrize("name", sorted(STEP_PATH))

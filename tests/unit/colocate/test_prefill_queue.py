@@ -1,7 +1,7 @@
 """From pending_kv to waiting_prefill, in decode's order."""
 
-from prfaas.colocate.messages import NO_STOP_TOKEN, Request
-from prfaas.colocate.prefill_queue import PrefillQueue, Prompt
+from prfaas.colocate.prefill.queue import PrefillQueue, Prompt
+from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
 
 
 def request(number: int) -> Request:

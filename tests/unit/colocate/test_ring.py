@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from prfaas.colocate import ring
-from prfaas.colocate.ring import RING_WORDS, RingReader, RingWriter, clear_wakeups
+from prfaas.colocate.processes import ring
+from prfaas.colocate.processes.ring import RING_WORDS, RingReader, RingWriter, clear_wakeups
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from prfaas import config
 from prfaas.cli.colocate import main
 from prfaas.colocate.config import DTYPE_NAMES, MAX_TOKENS, ColocateConfig
-from prfaas.colocate.memory import DTYPES
-from prfaas.colocate.ring import RING_WORDS
+from prfaas.colocate.device.memory import DTYPES
+from prfaas.colocate.processes.ring import RING_WORDS
 from prfaas.colocate.server import Text, executor_settings, parse_completion
 from prfaas.errors import ConfigError
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from prfaas.colocate import cache, weights
-from prfaas.colocate.cache import CacheShape
-from prfaas.colocate.model import HybridModel
-from prfaas.colocate.shape import TINY
+from prfaas.colocate.model import cache, weights
+from prfaas.colocate.model.cache import CacheShape
+from prfaas.colocate.model.model import HybridModel
+from prfaas.colocate.model.shape import TINY
 
 CACHE = CacheShape(num_blocks=65, block_tokens=16, num_state_slots=9)
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prfaas.agent.protocol import Cancel, Message, SendOpened, Store, TransferFailed
+from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.checkpoints import BlockPins, Checkpoints
-from prfaas.connector.outcomes import Tally
-from prfaas.connector.scheduled import Scheduled
-from prfaas.connector.steps import Save
+from prfaas.connector.metadata import Save, Scheduled, Tally
+from prfaas.connector.scheduler.store import BlockPins, Checkpoints
 from prfaas.hashing import HashChain, root_hash
 
 BLOCK = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.connector.divergent_hits import DivergentHits
+from prfaas.connector.scheduler.divergent import DivergentHits
 
 
 @pytest.mark.parametrize(

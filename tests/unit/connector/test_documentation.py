@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 
 from prfaas.config import settings
-from prfaas.connector.outcomes import Outcome
+from prfaas.connector.metadata import Outcome
 from prfaas.connector.settings import ConnectorSettings
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +38,6 @@ def test_the_outcomes_are_those_of_the_code() -> None:
 
 
 def test_the_log_lines_are_those_of_the_code() -> None:
-    files = [*(ROOT / "prfaas/connector").glob("*.py"), ROOT / "prfaas/agent/client.py"]
+    files = [*(ROOT / "prfaas/connector").rglob("*.py"), ROOT / "prfaas/agent/engine/client.py"]
     logged = {event for file in files for event in re.findall(r'_log\.\w+\(\s*"([a-z_.]+)"', file.read_text())}
     assert first_cells(section("Log lines").split("| outcome |")[0]) == logged

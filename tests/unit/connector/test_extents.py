@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import PAGE_BYTES
-from prfaas.connector.extents import Extents
+from prfaas.connector.worker.copy_cuda import Extents
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 SLOT = 1024  # four a page

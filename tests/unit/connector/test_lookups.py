@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
+from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.incoming import IncomingRequests
-from prfaas.connector.lookups import Lookups
-from prfaas.connector.outcomes import Tally
+from prfaas.connector.metadata import Tally
+from prfaas.connector.scheduler.prefix_lookup import Lookups
+from prfaas.connector.scheduler.receive import IncomingRequests
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import TransferId
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from prfaas.agent.protocol import Message, Send
+from prfaas.agent.engine.protocol import Message, Send
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.outcomes import Tally
-from prfaas.connector.outgoing import OutgoingRequests
-from prfaas.connector.transfer_request import AskedTransfer, EngineRequest
+from prfaas.connector.metadata import Tally
+from prfaas.connector.scheduler.send import OutgoingRequests
+from prfaas.connector.transfer_params import AskedTransfer, EngineRequest
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prfaas.connector.parked import ParkedRequests
+from prfaas.connector.scheduler.parked import ParkedRequests
 
 
 @dataclass

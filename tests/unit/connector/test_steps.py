@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.agent.protocol import HELD
+from prfaas.agent.engine.protocol import HELD
 from prfaas.connector.block_map import BlockSpan
-from prfaas.connector.steps import SlotSpan
+from prfaas.connector.metadata import SlotSpan
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prfaas import grants
-from prfaas.connector.transfer_request import (
+from prfaas.connector.transfer_params import (
     AskedTransfer,
     EngineRequest,
     direction_of,

@@ -9,11 +9,11 @@ import pytest
 
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import RemoteProtocolError
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.engine_cache import EngineCache, gpu_layout
-from prfaas.index.engine_events import EngineRemoved, EngineStored, check_endpoint, decode_batch
-from prfaas.index.event_sequence import EventSequence
+from prfaas.index.engine.cache import EngineCache, gpu_layout
+from prfaas.index.engine.events import EngineRemoved, EngineStored, check_endpoint, decode_batch
+from prfaas.index.engine.feed import EventSequence
+from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import InstanceId, Shard
 
 LAYERS = (LayerSlice("layer", 0, 64, "bfloat16", "token"),)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.chain import chain_of
-from prfaas.index.exact_table import ExactTable
+from prfaas.index.memory.exact_table import ExactTable
+from prfaas.index.query import chain_of
 from prfaas.types import BlockHash
 
 CHAIN = HashChain(root_hash("m"), list(range(640)))

@@ -8,12 +8,12 @@ import pytest
 
 from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.index import Index
 from prfaas.index.inventory import Inventory
+from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
 from prfaas.index.segments import Checkpoint, Digest, Holding, Segment
+from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import AgentName, BlockHash, ClusterName
 from tests.property.index.world import group, layouts
 

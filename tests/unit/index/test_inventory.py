@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from prfaas.errors import IndexRefusal
-from prfaas.events import POOL_TIERS, BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolChange, Tier
 from prfaas.index.inventory import Inventory
 from prfaas.index.segments import TAIL_BYTES, Segment
+from prfaas.pool_events import POOL_TIERS, BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolChange, Tier
 from prfaas.types import BlockHash
 from tests.unit.index.test_index import DENSE, LONG, blocks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.index import run
+from prfaas.index.memory import run
 
 
 def test_a_holder_more_than_the_count_can_say_is_not_noted() -> None:

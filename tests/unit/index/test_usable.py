@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.index.usable import GroupShape, Held, Rules, Usable, leading_ones, usable_prefix
+from prfaas.index.memory.usable import GroupShape, Held, Rules, Usable, leading_ones, usable_prefix
 
 FULL, FULL_64 = GroupShape("full_attention", 16), GroupShape("full_attention", 64)
 WINDOW, STATE = GroupShape("sliding_window", 16, 33), GroupShape("linear_state", 0)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from prfaas.manager import answered
-from prfaas.manager.answered import MAX_ANSWERED, Answered, Ended
+from prfaas.manager.routing import outcomes
+from prfaas.manager.routing.outcomes import MAX_ANSWERED, Answered, Ended
 from prfaas.rpc.generated import manager_pb2 as pb
 
 LOCAL = pb.ReportRequestsRequest.Answered(
@@ -33,7 +33,7 @@ def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> Ended | 
 
 
 def count_of(**labels: str) -> float:
-    return sum(float(its["count"]) for its in answered.counts() if labels.items() <= its.items())
+    return sum(float(its["count"]) for its in outcomes.counts() if labels.items() <= its.items())
 
 
 def test_phases_sum_up_to_the_first_token() -> None:
@@ -75,9 +75,9 @@ def test_words_that_no_scheduler_says_become_no_label() -> None:
 
 
 def test_the_times_are_those_that_metrics_count() -> None:
-    before = answered.times().get("remote", {})
+    before = outcomes.times().get("remote", {})
     noted(REMOTE)
-    grown = {name: value - before.get(name, 0.0) for name, value in answered.times()["remote"].items()}
+    grown = {name: value - before.get(name, 0.0) for name, value in outcomes.times()["remote"].items()}
     assert grown == {"count": 1.0, "sum": 2.0, "decide": 0.25, "leg": 1.5, "handover": 0.25}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.config import load_mapping
 from prfaas.errors import ConfigError
-from prfaas.index.redis_store import RedisStore
+from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.config import ManagerConfig
 
 

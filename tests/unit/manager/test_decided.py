@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from prfaas.manager.decided import MAX_DECISIONS, Decided, Decisions
+from prfaas.manager.routing.decision_log import MAX_DECISIONS, Decided, Decisions
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterName, InstanceId

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prfaas.index.membership import Engine, Node
-from prfaas.manager.instances import MAX_COLD_USES, Instances
-from prfaas.manager.world import World
+from prfaas.manager.state.instances import MAX_COLD_USES, Instances
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 

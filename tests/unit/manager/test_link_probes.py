@@ -10,9 +10,9 @@ import pytest
 from prfaas import grants
 from prfaas.index.membership import LinkFigures, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.link_probes import GRACE_SECONDS, PROBE_SECONDS, LinkProbes
-from prfaas.manager.paths import Paths
-from prfaas.manager.world import World
+from prfaas.manager.planning.link_probes import GRACE_SECONDS, PROBE_SECONDS, LinkProbes
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterKind, ClusterName, CopyEnd, ProbeCommand
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from prfaas.index.membership import LinkFigures, Node
-from prfaas.manager.paths import LOW_SECONDS, STEP_SECONDS, Paths
-from prfaas.manager.world import World
+from prfaas.manager.planning.paths import LOW_SECONDS, STEP_SECONDS, Paths
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterName
 

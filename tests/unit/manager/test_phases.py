@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.manager.phases import AWAITED_SECONDS, MAX_TRANSFERS, Division, Phases, divided
+from prfaas.manager.routing.outcomes import AWAITED_SECONDS, MAX_TRANSFERS, Division, Phases, divided
 from prfaas.rpc.generated import manager_pb2 as pb
 
 ID = b"t" * 16

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning import links_with, probed_within, remembered_seconds
-from prfaas.model.deployment import Link
-from prfaas.model.planning import best_plan
+from prfaas.manager.planning.planner import links_with, probed_within, remembered_seconds
+from prfaas.model.planning.deployment import Link
+from prfaas.model.planning.planner import best_plan
 from tests.planner_inputs import case_study
 
 

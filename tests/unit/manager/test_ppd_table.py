@@ -8,11 +8,10 @@ from types import MappingProxyType
 
 import pytest
 
-from prfaas.manager.decided import Decided
-from prfaas.manager.ppd_table import REFRESH_SECONDS, LiveTable
+from prfaas.manager.routing.decision_log import Decided
+from prfaas.manager.routing.policy import REFRESH_SECONDS, LiveTable
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.scheduler.ppd import PpdEntry, PpdTable, to_measured
-from prfaas.scheduler.ppd_refresh import FAILED_SECONDS, MIN_TURNS
+from prfaas.scheduler.ppd import FAILED_SECONDS, MIN_TURNS, PpdEntry, PpdTable, to_measured
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole

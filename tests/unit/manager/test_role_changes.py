@@ -9,9 +9,8 @@ from prometheus_client import REGISTRY
 
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.role_changes import RoleChanges
-from prfaas.manager.threshold_plan import ThresholdPlan
-from prfaas.manager.world import World
+from prfaas.manager.planning.role_changes import RoleChanges
+from prfaas.manager.state.world import ThresholdPlan, World
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 PLAN = ThresholdPlan(1, 0.0, 1000, 1.0, 0.0, "decode", {}, {}, 1.0, {}, {})

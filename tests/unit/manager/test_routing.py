@@ -10,11 +10,10 @@ from prometheus_client import REGISTRY
 from prfaas.hashing import HASH_BYTES
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.paths import Paths
-from prfaas.manager.routing import Routing
-from prfaas.manager.unknown_layouts import REPEAT_SECONDS
-from prfaas.manager.within_policy import MAX_RATES, RequestRates
-from prfaas.manager.world import World
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.routing.policy import MAX_RATES, RequestRates
+from prfaas.manager.routing.router import Routing
+from prfaas.manager.state.world import REPEAT_SECONDS, World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import NO_LAYOUT
 from prfaas.scheduler.snapshot import RequestFacts

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from prfaas.manager.load import REPORT_SECONDS, AssignedLoad
-from prfaas.manager.sessions import Session, Sessions
+from prfaas.manager.state.instances import REPORT_SECONDS, AssignedLoad
+from prfaas.manager.state.sessions import Session, Sessions
 from prfaas.types import AgentName, InstanceId
 
 HERE = Session(AgentName("n1"), 100)

@@ -9,9 +9,9 @@ import pytest
 from prfaas.config import load_mapping
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.paths import Paths
-from prfaas.manager.routing import Routing
-from prfaas.manager.world import World
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.routing.router import Routing
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.manager.traffic import MAX_OUTPUT_TOKENS, Seen, likely_output_tokens
+from prfaas.manager.state.traffic import MAX_OUTPUT_TOKENS, Seen, likely_output_tokens
 
 HIGHEST = 2**32 - 1  # that a request can state
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from prfaas.manager.what_if import Present, answer, form
-from prfaas.model.deployment import Link
+from prfaas.manager.planning.what_if import Present, answer, form
+from prfaas.model.planning.deployment import Link
 from prfaas.solve.command import find_trace
-from prfaas.solve.deployment_file import read_deployment
+from prfaas.solve.files.deployment_file import read_deployment
 
 FILE = """
 model: internal-1t-hybrid

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.model.advantage import judge
-from prfaas.model.bound import Bound, integer_bound, lp_bound
-from prfaas.model.deployment import Deployment, Link, PdCluster, PrfaasCluster
-from prfaas.model.loads import LoadModel
-from prfaas.model.planning import best_plan
-from prfaas.model.workload import Workload
-from prfaas.solve.trace_spec import parse_spec
+from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
+from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.advantage import judge
+from prfaas.model.planning.deployment import Deployment, Link, PdCluster, PrfaasCluster
+from prfaas.model.planning.planner import best_plan
+from prfaas.solve.files.trace_spec import parse_spec
 from tests.planner_inputs import case_study, profile, small_deployment, with_links_as_wide
 
 

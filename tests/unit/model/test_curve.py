@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.model.curve import Curve, fitted, polynomial, through
+from prfaas.model.cost.curve import Curve, fitted, polynomial, through
 
 
 def test_a_curve_through_points_meets_them_and_goes_straight_on() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model import huggingface
-from prfaas.model.geometry import Geometry, KVGroup
-from prfaas.solve import catalog
+from prfaas.model.kv import huggingface
+from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.solve.files import catalog
 
 PUBLIC: dict[str, Any] = json.loads((Path(__file__).parent / "public_geometries.json").read_text())
 

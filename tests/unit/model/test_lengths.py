@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.model.curve import NEW_TOKENS, ONE, CachedTokens, OfNewTokens, polynomial, through
-from prfaas.model.lengths import Empirical, LogNormal, Mixture, expectation, mean_tokens
+from prfaas.model.cost.curve import NEW_TOKENS, ONE, CachedTokens, OfNewTokens, polynomial, through
+from prfaas.model.cost.lengths import Empirical, LogNormal, Mixture, expectation, mean_tokens
 from tests.planner_inputs import PAPER_LENGTHS
 
 

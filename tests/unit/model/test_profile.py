@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.model.curve import polynomial, through
-from prfaas.model.profile import PrefillProfile, fit_decode
+from prfaas.model.cost.curve import polynomial, through
+from prfaas.model.cost.profile import PrefillProfile, fit_decode
 
 QUADRATIC = PrefillProfile(polynomial(0.4, 1e-4, 3e-10), 1000, 128_000)
 

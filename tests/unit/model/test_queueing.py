@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from prfaas.model.queueing import Station, erlang_c
+from prfaas.model.capacity.queueing import Station, erlang_c
 
 
 def test_one_server_waits_as_pollaczek_and_khinchine_say() -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.model.lengths import Empirical, Mixture, mean_tokens
-from prfaas.model.planning import best_plan
-from prfaas.model.sensitivity import _changes, longer, sensitivity
-from prfaas.model.workload import LaterTurns, with_context
+from prfaas.model.cost.lengths import Empirical, Mixture, mean_tokens
+from prfaas.model.cost.workload import LaterTurns, with_context
+from prfaas.model.planning.planner import best_plan
+from prfaas.model.planning.sensitivity import _changes, longer, sensitivity
 from tests.planner_inputs import PAPER_LENGTHS, case_study, with_links_as_wide
 
 

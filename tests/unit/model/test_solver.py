@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.model.deployment import Deployment
-from prfaas.model.lengths import Empirical, Mixture
-from prfaas.model.loads import LoadModel, Method
-from prfaas.model.planning import best_plan, equal_cost, homogeneous, naive
-from prfaas.model.solver import SinglePd
-from prfaas.model.workload import LaterTurns, Workload
+from prfaas.model.capacity.loads import LoadModel, Method
+from prfaas.model.cost.lengths import Empirical, Mixture
+from prfaas.model.cost.workload import LaterTurns, Workload
+from prfaas.model.planning.deployment import Deployment
+from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
+from prfaas.model.planning.single_pd import SinglePd
 from tests.planner_inputs import PAPER_LENGTHS, case_study, profile, small_deployment, with_links_as_wide, workload
 
 # Every token of a short range, so that brute force is quick.

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from prfaas.model import throughput
-from prfaas.solve import case_study, catalog
+from prfaas.model.capacity import throughput
+from prfaas.solve import case_study
+from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
 

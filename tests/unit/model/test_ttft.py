@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from prfaas.model import ttft
-from prfaas.model.lengths import Empirical
-from prfaas.model.planning import best_plan, homogeneous, naive
+from prfaas.model.capacity import ttft
+from prfaas.model.cost.lengths import Empirical
+from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from tests.planner_inputs import case_study, profile, small_deployment, workload
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.model.curve import NEW_TOKENS, ONE, OfNewTokens, polynomial
-from prfaas.model.lengths import Empirical, LogNormal, Mixture
-from prfaas.model.weighing import WeightedCost, expected_minimum
+from prfaas.model.cost.curve import NEW_TOKENS, ONE, OfNewTokens, polynomial
+from prfaas.model.cost.lengths import Empirical, LogNormal, Mixture
+from prfaas.model.cost.weighted import WeightedCost, expected_minimum
 
 LENGTHS = LogNormal(9.9, 1.0, 128, 131_072)
 RISING, FLAT, LATE = (

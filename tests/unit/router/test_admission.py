@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.admission import Operators
+from prfaas.router.http.admission import Operators
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 
-from prfaas.router.beginning import MAX_HELD_BYTES, beginning, streamed_error
+from prfaas.router.engines.legs import MAX_HELD_BYTES, beginning, streamed_error
 from tests.waiting import PATIENCE_SECONDS
 
 ERROR = b'{"error": {"message": "no KV", "type": "InternalServerError", "param": null, "code": 500}}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.router.breaker import Breaker
+from prfaas.router.engines.fleet import Breaker
 
 
 def test_failures_on_end_open_it_and_afterwards_a_single_one_does() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.router.admission import read_clients, read_key
 from prfaas.router.config import RouterConfig
+from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 
 GOOD = """\

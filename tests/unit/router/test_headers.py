@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.admission import Admission, NotLetIn
-from prfaas.router.headers import MAX_SESSION_CHARS, request_id_of, session_of
-from prfaas.router.quotas import Quota, Quotas
-from prfaas.router.tenants import Tenants
+from prfaas.router.http.admission import Admission, NotLetIn, Quota, Quotas, Tenants
+from prfaas.router.openai.headers import MAX_SESSION_CHARS, request_id_of, session_of
 
 NO_TEXT = b"caf\xe9".decode("utf-8", "surrogateescape")  # as a server gives bytes that are no UTF-8
 

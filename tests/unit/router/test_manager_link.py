@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from prfaas.router.config import RouterConfig
-from prfaas.router.fleet import Fleet
-from prfaas.router.manager_link import ManagerLink
+from prfaas.router.engines.fleet import Fleet
+from prfaas.router.routing.manager_client import ManagerLink
 from prfaas.rpc.generated import manager_pb2 as pb
 
 CONFIG = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=("127.0.0.1:1",))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.router.openai import BadRequest, Endpoint, ParsedRequest, parse, passed_on
+from prfaas.router.openai.request import BadRequest, Endpoint, ParsedRequest, parse, passed_on
 from prfaas.scheduler.snapshot import Obstacle
 
 TOKENS = [5, 6, 7, 8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.paths import PathRefused, check_path
+from prfaas.router.http.proxy import PathRefused, check_path
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/embeddings", "/v1/responses/..x/cancel", "/v1/a...b", "/v1/"])

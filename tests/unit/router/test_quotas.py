@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.quotas import Quota, Quotas, Spent
+from prfaas.router.http.admission import Quota, Quotas, Spent
 
 
 def told(spent: Spent | None) -> tuple[str, float] | None:

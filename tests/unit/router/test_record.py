@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.record import Record
+from prfaas.router.routing.record import Record
 
 EVENT = b'data: {"choices": []}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}}\n\n'

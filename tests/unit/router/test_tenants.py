@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig, TenantConfig
-from prfaas.router.tenants import DEFAULT_CLIENT, Tenants, check_salt
+from prfaas.router.http.admission import DEFAULT_CLIENT, Tenants, check_salt
 from tests.integration.router.door import router_config
 
 

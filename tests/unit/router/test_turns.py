@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.router.turns import MAX_BASE_TOKENS, STAND_IN, Conversation, Earlier, Form, Turns, added, compare
+from prfaas.router.openai.conversation import (
+    MAX_BASE_TOKENS,
+    STAND_IN,
+    Conversation,
+    Earlier,
+    Form,
+    Turns,
+    added,
+    compare,
+)
 
 
 def said(*texts: str) -> list[dict[str, str]]:

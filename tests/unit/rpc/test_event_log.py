@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import IndexRefusal
-from prfaas.events import BlockRemoved, BlockStored
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Inventory
-from prfaas.manager.world import World
+from prfaas.manager.state.world import World
+from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc import event_log
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb

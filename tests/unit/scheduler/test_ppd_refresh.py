@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.scheduler.ppd import PpdEntry, PpdTable, Turn, prefills_locally
-from prfaas.scheduler.ppd_refresh import MIN_TURNS, PpdRefresh, Served
+from prfaas.scheduler.ppd import MIN_TURNS, PpdEntry, PpdRefresh, PpdTable, Served, Turn, prefills_locally
 
 ENTRY = PpdEntry("large", "big_paste", 2.0, 0.2, 0.1, 0.01, 0.01)
 TABLE = PpdTable((ENTRY,))

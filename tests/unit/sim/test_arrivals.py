@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model.curve import FloatArray
-from prfaas.sim.arrivals import arrivals
+from prfaas.model.cost.curve import FloatArray
+from prfaas.sim.workload.arrivals import arrivals
 
 
 def drawn(text: str, count: int = 100_000) -> FloatArray:

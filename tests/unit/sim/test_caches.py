@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.sim.caches import CacheRules, Caches
-from prfaas.sim.prefix_cache import PrefixCache, block_name
-from prfaas.sim.request import Request
-from prfaas.sim.timeline import Timeline
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.prefix_cache import CacheRules, Caches, PrefixCache, block_name
+from prfaas.sim.model.request import Request
 from prfaas.types import AgentName, BlockHash
 
 A, B = AgentName("a"), AgentName("b")

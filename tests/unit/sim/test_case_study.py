@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.model.plan import Plan
-from prfaas.model.ttft import queue_free
+from prfaas.model.capacity.ttft import queue_free
+from prfaas.model.planning.plan import Plan
+from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.run import Run, prepare, simulate, traffic
-from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import Stations
 from prfaas.solve.case_study import TABLE_6
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.model.curve import polynomial
-from prfaas.model.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, Instance, InstanceSpec, Prefill
-from prfaas.sim.request import Request
-from prfaas.sim.timeline import Timeline
+from prfaas.model.cost.curve import polynomial
+from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
+from prfaas.sim.kernel.meter import Gaps
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.engine import Callbacks, Instance, InstanceSpec, Prefill
+from prfaas.sim.model.request import Request
 
 PREFILL = PrefillProfile(polynomial(0.02, 1e-4, 1e-9), 1, 1e9)
 DECODE = DecodeProfile(0.01, 1e-3, 1e-6)

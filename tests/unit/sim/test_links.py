@@ -13,18 +13,17 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from prfaas.sim.config.instances import InstanceSettings
+from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.deployed import deploy
-from prfaas.sim.instance_settings import InstanceSettings
-from prfaas.sim.link_changes import CrossTraffic, LinkChange, bursts, read_cross_traffic, read_link_changes
-from prfaas.sim.link_watch import LinkWatch
-from prfaas.sim.lossy_path import LossyPath
-from prfaas.sim.operations import Operations
-from prfaas.sim.records import Recorder, replay
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.instance_faults import Operations
+from prfaas.sim.model.link_faults import CrossTraffic, LinkChange, bursts, read_cross_traffic, read_link_changes
+from prfaas.sim.model.link_watch import LinkWatch
+from prfaas.sim.model.network import Egress, LossyPath
+from prfaas.sim.replay_log import Recorder, replay
 from prfaas.sim.run import prepare, simulate, traffic
-from prfaas.sim.scenario import Scenario
-from prfaas.sim.timeline import Timeline
 from prfaas.sim.twin import Twin
-from prfaas.sim.wire import Egress
 from prfaas.types import ClusterName
 
 REMOTE, HOME = ClusterName("h200"), ClusterName("h20")

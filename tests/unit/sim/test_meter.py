@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.sim.meter import Load, Meter
+from prfaas.sim.kernel.meter import Load, Meter
 
 spans = st.lists(
     st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1000)).map(

@@ -9,15 +9,15 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.conversations import Conversations, Turn
+from prfaas.sim.config.instances import InstanceSettings
+from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.deployed import deploy
-from prfaas.sim.instance_settings import InstanceSettings
-from prfaas.sim.operations import Operations, Outage, RoleChange, read_outages, read_role_changes
-from prfaas.sim.request import Request
+from prfaas.sim.model.colocated import Interference
+from prfaas.sim.model.instance_faults import Operations, Outage, RoleChange, read_outages, read_role_changes
+from prfaas.sim.model.request import Request
 from prfaas.sim.run import prepare, simulate, traffic
-from prfaas.sim.scenario import Scenario
-from prfaas.sim.shared_instance import Interference
 from prfaas.sim.twin import Twin
+from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import InstanceId
 
 PREFILLS, DECODES, REMOTE = InstanceId("h20-000"), InstanceId("h20-005"), InstanceId("h200-000")

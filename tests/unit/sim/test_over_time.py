@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.sim.over_time import NUM_BINS, requests_over_time
-from prfaas.sim.request import Request
+from prfaas.sim.model.request import Request
+from prfaas.sim.run import NUM_BINS, requests_over_time
 
 
 def request(*moments: float) -> Request:

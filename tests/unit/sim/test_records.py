@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.manager.decided import Decided
+from prfaas.manager.routing.decision_log import Decided
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.sim.records import Recorder, read_records, replay
+from prfaas.sim.config.scenario import Scenario
+from prfaas.sim.replay_log import Recorder, read_records, replay
 from prfaas.sim.run import simulate
-from prfaas.sim.scenario import Scenario
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.model.curve import polynomial
-from prfaas.model.profile import DecodeProfile, PrefillProfile
+from prfaas.model.cost.curve import polynomial
+from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
 from prfaas.scheduler.colocation import Policy
-from prfaas.sim.gaps import Gaps
-from prfaas.sim.instance import Callbacks, InstanceSpec, Prefill
-from prfaas.sim.request import Request
-from prfaas.sim.shared_instance import Interference, SharedInstance, SharingSpec
-from prfaas.sim.timeline import Timeline
+from prfaas.sim.kernel.meter import Gaps
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.colocated import Interference, SharedInstance, SharingSpec
+from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill
+from prfaas.sim.model.request import Request
 
 SPEC = InstanceSpec(PrefillProfile(polynomial(0.01, 1e-4), 1, 1e9), DecodeProfile(0.02, 1e-4), 64)
 TOGETHER = Interference(0.5, 0.04, 0.02, 0.8, 0.5)

@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.model.plan import Split
+from prfaas.model.planning.plan import Split
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.conversations import Conversations, Turn
+from prfaas.sim.config.instances import InstanceSettings
+from prfaas.sim.config.scenario import GoodputSection, Scenario
 from prfaas.sim.deployed import deploy
-from prfaas.sim.instance_settings import InstanceSettings
-from prfaas.sim.operations import Operations, Outage
-from prfaas.sim.over_time import NUM_BINS
-from prfaas.sim.request import Request
-from prfaas.sim.run import Setup, prepare, simulate, traffic
-from prfaas.sim.scenario import GoodputSection, Scenario
-from prfaas.sim.shared_instance import Interference
-from prfaas.sim.summary import Summary
+from prfaas.sim.model.colocated import Interference
+from prfaas.sim.model.instance_faults import Operations, Outage
+from prfaas.sim.model.request import Request
+from prfaas.sim.run import NUM_BINS, Setup, Summary, prepare, simulate, traffic
 from prfaas.sim.twin import Twin
+from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import InstanceId
 
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.sim.request import Request
-from prfaas.sim.timeline import Timeline
-from prfaas.sim.transfer import Transfers
-from prfaas.sim.wire import Egress
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.network import Egress, Transfers
+from prfaas.sim.model.request import Request
 
 
 class Arrivals:

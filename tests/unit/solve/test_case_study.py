@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.model import throughput
-from prfaas.solve import case_study, catalog
+from prfaas.model.capacity import throughput
+from prfaas.solve import case_study
+from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
 

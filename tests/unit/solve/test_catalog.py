@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.solve import catalog
-from prfaas.solve.deployment_file import read_deployment
+from prfaas.solve.files import catalog
+from prfaas.solve.files.deployment_file import read_deployment
 
 CLUSTERS = """
 model: internal-1t-hybrid

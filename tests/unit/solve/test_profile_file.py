@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.solve import catalog
-from prfaas.solve.profile_file import read_colocation, read_profile
+from prfaas.solve.files import catalog
+from prfaas.solve.files.profile_file import read_colocation, read_profile
 
 HEAD = "name: p\nhardware: X\nsource: test\n"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model.deployment import Deployment
-from prfaas.model.workload import Workload
-from prfaas.solve import plots
-from prfaas.solve.emit import manager_settings
-from prfaas.solve.report import render
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment
+from prfaas.solve.report import plots
+from prfaas.solve.report.manager_settings import manager_settings
+from prfaas.solve.report.screen import render
 from prfaas.solve.study import Study, study
 from tests.planner_inputs import case_study
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model.curve import CachedTokens
-from prfaas.model.lengths import Empirical, expectation, mean_tokens
-from prfaas.solve.trace_file import read_trace
+from prfaas.model.cost.curve import CachedTokens
+from prfaas.model.cost.lengths import Empirical, expectation, mean_tokens
+from prfaas.solve.files.trace_file import read_trace
 
 
 def written(folder: Path, name: str, text: str) -> Path:

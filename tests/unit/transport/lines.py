@@ -8,20 +8,18 @@ import threading
 from collections.abc import Iterator
 from typing import cast
 
-from prfaas.transport.area import Slab
-from prfaas.transport.connection import Connection
-from prfaas.transport.line import Line, Taken, Work
-from prfaas.transport.lines import Lines
-from prfaas.transport.link_gauge import LinkGauge
-from prfaas.transport.link_work import LinkWork
-from prfaas.transport.messages import Have, encode_have
-from prfaas.transport.ordered_events import OrderedEvents
-from prfaas.transport.outbound import Outgoing, SendEvent
-from prfaas.transport.outbox import Outbox
-from prfaas.transport.packing import CODECS
-from prfaas.transport.packing_choice import TRIAL_BYTES
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.wire import HEADER_BYTES, Header
+from prfaas.transport.codec.packing import CODECS
+from prfaas.transport.codec.packing_choice import TRIAL_BYTES
+from prfaas.transport.events import OrderedEvents
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import Have, encode_have
+from prfaas.transport.protocol.wire import HEADER_BYTES, Header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.sender.api import Outgoing, SendEvent
+from prfaas.transport.sender.link import LinkWork
+from prfaas.transport.sender.outbox import Outbox
+from prfaas.transport.sender.stats import LinkGauge
+from prfaas.transport.sender.worker import Line, Lines, Taken, Work
 
 ID, FIRST = b"t" * 16, b"f" * 16
 NUM_BYTES = TRIAL_BYTES

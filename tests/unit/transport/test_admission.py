@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.admission import (
+from prfaas.transport.protocol.object_sizes import MAX_RUNS, ObjectSizes
+from prfaas.transport.ranges import Area, Slab
+from prfaas.transport.receiver.admission import (
     FAIR_PIECES,
     MAX_OPENING_BYTES,
     MAX_STRAYS,
@@ -15,10 +17,8 @@ from prfaas.transport.admission import (
     Admission,
     Pieces,
 )
-from prfaas.transport.area import Area, Slab
-from prfaas.transport.assembler import MAX_FRAGMENTS
-from prfaas.transport.inbound import OpenRequest
-from prfaas.transport.object_sizes import MAX_RUNS, ObjectSizes
+from prfaas.transport.receiver.api import OpenRequest
+from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
 
 ONE_RUN = ObjectSizes.of([1])
 MANY_RUNS = ObjectSizes([(1 + number % 2, 1) for number in range(MAX_RUNS)])

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas.transport.admission import Admission
-from prfaas.transport.area import Slab
-from prfaas.transport.arrival import Arrival, have_of
-from prfaas.transport.assembler import Assembler
-from prfaas.transport.connection import Connection
-from prfaas.transport.inbound import OpenRequest
-from prfaas.transport.messages import MAX_SLABS
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.ordered_events import OrderedEvents
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.events import OrderedEvents
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import MAX_SLABS
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver.admission import Admission
+from prfaas.transport.receiver.api import OpenRequest
+from prfaas.transport.receiver.assembler import Assembler
+from prfaas.transport.receiver.transfer import Arrival, have_of
 
 DEADLINE, GONE_SECONDS, CALL_SECONDS = 100.0, 10.0, 2.5
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.area import Slab
-from prfaas.transport.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 
 SIZES = ObjectSizes([(100, 4), (50, 2)])
 

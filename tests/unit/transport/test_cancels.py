@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.transport.cancels import MAX_CANCELS, Cancels
+from prfaas.transport.sender.transfer import MAX_CANCELS, Cancels
 
 
 def test_what_waits_for_a_connection_after_a_loss_is_bounded_and_the_oldest_go() -> None:

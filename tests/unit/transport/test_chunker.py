@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from prfaas.transport.area import Slab
-from prfaas.transport.chunker import MIN_CHUNK_BYTES, SLOW_CHUNK_BYTES, Chunk, Chunker, chunk_size
+from prfaas.transport.ranges import Slab
+from prfaas.transport.sender.chunker import MIN_CHUNK_BYTES, SLOW_CHUNK_BYTES, Chunk, Chunker, chunk_size
 
 MIB = 1 << 20
 A, B = b"a" * 16, b"b" * 16

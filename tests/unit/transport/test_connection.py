@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from prfaas.transport.connection import Connection
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.wire import FrameType, Header
 
 FRAME = Header(FrameType.PING, 0).encode()
 TAKEN_BYTES = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.connection_policy import LOSS_BASED_CONNECTIONS, Carried, connection_count
+from prfaas.transport.congestion.connection_count import LOSS_BASED_CONNECTIONS, Carried, connection_count
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.connection_policy import Carried
-from prfaas.transport.connection_review import SETTLED_SECONDS, ConnectionReview
-from prfaas.transport.link_meter import LinkSample
+from prfaas.transport.congestion.connection_count import SETTLED_SECONDS, Carried, ConnectionReview
+from prfaas.transport.congestion.rate_estimator import LinkSample
 
 STEP, RATE = 0.25, 100e6
 

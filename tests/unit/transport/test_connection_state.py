@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prfaas.transport.connection_state import RECENT_SECONDS, ConnectionState, Recent
-from prfaas.transport.stalls import Pulse
-from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.congestion.stall_detector import Pulse
+from prfaas.transport.net.connection import RECENT_SECONDS, ConnectionState, Recent
+from prfaas.transport.net.tcp_info import TcpInfo
 
 NOTHING = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.fields import Fields, fields_of
+from prfaas.transport.protocol.messages import Fields, fields_of
 
 MIB = 1 << 20
 Read = Callable[[Fields], object]

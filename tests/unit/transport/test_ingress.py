@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
-from prfaas.transport.connection import Connection
-from prfaas.transport.handshake import CAPABILITIES
-from prfaas.transport.ingress import BUSY_SECONDS, TELL_RATIO, Ingress
-from prfaas.transport.rate_budget import RateBudget, Use
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.congestion.rate_budget import RateBudget, Use
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.handshake import CAPABILITIES
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.receiver.limits import BUSY_SECONDS, TELL_RATIO, Ingress
 from tests.waiting import PATIENCE_SECONDS
 
 LIMIT = 8e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from prfaas.transport.learned_rate import FORGET_RATIO, OVERFLOW_WINDOWS, PATIENT_WINDOWS, LearnedRate
+from prfaas.transport.congestion.rate_budget import FORGET_RATIO, OVERFLOW_WINDOWS, PATIENT_WINDOWS, LearnedRate
 
 
 class Clock:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.answers import say
-from prfaas.transport.connection import Connection
-from prfaas.transport.line import Line
-from prfaas.transport.messages import decode_ending, encode_refusal
-from prfaas.transport.wire import FrameType, Header
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol.messages import decode_ending, encode_refusal
+from prfaas.transport.protocol.wire import FrameType, Header
+from prfaas.transport.receiver.transfer import say
+from prfaas.transport.sender.worker import Line
 from tests.unit.transport.lines import Site
 from tests.waiting import PATIENCE_SECONDS
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas.transport.line import Line
-from prfaas.transport.lines import Lines
-from prfaas.transport.stalls import GRACE_SECONDS, LASTING_SECONDS, MOVING_SECONDS, STALL_SECONDS
-from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, LASTING_SECONDS, MOVING_SECONDS, STALL_SECONDS
+from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.sender.worker import Line, Lines
 from tests.unit.transport.lines import two_lines
 
 FIRST, SECOND = b"f" * 16, b"s" * 16

@@ -8,14 +8,13 @@ from typing import cast
 
 import pytest
 
-from prfaas.transport.connection_state import Recent
-from prfaas.transport.line import Line
-from prfaas.transport.link_gauge import LinkGauge
-from prfaas.transport.link_meter import CongestionReason
-from prfaas.transport.link_state import LinkState
-from prfaas.transport.outbox import Outbox
-from prfaas.transport.packing import Way
-from prfaas.transport.tcp_info import TcpInfo
+from prfaas.transport.codec.packing import Way
+from prfaas.transport.congestion.rate_estimator import CongestionReason
+from prfaas.transport.net.connection import Recent
+from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.sender.outbox import Outbox
+from prfaas.transport.sender.stats import LinkGauge, LinkState
+from prfaas.transport.sender.worker import Line
 
 SEGMENT_BYTES = 1448
 NOTHING = TcpInfo(0.03, 0.03, 0, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)

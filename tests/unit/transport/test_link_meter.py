@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from prfaas.transport.link_meter import LinkHealth, LinkMeter, LinkSample
+from prfaas.transport.congestion.rate_estimator import LinkHealth, LinkMeter, LinkSample
 
 STEP_SECONDS = 0.05
 MB = 1_000_000

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.line import Line
-from prfaas.transport.outbound import SendAccepted, SendProgress
-from prfaas.transport.packing_choice import LinkPace
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.codec.packing_choice import LinkPace
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.sender.api import SendAccepted, SendProgress
+from prfaas.transport.sender.worker import Line
 from tests.unit.transport.lines import ID, Site, two_lines
 
 SECOND = b"s" * 16

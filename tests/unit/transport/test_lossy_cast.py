@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport import lossy_cast
-from prfaas.transport.wire import MAX_CHUNK_BYTES
+from prfaas.transport.codec import fp8
+from prfaas.transport.protocol.wire import MAX_CHUNK_BYTES
 
 INFINITY, NO_NUMBER = 0x7F80, 0x7FC1
 
@@ -31,12 +31,12 @@ def _raw(values: list[int]) -> bytes:
 def test_values_near_the_greatest_keep_fifteen_sixteenths_and_small_ones_err_by_a_trifle_of_it(
     values: list[int],
 ) -> None:
-    payload = lossy_cast.cast(_raw(values))
+    payload = fp8.cast(_raw(values))
     if payload is None:
         assert any(value & 0x7FFF >= 0x7F00 for value in values), "too large, an infinity, or no number"
         return
-    before, after = _floats(_raw(values)), _floats(lossy_cast.restore(payload))
-    assert len(payload) == len(values) + lossy_cast.HEAD_BYTES
+    before, after = _floats(_raw(values)), _floats(fp8.restore(payload))
+    assert len(payload) == len(values) + fp8.HEAD_BYTES
     greatest = max(abs(before))
     error = abs(after - before)
     assert (error <= numpy.maximum(abs(before) / 16, greatest / 130_000) + 1e-39).all()
@@ -45,30 +45,30 @@ def test_values_near_the_greatest_keep_fifteen_sixteenths_and_small_ones_err_by_
 
 def test_what_eight_bits_can_hold_comes_back_as_it_was() -> None:
     exact = _raw([0x0000, 0x8000, 0x3F80, 0xBF80, 0x4000, 0x3FF0, 0x3F90])  # 0, -0, 1, -1, 2, 1.875, 1.125
-    assert lossy_cast.restore(lossy_cast.cast(exact) or b"") == exact
+    assert fp8.restore(fp8.cast(exact) or b"") == exact
 
 
 @pytest.mark.parametrize("raw", [b"", b"x", _raw([0, INFINITY]), _raw([1, NO_NUMBER]), _raw([0x7F00])])
 def test_what_cannot_be_cast_is_left_as_it_is(raw: bytes) -> None:
-    assert lossy_cast.cast(raw) is None
+    assert fp8.cast(raw) is None
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x80", b"\xfe\x00", b"\xff\x00\x00"])
 def test_a_payload_that_is_none_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as refused:
-        lossy_cast.raw_bytes(payload)
+        fp8.raw_bytes(payload)
     assert refused.value.reason == "lossy"
 
 
 def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_cast_or_restored() -> None:
-    raw = _raw([0x3F80] * (MAX_CHUNK_BYTES // lossy_cast.VALUE_BYTES))
-    lossy_cast.restore(lossy_cast.cast(raw) or b"")  # makes the tables, which stay
+    raw = _raw([0x3F80] * (MAX_CHUNK_BYTES // fp8.VALUE_BYTES))
+    fp8.restore(fp8.cast(raw) or b"")  # makes the tables, which stay
     tracemalloc.start()
-    payload = lossy_cast.cast(raw)
+    payload = fp8.cast(raw)
     assert payload is not None
     assert tracemalloc.get_traced_memory()[1] < 2 * MAX_CHUNK_BYTES, "beyond what is cast"
     tracemalloc.reset_peak()
-    restored = lossy_cast.restore(payload)
+    restored = fp8.restore(payload)
     assert tracemalloc.get_traced_memory()[1] < 3 * MAX_CHUNK_BYTES, "with what came"
     assert len(restored) == len(raw)
     tracemalloc.stop()
@@ -85,6 +85,6 @@ def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_cast_or_restored(
 def test_what_casts_need_is_loaded_with_the_settings_and_not_by_the_first_transfer(
     before: str, after: str, said: str
 ) -> None:
-    lines = ["import sys", before, "from prfaas.transport import lossy_cast", "lossy_cast.check()", after]
+    lines = ["import sys", before, "from prfaas.transport.codec import fp8", "fp8.check()", after]
     ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert said in ran.stdout + ran.stderr

@@ -11,13 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport import messages
-from prfaas.transport.area import Area, Slab
-from prfaas.transport.fields import MAX_MESSAGE_CHARACTERS
-from prfaas.transport.messages import MAX_SLABS, Challenge, Done, Ending, Have, Hello, Open
-from prfaas.transport.object_sizes import MAX_OBJECTS, ObjectSizes
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.protocol import messages
+from prfaas.transport.protocol.messages import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SLABS,
+    Challenge,
+    Done,
+    Ending,
+    Have,
+    Hello,
+    Open,
+)
+from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, ObjectSizes
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.ranges import Area, Ranges, Slab
 
 ID = bytes(range(16))
 nonces = st.binary(min_size=32, max_size=32)

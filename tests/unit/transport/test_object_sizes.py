@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.area import Slab
-from prfaas.transport.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
+from prfaas.transport.ranges import Ranges, Slab
 
 sizes = st.lists(st.integers(1, 9), max_size=30)
 

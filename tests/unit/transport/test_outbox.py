@@ -6,15 +6,13 @@ import tracemalloc
 
 import pytest
 
-from prfaas.transport.area import Slab
-from prfaas.transport.messages import MAX_BODY_BYTES, Done, Ending, Have, decode_open
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.outbound import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
-from prfaas.transport.outbox import MAX_ENDS, Outbox
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.sending import MAX_CUTS, SLOW_BYTES_PER_SECOND
-from prfaas.transport.standing import Standing
-from prfaas.transport.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Done, Ending, Have, decode_open
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.transport.sender.outbox import MAX_ENDS, Outbox
+from prfaas.transport.sender.transfer import MAX_CUTS, SLOW_BYTES_PER_SECOND, Standing
 
 ID = bytes(range(16))
 PATIENCE = 1.0

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import DAY, Authority
-from prfaas.transport.own_certificate import judgement
-from prfaas.transport.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles, judgement
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import tracemalloc
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.packing import CODECS, PACKED_HEAD_BYTES, Packer, Way, read_head, ways
-from prfaas.transport.wire import MAX_CHUNK_BYTES
+from prfaas.transport.codec.packing import CODECS, PACKED_HEAD_BYTES, Packer, Way, read_head, ways
+from prfaas.transport.protocol.wire import MAX_CHUNK_BYTES
 
 HEAD = struct.Struct("<IBBH4I")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prfaas.transport.packing import Way
-from prfaas.transport.packing_choice import FIRST_RETRY_SECONDS, LinkPace, PackingChoice, PackSample
+from prfaas.transport.codec.packing import Way
+from prfaas.transport.codec.packing_choice import FIRST_RETRY_SECONDS, LinkPace, PackingChoice, PackSample
 
 ZSTD, LZ4 = Way("zstd", 2), Way("lz4", 1)
 SLOW_LINK, FAST_LINK = 0.2e9, 5e9

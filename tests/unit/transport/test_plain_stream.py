@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.transport.plain_stream import RECEIVE_STEP_BYTES, PlainStream
+from prfaas.transport.net.sockets import RECEIVE_STEP_BYTES, PlainStream
 from tests.waiting import PATIENCE_SECONDS
 
 FEW_BYTES = 1000

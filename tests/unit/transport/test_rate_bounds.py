@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from prfaas.transport.rate_bounds import RateBounds
+from prfaas.transport.congestion.rate_estimator import RateBounds
 
 MB = 1_000_000
 

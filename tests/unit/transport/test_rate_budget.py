@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.rate_budget import SLOW_SECONDS, UNUSED_RATIO, RateBudget, Use, fair_shares
+from prfaas.transport.congestion.rate_budget import SLOW_SECONDS, UNUSED_RATIO, RateBudget, Use, fair_shares
 
 ALL = float("inf")
 TICKS_PER_SECOND = 20

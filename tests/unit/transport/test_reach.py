@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.reach import FRUITLESS_SECONDS, STEADY_SECONDS, Reach
+from prfaas.transport.congestion.stall_detector import FRUITLESS_SECONDS, STEADY_SECONDS, Reach
 
 
 def _gone(reach: Reach, now: float, *, is_connected: bool = False, is_owed: bool = True) -> float:

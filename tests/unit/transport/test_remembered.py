@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.transport.remembered import Remembered
+from prfaas.transport.receiver.admission import Remembered
 
 
 def test_a_peer_that_ends_many_transfers_pushes_out_its_own() -> None:

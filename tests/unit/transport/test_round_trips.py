@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.round_trips import FRESH_SEGMENTS, RoundTrip, RoundTrips
+from prfaas.transport.congestion.rate_estimator import FRESH_SEGMENTS, RoundTrip, RoundTrips
 
 NEAR, FAR = RoundTrip(0.03, 0.03), RoundTrip(0.08, 0.08)
 LATE = RoundTrip(0.15, 0.03)  # as a burst left it

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from prfaas.transport.area import Slab
-from prfaas.transport.messages import MAX_BODY_BYTES, Have, decode_open
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.outbound import Outgoing
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.sending import MAX_CUTS, MIN_DEADLINE_SECONDS, SLOW_BYTES_PER_SECOND, Sending, sizes_of
-from prfaas.transport.standing import Standing
-from prfaas.transport.wire import HEADER_BYTES, Header
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have, decode_open
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.wire import HEADER_BYTES, Header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.sender.api import Outgoing
+from prfaas.transport.sender.transfer import (
+    MAX_CUTS,
+    MIN_DEADLINE_SECONDS,
+    SLOW_BYTES_PER_SECOND,
+    Sending,
+    Standing,
+    sizes_of,
+)
 from prfaas.types import FailureReason
 
 NUM_OBJECTS, OBJECT_BYTES = 6, 100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.transport.shares import Shares
+from prfaas.transport.receiver.admission import Shares
 
 
 def _take_all(shares: Shares, peer: str) -> int:

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.transport.connection_policy import NOT_SENT_LOW_WATER_BYTES
-from prfaas.transport.sockets import SEND_SECONDS, make_socket, public_address, tune
+from prfaas.transport.congestion.connection_count import NOT_SENT_LOW_WATER_BYTES
+from prfaas.transport.net.sockets import SEND_SECONDS, make_socket, public_address, tune
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8:7000", "[2001:4860:4860::8888]:7000"])

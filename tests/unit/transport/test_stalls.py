@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.transport.stalls import (
+from prfaas.transport.congestion.stall_detector import (
     GRACE_SECONDS,
     LASTING_SECONDS,
     MOVING_SECONDS,

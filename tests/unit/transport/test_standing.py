@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.area import Slab
-from prfaas.transport.messages import Have
-from prfaas.transport.object_sizes import ObjectSizes
-from prfaas.transport.ranges import Ranges
-from prfaas.transport.standing import MAX_GAPS, Standing
+from prfaas.transport.protocol.messages import Have
+from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.sender.transfer import MAX_GAPS, Standing
 
 SIZES = ObjectSizes([(100, 1)])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
-from prfaas.transport.tls import CertificateFiles, contexts_of, explained
+from prfaas.transport.net.tls import CertificateFiles, contexts_of, explained
 
 
 def _contexts(its: Issued, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:

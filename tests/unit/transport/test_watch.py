@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from prfaas.transport.watch import FAILED_SECONDS, watch
+from prfaas.transport.events import FAILED_SECONDS, watch
 
 
 class _Pauses(threading.Event):

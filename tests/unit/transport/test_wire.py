@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport.area import Slab
-from prfaas.transport.wire import (
+from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
     MAX_OBJECTS_PER_CHUNK,
     MAX_PAYLOAD_BYTES,
@@ -20,6 +19,7 @@ from prfaas.transport.wire import (
     control,
     next_state,
 )
+from prfaas.transport.ranges import Slab
 
 ids = st.binary(min_size=16, max_size=16)
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

@@ -12,7 +12,7 @@ from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.filters import FILTERS
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider, read
-from prfaas.scheduler.endpoint_picker.picking import Decider, EndpointPicker, Rules
+from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Rules
 from prfaas.scheduler.endpoint_picker.scorers import SCORERS
 from tests.unit.scheduler.endpoint_picker.conformance import CASES, DATA, NOT_OFFERED, cases
 

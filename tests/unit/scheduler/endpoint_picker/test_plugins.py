@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.filters import FILTERS
 from prfaas.scheduler.endpoint_picker.parameters import read
-from prfaas.scheduler.endpoint_picker.picking import Profile, max_score
+from prfaas.scheduler.endpoint_picker.picker import Profile, max_score
 from prfaas.scheduler.endpoint_picker.scorers import SCORERS
 from tests.unit.scheduler.endpoint_picker.conformance import PODS, cases
 

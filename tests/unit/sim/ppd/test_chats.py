@@ -7,8 +7,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from prfaas.sim.conversations import Turn
 from prfaas.sim.ppd.chats import DATA_SETS, Lengths
+from prfaas.sim.workload.conversations import Turn
 
 # Mean, P50, P90 and P99 of the answers' tokens, and turns of a conversation, as measured.
 MEASURED = {"ShareGPT-like": ((309, 283, 605, 913), 4.408), "WildChat-like": ((274, 180, 652, 1201), 4.112)}

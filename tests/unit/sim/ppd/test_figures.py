@@ -7,7 +7,6 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
-from prfaas.sim.conversations import Turn
 from prfaas.sim.ppd.deployments import GRID, LaterTurns
 from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS
 from prfaas.sim.ppd.figures import (
@@ -20,6 +19,7 @@ from prfaas.sim.ppd.figures import (
     outcome,
     prefills_later_turns,
 )
+from prfaas.sim.workload.conversations import Turn
 
 TURNS = (Turn(512, 32), *(Turn(128, 16) for _ in range(7)))
 

@@ -1,0 +1,1 @@
+"""Protocol between agent and engine: messages, shared-memory ring, client, server."""

@@ -1,0 +1,1 @@
+"""Prefix blocks of a node: lookup, storage, SSD promotion, pins, copies to other nodes."""

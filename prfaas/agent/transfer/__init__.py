@@ -1,0 +1,1 @@
+"""Outbound and inbound KV transfers of a node."""

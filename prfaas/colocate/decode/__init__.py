@@ -1,0 +1,1 @@
+"""Decode process: request table and loop."""

@@ -1,0 +1,1 @@
+"""Device shares and step execution on CPU and GPU."""

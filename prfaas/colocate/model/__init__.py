@@ -1,0 +1,1 @@
+"""Hybrid-attention model of the executor."""

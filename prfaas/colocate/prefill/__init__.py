@@ -1,0 +1,1 @@
+"""Prefill process: request queue and loop."""

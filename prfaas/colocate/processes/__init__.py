@@ -1,0 +1,1 @@
+"""Processes of the executor: shared memory, rings, start and restart."""

@@ -1,0 +1,383 @@
+"""PrfaasConnector: vLLM's view of the connector, a thin class over a scheduler side and a worker side.
+
+vLLM makes one instance in the scheduler's process and one in each worker's, and calls:
+
+| where | when | method | what it does |
+|---|---|---|---|
+| scheduler | engine start | bind_kv_cache_manager | by the base class: what all groups hold of a prompt |
+| scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto`; blocks to pin |
+| scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
+| scheduler | before it is first run | supports_divergent_local_hybrid_hits | whether attention may go beyond states |
+| scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
+| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0 nothing is loaded |
+| scheduler | blocks run out | has_pending_block_frees | whether finished requests are about to give some back |
+| scheduler | each step | build_connector_meta | name the step's copies; pin what checkpoints copy next |
+| scheduler | no request is left | has_pending_push_work | whether checkpoints, or words to the agent, wait for a step |
+| worker | engine start | register_kv_caches | describe the layout, attach to the agent |
+| worker | each step, before the forward | bind_connector_metadata | take the step's copies |
+| worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: a request runs once all is loaded |
+| worker | each attention layer, if the step saves any | save_kv_layer | copy the layer's new blocks out |
+| worker | each linear layer that can be heard of (`layer_ends.py`) | | copy the final state out |
+| worker | after the forward | start_load_kv | copy received slots in |
+| worker | after the forward | wait_for_save | copy what no hook reported; end the pass; let the next step wait for copies |
+| worker | after the forward | get_transfer_results | which requests are loaded |
+| worker | after the forward | build_connector_worker_meta | whether the agent has not been told all |
+| scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
+| scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
+| scheduler | a client resets caches | reset_cache | have the agent forget the model; give up what is under way |
+| both | engine stop | shutdown | leave the agent |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+from prfaas import logs
+from prfaas.agent.engine.client import AgentClient
+from prfaas.connector import settings
+from prfaas.connector.metadata import Direction, Scheduled, Step
+from prfaas.connector.scheduler.divergent import DivergentHits
+from prfaas.connector.scheduler.parked import ParkedRequests
+from prfaas.connector.scheduler.scheduler import SchedulerSide
+from prfaas.connector.scheduler.store import BlockPins
+from prfaas.connector.transfer_params import SENT_KEY, EngineRequest, without_direction
+from prfaas.connector.vllm import stats
+from prfaas.connector.vllm.checks import check_supported
+from prfaas.connector.vllm.hooks import on_layer_end
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, packing
+from prfaas.connector.vllm.request import computed_chain, engine_request
+from prfaas.connector.worker.copy_cuda import copier_for
+from prfaas.connector.worker.worker import WorkerSide
+from prfaas.types import Shard
+
+_log = logs.get("connector")
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """A step's copies on their way from the scheduler to the workers."""
+
+    step: Step = field(default_factory=Step)
+
+
+class Backlog(KVConnectorWorkerMetadata):
+    """A worker has more to tell its agent than the ring between them had room for."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        return self
+
+
+class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
+    """Streams KV between this engine and the agent beside it."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Read the settings; the scheduler's instance attaches to the agent.
+
+        Raises:
+            ConfigError: a setting is wrong, or vLLM is set to something that the connector does not support.
+            LayoutError: a KV group is of an unknown kind.
+            AgentUnreachable: nobody answers at `agent_socket`.
+        """
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        logs.setup("connector", logger="prfaas")
+        check_supported(vllm_config)
+        self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        if vllm_config.parallel_config.data_parallel_size > 1:  # of experts: the other ranks' steps wait for this one's
+            self._settings = replace(self._settings, idle_wait_seconds=0.0)
+        self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
+        self._has_priorities = vllm_config.scheduler_config.policy == "priority"
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._undo_hooks: list[Callable[[], None]] = []
+        self._kv_cache_manager: Any = None
+        self._block_pool: Any = None
+        self._parked = ParkedRequests()
+        self._metadata = StepMetadata()
+        self._num_heard = 0  # of the agent's messages, when those that are parked were last looked at
+        self._num_preemptions: dict[str, int] = {}  # of preempted requests, when they were last looked up
+        self._map = block_map(kv_cache_config)
+        self._divergent = DivergentHits(has_one_attention(kv_cache_config))
+        self._linear_groups = [index for index, its in enumerate(self._map.groups) if its.kind == "linear_state"]
+        if role == KVConnectorRole.SCHEDULER:
+            client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
+            self._scheduler = SchedulerSide(
+                client,
+                self._map,
+                self._settings,
+                directions=self._directions(),
+                free_block_ratio=self._free_block_ratio,
+                pins=BlockPins(self._pin, self._unpin),
+            )
+
+    @property
+    def _instance(self) -> str:
+        return str(self._kv_transfer_config.engine_id)
+
+    def _directions(self) -> Collection[Direction]:
+        config = self._kv_transfer_config
+        return [*(["send"] if config.is_kv_producer else []), *(["receive"] if config.is_kv_consumer else [])]  # type: ignore[list-item]
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A hand-off that fails is recomputed by the decode side, so a preempted prefill need not run again."""
+        return False
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Whether vLLM may say of a prompt how much attention it holds itself, where its states end before.
+
+        It asks before each lookup. What is loaded must then reach beyond that attention; a request for which it does not is
+        asked for again, and looked up by what all groups hold meanwhile.
+        """
+        return self._divergent.are_allowed
+
+    # In the scheduler
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._block_pool = gpu_block_pool
+
+    def _pin(self, block_ids: Sequence[int]) -> None:
+        self._block_pool.touch([self._block_pool.blocks[its] for its in block_ids])
+
+    def _unpin(self, block_ids: Sequence[int]) -> None:
+        self._block_pool.free_blocks([self._block_pool.blocks[its] for its in block_ids])
+
+    def _free_block_ratio(self) -> float:
+        pool = self._block_pool
+        return pool.get_num_free_blocks() / pool.num_gpu_blocks if pool is not None else 0.0
+
+    def on_new_request(self, request: Any) -> None:
+        assert self._scheduler is not None
+        if not isinstance(request.kv_transfer_params, dict):
+            request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
+        self._scheduler.on_new_request(self._engine_request(request, request.num_prompt_tokens))
+        if request.kv_transfer_params is not None:  # not changed in place: requests with n > 1 may share it
+            request.kv_transfer_params = without_direction(request.kv_transfer_params)
+
+    def _engine_request(self, request: Any, num_tokens: int) -> EngineRequest:
+        return engine_request(request, self._model, num_tokens, has_priorities=self._has_priorities)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        if self._parked.wake(request):
+            self._divergent.forget(request.request_id)
+            self._scheduler.sleep_if_idle()
+            num_tokens = None
+        else:
+            if request.num_preemptions > self._num_preemptions.get(request.request_id, 0):
+                self._look_up_again(request)
+            num_tokens = self._num_external_tokens(request, num_computed_tokens)
+        if num_tokens is None:
+            self._parked.park(request)
+        return num_tokens, bool(num_tokens)
+
+    def _num_external_tokens(self, request: Any, local_tokens: int) -> int | None:
+        assert self._scheduler is not None
+        asks_again = partial(
+            self._divergent.asks_again,
+            request.request_id,
+            local_tokens=local_tokens,
+            agreed_tokens=lambda: int(self._kv_cache_manager.get_computed_blocks(request)[1]),
+        )
+        return self._scheduler.num_external_tokens(request.request_id, local_tokens, asks_again=asks_again)
+
+    def _look_up_again(self, request: Any) -> None:
+        """A preempted request begins anew, with what it has generated as a part of its prompt."""
+        assert self._scheduler is not None
+        self._num_preemptions[request.request_id] = request.num_preemptions
+        if not request.skip_reading_prefix_cache:
+            self._scheduler.on_preempted(self._engine_request(request, request.num_tokens))
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        group_ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return group_ids
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._scheduler is not None
+        self._scheduler.on_allocated(
+            request.request_id, num_external_tokens, lambda: self._tables(blocks.get_block_ids())
+        )
+
+    def has_pending_block_frees(self) -> bool:
+        """vLLM need not take blocks from a running request: finished ones are about to give theirs back."""
+        return self._scheduler is not None and self._scheduler.will_free_blocks
+
+    def has_pending_push_work(self) -> bool:
+        """vLLM goes on stepping: blocks are pinned until they are copied, or a worker has not told its agent all."""
+        return self._scheduler is not None and self._scheduler.needs_steps
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        step = self._scheduler.plan_step(self._scheduled(scheduler_output))
+        self._parked.mark(self._scheduler.waits)
+        if step is not self._metadata.step:
+            self._metadata = StepMetadata(step)
+        return self._metadata
+
+    def _scheduled(self, output: Any) -> Iterator[Scheduled]:
+        cached = output.scheduled_cached_reqs
+        new = ((its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs)
+        for request_id, computed in chain(new, zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
+            after = computed + output.num_scheduled_tokens.get(request_id, 0)
+            tables = self._resolver(output, request_id)
+            yield Scheduled(request_id, after, tables, computed, self._offered_states(output, request_id))
+
+    def _offered_states(self, output: Any, request_id: str) -> Mapping[int, Mapping[int, int]]:
+        """By boundary, the blocks that vLLM hands over with the states that all linear groups cache in this step."""
+        offered: dict[int, dict[int, int]] = {}
+        for group_id, block_id, boundary in output.kv_connector_block_state.boundary_state_offloads.get(request_id, ()):
+            offered.setdefault(boundary, {})[self._kv_cache_config.transfer_group_ids.index(group_id)] = block_id
+        return {boundary: its for boundary, its in offered.items() if sorted(its) == self._linear_groups}
+
+    def _resolver(self, output: Any, request_id: str) -> Callable[[], Sequence[Sequence[int]]]:
+        return lambda: self._tables(output.kv_connector_block_state.resolve_block_ids(request_id))
+
+    def _tables(self, block_ids: Sequence[list[int]]) -> Sequence[Sequence[int]]:
+        tables: Sequence[Sequence[int]] = self._kv_cache_config.select_transfer_block_ids(block_ids)
+        return tables
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._scheduler is not None
+        finished: Iterable[str] = connector_output.finished_recving or ()
+        self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
+        self._scheduler.on_stored(connector_output.finished_sending or ())
+        if connector_output.kv_connector_worker_meta is not None:
+            self._scheduler.on_backlog()
+        if self._parked:
+            self._scheduler.poll()
+            if self._num_heard != self._scheduler.num_heard:
+                self._num_heard = self._scheduler.num_heard
+                self._parked.unmark(self._scheduler.waits)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        self._parked.forget(request.request_id)
+        self._num_preemptions.pop(request.request_id, None)
+        self._divergent.forget(request.request_id)
+        leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
+        finished = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
+        return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
+
+    def reset_cache(self) -> bool | None:
+        """Whether this machine's agent has forgotten all KV under this identity of the weights, which may be others now."""
+        return self._scheduler.reset(self._model) if self._scheduler is not None else None
+
+    # In a worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Describe this rank's layout and attach.
+
+        Raises:
+            LayoutError: the cache cannot be described, or the agent knows this model with another layout.
+            AgentUnreachable: nobody answers at `agent_socket`.
+        """
+        modules = self._vllm_config.compilation_config.static_forward_context
+        device = next(iter(kv_caches.values())).device
+        layout, layers = describe(
+            self._kv_cache_config,
+            kv_caches,
+            self._rank(),
+            packing=packing(
+                modules, list(kv_caches), cache_dtype=self._vllm_config.cache_config.cache_dtype, device=device
+            ),
+        )
+        client = AgentClient(
+            str(self._settings.agent_socket),
+            instance=self._instance,
+            role="worker",
+            rank=layout.shard.rank,
+            layout=layout,
+            pins_arena=device.type == "cuda",
+        )
+        self._worker = WorkerSide(client, layers, layout, make_copier=partial(copier_for, device=device))
+        is_compiled = not self._vllm_config.model_config.enforce_eager
+        for name in self._worker.linear_layers:
+            ended = partial(self._worker.on_layer_end, name)
+            self._undo_hooks.append(on_layer_end(modules[name], ended, is_compiled=is_compiled))
+        _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
+
+    def _rank(self) -> Rank:
+        size = self._vllm_config.parallel_config.tensor_parallel_size
+        shard = Shard(get_tensor_model_parallel_rank() if size > 1 else 0, size)
+        return Rank(self._model, shard, self._vllm_config.model_config.get_total_num_kv_heads())
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Begin the step. vLLM reports layers to a connector that has metadata: it has some where a layer is to be copied."""
+        assert isinstance(connector_metadata, StepMetadata)
+        if self._worker is not None:
+            self._worker.begin_step(connector_metadata.step)
+            if self._worker.awaits_layers:
+                super().bind_connector_metadata(connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.on_layer_end(layer_name)
+
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.on_forward_end()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        loaded = self._worker.take_loaded()
+        return KVConnectorTransferResults(
+            finished_sending=set(loaded.stored),
+            finished_recving=set(loaded.finished),
+            failed_recving=set(loaded.failed),
+        )
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return Backlog() if self._worker is not None and self._worker.has_backlog else None
+
+    # On both sides
+
+    def get_kv_connector_stats(self) -> Any:
+        side = self._scheduler or self._worker
+        return stats.from_tally(side.tally) if side is not None else None
+
+    def shutdown(self) -> None:
+        for undo in self._undo_hooks:
+            undo()
+        self._undo_hooks.clear()
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+        self._scheduler = self._worker = None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Full CUDA graphs would replay without `save_kv_layer`."""
+        return True
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        return stats.PrfaasStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *arguments: Any, **named: Any) -> Any:
+        return stats.PrfaasPromMetrics(*arguments, **named)

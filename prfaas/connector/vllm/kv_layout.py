@@ -1,0 +1,199 @@
+"""What vLLM has allocated, as a layout that two machines can compare, and each layer's blocks in it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import vllm
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    iter_layer_specs,
+)
+
+from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.worker.copy_host import LayerBlocks, pages_of, physical_axes
+from prfaas.errors import LayoutError
+from prfaas.hashing import HASH_UNIT_TOKENS
+from prfaas.types import GroupKind, Shard
+
+# By exact type: a subclass we do not know may keep other blocks, or mean something else by them.
+_KINDS: dict[type[KVCacheSpec], GroupKind] = {
+    FullAttentionSpec: "full_attention",
+    MLAAttentionSpec: "full_attention",
+    SlidingWindowSpec: "sliding_window",
+    MambaSpec: "linear_state",
+}
+_ATTENTION_AXES = ("head", "token", "content")
+_SPLIT_AXES = ("kernel_block", *_ATTENTION_AXES)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This rank, and what of the model's heads it holds."""
+
+    model: str  # identity of the weights
+    shard: Shard
+    num_kv_heads: int  # of the whole model
+
+
+def block_map(config: KVCacheConfig) -> BlockMap:
+    """The transferable groups as the scheduler needs them.
+
+    Raises:
+        LayoutError: a group is of a kind that we do not know; the message names it.
+    """
+    return BlockMap(tuple(_engine_group(index, config.kv_cache_groups[index]) for index in config.transfer_group_ids))
+
+
+def _engine_group(index: int, group: KVCacheGroupSpec) -> EngineGroup:
+    spec = _only_spec(index, group)
+    kind = _KINDS[type(spec)]
+    if kind == "linear_state":
+        return EngineGroup(kind, spec.block_size, kept_states=spec.mamba_cache_mode != "none")
+    if spec.block_size % HASH_UNIT_TOKENS:
+        raise LayoutError(f"KV group {index}: blocks of {spec.block_size} tokens, not a multiple of {HASH_UNIT_TOKENS}")
+    return EngineGroup(kind, spec.block_size, window_tokens=getattr(spec, "sliding_window", None))
+
+
+def has_one_attention(config: KVCacheConfig) -> bool:
+    """Whether the groups are recurrent states and full attention of one spec.
+
+    Of such an engine the attention's local prefix says what all groups but the states hold: with sliding windows, or full
+    attention of two kinds, the others may end before it, and what they lack would not be loaded.
+    """
+    groups = config.kv_cache_groups
+    kinds = [_engine_group(index, groups[index]).kind for index in config.transfer_group_ids]
+    attention = [
+        groups[index].kv_cache_spec
+        for index, kind in zip(config.transfer_group_ids, kinds, strict=True)
+        if kind != "linear_state"
+    ]
+    is_whole = len(kinds) == len(groups) and set(kinds) == {"linear_state", "full_attention"}
+    return is_whole and all(spec == attention[0] for spec in attention)
+
+
+def _only_spec(index: int, group: KVCacheGroupSpec) -> Any:
+    """The spec that all layers of a group agree in, page sizes apart."""
+    specs = list(iter_layer_specs(group.kv_cache_spec))
+    for spec in specs:
+        _check_known(index, spec)
+    shapes = {(type(its), its.block_size, getattr(its, "sliding_window", None)) for its in specs}
+    if len(shapes) != 1:
+        raise LayoutError(f"KV group {index}: layers of different kinds share blocks: {sorted(map(str, shapes))}")
+    return specs[0]
+
+
+def _check_known(index: int, spec: Any) -> None:
+    name = type(spec).__name__
+    if type(spec) not in _KINDS:
+        known = ", ".join(sorted(kind.__name__ for kind in _KINDS))
+        raise LayoutError(f"KV group {index} is of kind {name}, which this connector does not know (it knows {known})")
+    if getattr(spec, "tokens_per_state", 1) not in (1, -1):
+        raise LayoutError(f"KV group {index}: {name} with {spec.tokens_per_state} tokens per state is not supported")
+    if isinstance(spec, FullAttentionSpec) and spec.attention_chunk_size is not None:
+        raise LayoutError(f"KV group {index}: chunked local attention is not supported")
+    if isinstance(spec, MambaSpec) and spec.num_speculative_blocks:
+        raise LayoutError(f"KV group {index}: speculative decoding with recurrent states is not supported")
+
+
+def describe(
+    config: KVCacheConfig, caches: Mapping[str, torch.Tensor], rank: Rank, *, packing: str
+) -> tuple[Layout, dict[str, LayerBlocks]]:
+    """The layout of this rank, and its layers' blocks by layer name; layers that share another's cache are left out.
+
+    Raises:
+        LayoutError: a group is of an unknown kind, or a layer's blocks do not lie together.
+    """
+    groups: list[KVGroup] = []
+    layers: dict[str, LayerBlocks] = {}
+    for position, index in enumerate(config.transfer_group_ids):
+        group = config.kv_cache_groups[index]
+        found = _group_layers(config, group, caches, rank, position=position)
+        layers |= found
+        engine = _engine_group(index, group)
+        block_tokens = HASH_UNIT_TOKENS if engine.kind == "linear_state" else engine.block_tokens
+        slices = tuple(its.slice for its in found.values())
+        groups.append(KVGroup(engine.kind, block_tokens, slices, engine.window_tokens))
+    return Layout(rank.model, packing, rank.shard, tuple(groups)), layers
+
+
+def _group_layers(
+    config: KVCacheConfig, group: KVCacheGroupSpec, caches: Mapping[str, torch.Tensor], rank: Rank, *, position: int
+) -> dict[str, LayerBlocks]:
+    layers: dict[str, LayerBlocks] = {}
+    offset, seen = 0, set()
+    for name in group.layer_names:
+        cache = caches.get(name)
+        if cache is None:
+            raise LayoutError(f"layer {name} has no registered KV cache")
+        if cache.data_ptr() in seen:
+            continue
+        seen.add(cache.data_ptr())
+        pages = pages_of(name, cache, config.num_blocks)
+        slice_ = _slice(name, cache, _spec_of(group, name), rank, offset=offset, size=pages.shape[1])
+        layers[name] = LayerBlocks(position, len(layers), slice_, pages)
+        offset += pages.shape[1]
+    return layers
+
+
+def _spec_of(group: KVCacheGroupSpec, name: str) -> Any:
+    specs: Mapping[str, KVCacheSpec] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+    return specs.get(name, group.kv_cache_spec)
+
+
+def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int, size: int) -> LayerSlice:
+    if isinstance(spec, MambaSpec):
+        shapes = " ".join("x".join(map(str, shape)) for shape in spec.shapes)
+        dtype = " ".join(_dtype_name(its) for its in spec.dtypes)
+        return LayerSlice(name, offset, size, dtype, f"{spec.mamba_type.name.lower()} {shapes}")
+    axes = _ATTENTION_AXES if cache.dim() == 1 + len(_ATTENTION_AXES) else _SPLIT_AXES
+    if cache.dim() != 1 + len(axes):
+        raise LayoutError(f"layer {name}: a KV cache with {cache.dim()} axes is not known")
+    order = f"{physical_axes(cache, axes)} {'x'.join(map(str, cache.shape[1:]))}"
+    first, count = _heads(spec, rank)
+    return LayerSlice(name, offset, size, _dtype_name(cache.dtype), order, first, count)
+
+
+def _heads(spec: Any, rank: Rank) -> tuple[int, int]:
+    """The KV heads that this rank holds: its share, or a replica where there are fewer heads than ranks."""
+    if isinstance(spec, MLAAttentionSpec):
+        return 0, 1
+    count = int(spec.num_kv_heads)
+    return min(rank.shard.rank * rank.num_kv_heads // rank.shard.size, rank.num_kv_heads - count), count
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def packing(layers: Mapping[str, Any], names: Sequence[str], *, cache_dtype: str, device: torch.device) -> str:
+    """How this machine's kernels pack a block: vLLM release, device, back ends with their instruction set, state order.
+
+    `layers` are vLLM's attention modules by name. CPU kernels pack keys for their instruction set, so two processors
+    that choose different ones cannot exchange bytes.
+    """
+    backends = {_backend(layers[name]) for name in names if name in layers}
+    release = ".".join(str(vllm.__version__).split(".")[:2])
+    parts = [f"vllm {release}", device.type, *sorted(backends), f"kv_cache_dtype={cache_dtype}"]
+    if device.type == "cpu":
+        parts.insert(2, f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}")
+    parts.append(f"conv={os.environ.get('VLLM_SSM_CONV_STATE_LAYOUT', 'SD')}")
+    return "; ".join(parts)
+
+
+def _backend(layer: Any) -> str:
+    name: str = layer.get_attn_backend().get_name()
+    instructions = getattr(layer, "isa", None)
+    return f"{name}/{instructions}" if instructions else name

@@ -1,0 +1,13 @@
+"""The entry point that makes `"kv_connector": "PrfaasConnector"` known to vLLM wherever this package is installed."""
+
+from __future__ import annotations
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+NAME = "PrfaasConnector"
+
+
+def register() -> None:
+    """Register the connector; vLLM calls this in every one of its processes, in some of them more than once."""
+    if NAME not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(NAME, "prfaas.connector.vllm.connector", NAME)

@@ -1,0 +1,80 @@
+"""A request of vLLM as the connector sees it, at its beginning and at its end."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgpack
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+from vllm.v1.request import RequestStatus
+
+from prfaas.connector.metadata import Outcome
+from prfaas.connector.transfer_params import EngineRequest, tenant_of
+from prfaas.hashing import HASH_UNIT_TOKENS, HashChain, root_hash
+
+
+def engine_request(request: Any, model: str, num_tokens: int, *, has_priorities: bool) -> EngineRequest:
+    """The request, of which the first `num_tokens` tokens are its prompt. They are hashed once for each tenant.
+
+    `has_priorities`: vLLM goes by what clients say of their requests' urgency; else all are alike here too.
+    """
+    return EngineRequest(
+        request.request_id,
+        num_tokens,
+        request.kv_transfer_params or {},
+        cache(lambda tenant: token_chain(request, num_tokens, model=model, tenant=tenant)),
+        request.cache_salt or "",
+        _exclusion(request),
+        request.priority if has_priorities else 0,
+    )
+
+
+def _exclusion(request: Any) -> Outcome | None:
+    """Why vLLM takes nothing from a connector for this request, if it does not.
+
+    A decode leg that its API refuses comes here with another prompt and ends at once, so that what waits for it is freed.
+    """
+    if request.abort_immediately:
+        return "rejected"
+    return "whole_prompt" if request.skip_reading_prefix_cache else None
+
+
+def computed_chain(request: Any, model: str, *, default_tenant: str) -> HashChain | None:
+    """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the
+    last, or all where vLLM schedules asynchronously and the step after an answer's end was under way."""
+    if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+        return None
+    if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
+        return None
+    tenant = tenant_of(request.kv_transfer_params or {}, request.cache_salt, default=default_tenant)
+    return token_chain(request, request.num_computed_tokens, model=model, tenant=tenant)
+
+
+def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> HashChain | None:
+    """The chain over the first `num_tokens` tokens of prompt and answer; None when the request has no token ids, or extras that
+    no hash covers. A salt that is the tenant is in its root alone."""
+    if request.prompt_token_ids is None:
+        return None
+    token_ids = request.all_token_ids[:num_tokens]
+    try:
+        extra_keys = _extra_keys(request, len(token_ids), tenant)
+        return HashChain(root_hash(model, tenant.encode()), token_ids, extra_keys=extra_keys)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _extra_keys(request: Any, num_tokens: int, tenant: str) -> dict[int, bytes]:
+    """By unit of 16 tokens, what is hashed beside its tokens."""
+    is_salted = bool(request.cache_salt) and request.cache_salt != tenant
+    if not (request.lora_request or request.mm_features or is_salted or request.prompt_embeds is not None):
+        return {}
+    keys: dict[int, bytes] = {}
+    media = 0
+    for unit, start in enumerate(range(0, num_tokens, HASH_UNIT_TOKENS)):
+        end = min(start + HASH_UNIT_TOKENS, num_tokens)
+        extra, media = generate_block_hash_extra_keys(request, start, end, media)
+        extra = [key for key in extra or () if key != ("cache_salt", tenant)]
+        if extra:
+            keys[unit] = msgpack.packb(extra)
+    return keys

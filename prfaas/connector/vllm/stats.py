@@ -1,0 +1,64 @@
+"""What the connector counts, on its way from vLLM's engine processes to the /metrics page of its API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from prfaas import metrics
+from prfaas.connector.metadata import Tally
+
+_STATE_TAIL, _RING_OVERFLOWS = "state_tail_bytes", "ring_overflows"
+
+
+@dataclass
+class PrfaasStats(KVConnectorStats):
+    """Counts by a flat key: "transfers send completed", "bytes receive", "state_tail_bytes", "ring_overflows"."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> PrfaasStats:
+        for key, count in other.data.items():
+            self.data[key] = self.data.get(key, 0) + count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+def from_tally(tally: Tally) -> PrfaasStats | None:
+    """The counts since the last call, or None when there are none."""
+    if not tally:
+        return None
+    taken = tally.take()
+    data: dict[str, Any] = {" ".join(("transfers", *key)): count for key, count in taken.transfers.items()}
+    data |= {f"bytes {direction}": count for direction, count in taken.copied_bytes.items()}
+    if taken.state_tail_bytes:
+        data[_STATE_TAIL] = taken.state_tail_bytes
+    if taken.ring_overflows:
+        data[_RING_OVERFLOWS] = taken.ring_overflows
+    return PrfaasStats(data)
+
+
+class PrfaasPromMetrics(KVConnectorPromMetrics):
+    """Adds the counts to this process's metrics."""
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for key, count in transfer_stats_data.items():
+            kind, *labels = key.split(" ")
+            if kind == "transfers":
+                metrics.CONNECTOR_TRANSFERS.labels(direction=labels[0], outcome=labels[1]).inc(count)
+            elif kind == "bytes":
+                metrics.CONNECTOR_COPIED_BYTES.labels(direction=labels[0]).inc(count)
+            elif kind == _STATE_TAIL:
+                metrics.CONNECTOR_STATE_TAIL_BYTES.inc(count)
+            elif kind == _RING_OVERFLOWS:
+                metrics.CONNECTOR_RING_OVERFLOWS.inc(count)

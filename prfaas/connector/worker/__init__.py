@@ -1,0 +1,1 @@
+"""Connector beside a rank's model: copies blocks between engine and pool."""

@@ -1,0 +1,1 @@
+"""Engines' own KV events, followed and translated into index events."""

@@ -1,0 +1,1 @@
+"""In-memory index: runs of blocks, exact-length states, prefix matching."""

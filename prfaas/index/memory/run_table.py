@@ -1,0 +1,238 @@
+"""Every run of one block size: an implicit radix tree without pointers.
+
+A cell's first run is keyed by the cell's head. Where a chain diverges inside a run, the rest of its cell is a run of
+its own, keyed by (head, offset, first diverging block). A walk compares a run with the wanted chain; the key of the
+next run follows from how far they agree. Facts and figures behind this form: 12 bytes a block, 30 to 50 µs for 2,000
+blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from prfaas.hashing import HASH_BYTES
+from prfaas.index.memory import run as runs
+from prfaas.index.query import Chain
+from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tails
+from prfaas.types import BlockHash
+
+_CELL_BYTES = CELL_BLOCKS * TAIL_BYTES
+_MAX_FORKS_SEARCHED = 32  # of a cell, for one block without its path: some 10 µs
+
+
+class Piece(NamedTuple):
+    """`num_blocks` consecutive blocks from `first_block`, whose holders are the same in every cell of 64."""
+
+    first_block: int
+    num_blocks: int
+    holders: bytes
+
+
+class RunTable:
+    """The runs of all chains of one block size."""
+
+    def __init__(self) -> None:
+        self._runs: dict[bytes, bytes] = {}
+        self._forks: dict[BlockHash, dict[bytes, bytes]] = {}  # head → fork → the run that it hangs on
+        self._marked_anywhere: set[BlockHash] = set()  # heads of cells where a mark may stand on any fork
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def store(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
+        """Note that `holder` has the blocks of `bitmap` on this path; returns what is new."""
+        added, above = Digest(), b""
+        offset, num_blocks = 0, len(tails) // TAIL_BYTES
+        while offset < num_blocks:
+            key, wanted, bits = _key(head, offset, tails), tails[offset * TAIL_BYTES :], bitmap >> offset
+            found = self._runs.get(key)
+            holders, known = runs.split(found) if found else (b"", b"")
+            if known == wanted[: len(known)]:
+                known = wanted  # a run that ends where the path goes on is extended in place
+            common = runs.common_blocks(known, wanted)
+            holders, new = runs.with_bits(holders, holder, bits & ((1 << common) - 1))
+            self._runs[key] = runs.pack(holders, known)
+            if found is None and offset:
+                self._forks.setdefault(head, {})[key] = above
+            added = added.plus(digest_of_tails(wanted[: common * TAIL_BYTES], new))
+            offset, above = offset + common, key
+        return added
+
+    def store_marks(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
+        """Note what belongs to blocks of this path, as `mark` does for one; returns what is new."""
+        added = self.store(holder, head=head, tails=tails, bitmap=bitmap)
+        if len(self._forks.get(head, ())) > _MAX_FORKS_SEARCHED:
+            self._marked_anywhere.add(head)
+        return added
+
+    def remove(self, holder: int, *, head: BlockHash, tails: bytes, bitmap: int) -> Digest:
+        """Note that `holder` no longer has the blocks of `bitmap`; returns what it had of them."""
+        removed = Digest()
+        for key, offset, holders, known, common in self._walk(head, tails):
+            bits = bitmap >> offset & ((1 << common) - 1)
+            holders, gone = runs.without_bits(holders, holder, bits)
+            if gone:
+                self._runs[key] = runs.pack(holders, known)
+                removed = removed.plus(digest_of_tails(known[: common * TAIL_BYTES], gone))
+        return removed
+
+    def mark(self, holder: int, *, head: BlockHash, offset: int, tail: bytes) -> bool | None:
+        """Note that `holder` has what belongs to one block of a cell; False when that is known, None when the block is not."""
+        return self._change_one(runs.with_bits, holder, head=head, offset=offset, tail=tail)
+
+    def unmark(self, holder: int, *, head: BlockHash, offset: int, tail: bytes) -> bool | None:
+        """Note that `holder` has it no longer; False when it had not, None when the block is not known."""
+        return self._change_one(runs.without_bits, holder, head=head, offset=offset, tail=tail)
+
+    def _change_one(
+        self,
+        change: Callable[[bytes, int, int], tuple[bytes, int]],
+        holder: int,
+        *,
+        head: BlockHash,
+        offset: int,
+        tail: bytes,
+    ) -> bool | None:
+        """`head` is the cell's, `tail` the beginning of the block's hash."""
+        limit = None if head in self._marked_anywhere else _MAX_FORKS_SEARCHED
+        for key in (head, *itertools.islice(self._forks.get(head, ()), limit)):
+            found, place = self._runs.get(key), offset - _offset(key)
+            if found is None or place < 0:
+                continue
+            holders, tails = runs.split(found)
+            if tails[place * TAIL_BYTES : (place + 1) * TAIL_BYTES] == tail:
+                holders, changed = change(holders, holder, 1 << place)
+                if changed:
+                    self._runs[key] = runs.pack(holders, tails)
+                return bool(changed)
+        return None
+
+    def _walk(self, head: bytes, tails: bytes) -> Iterator[tuple[bytes, int, bytes, bytes, int]]:
+        """(key, offset, holders, tails, common blocks) of every run along the path."""
+        offset = 0
+        while offset * TAIL_BYTES < len(tails):
+            key = _key(head, offset, tails)
+            found = self._runs.get(key)
+            if found is None:
+                return
+            holders, known = runs.split(found)
+            common = runs.common_blocks(known, tails[offset * TAIL_BYTES :])
+            yield key, offset, holders, known, common
+            offset += common
+
+    def pieces(self, chain: Chain) -> list[Piece]:
+        """Who holds what of the chain, cells of which nobody knows anything left out."""
+        num_cells = len(chain.tails) // CELL_BLOCKS
+        heads, cells = _per_cell(num_cells)
+        found = [*map(self._runs.get, heads.unpack_from(chain.hashes), itertools.repeat(b""))]
+        agree = [*map(_ends_with, found, cells.unpack_from(chain.tails.data))]
+        num_whole = agree.index(False) if False in agree else num_cells
+        pieces = _joined([run[2:-_CELL_BYTES] for run in found[:num_whole]])
+        for cell in range(num_whole, num_cells):
+            if found[cell]:
+                pieces += self._partial(chain, cell * CELL_BLOCKS)
+        return pieces + self._partial(chain, num_cells * CELL_BLOCKS)
+
+    def _partial(self, chain: Chain, block: int) -> list[Piece]:
+        """The pieces of the cell that begins at `block`: of its runs, or of the part that the chain has of it."""
+        head = chain.hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES]
+        tails = chain.tails[block : block + CELL_BLOCKS].tobytes()
+        return [Piece(block + offset, common, its) for _, offset, its, _, common in self._walk(head, tails)]
+
+    def sweep(self, head: BlockHash, is_alive: Callable[[int], bool]) -> int:
+        """Forget dead holders in the cell of `head` and runs that nobody holds; returns the number of runs dropped."""
+        dropped = 0
+        forks = self._forks.get(head, {})
+        needed: set[bytes] = set()
+        for key in [*sorted(forks, key=_offset, reverse=True), head]:
+            found = self._runs.get(key)
+            if found is None:
+                continue
+            holders, tails = runs.split(found)
+            alive = runs.pack_holders([item for item in runs.unpack_holders(holders) if is_alive(item[0])])
+            if alive or key in needed:
+                self._runs[key] = runs.pack(alive, tails)
+                needed.add(forks.get(key, head))
+            else:
+                del self._runs[key]
+                forks.pop(key, None)
+                dropped += 1
+        if not forks:
+            self._forks.pop(head, None)
+            self._marked_anywhere.discard(head)
+        return dropped
+
+    def heads(self) -> Iterator[BlockHash]:
+        """The heads of all cells, as they are when the first is taken."""
+        return (BlockHash(key) for key in tuple(self._runs) if len(key) == HASH_BYTES)
+
+    def cell(self, head: BlockHash) -> list[tuple[bytes, list[tuple[int, int]]]]:
+        """Of every run of one cell: its path (tails from the head on) and (holder, bitmap over that path)."""
+        forks = self._forks.get(head, {})
+        paths: dict[bytes, bytes] = {}
+        found: list[tuple[bytes, list[tuple[int, int]]]] = []
+        for key in [head, *sorted(forks, key=_offset)]:
+            run = self._runs.get(key)
+            if run is None:
+                continue
+            holders, tails = runs.split(run)
+            offset = _offset(key)
+            paths[key] = (paths[forks[key]][: offset * TAIL_BYTES] if offset else b"") + tails
+            found.append((paths[key], [(holder, bits << offset) for holder, bits in runs.unpack_holders(holders)]))
+        return found
+
+
+_ends_with: Callable[[bytes, bytes], bool] = bytes.endswith
+
+
+@functools.lru_cache(1024)
+def _per_cell(num_cells: int) -> tuple[Struct, Struct]:
+    """What takes the heads of so many cells from a chain's hashes, and their blocks from its tails."""
+    skipped = (CELL_BLOCKS - 1) * HASH_BYTES
+    return Struct(f"{HASH_BYTES}s{skipped}x" * num_cells), Struct(f"{_CELL_BYTES}s" * num_cells)
+
+
+def _joined(holders: list[bytes]) -> list[Piece]:
+    """Of the cells of a chain from its start on: neighbours with the same holders are one piece."""
+    pieces: list[Piece] = []
+    first = 0
+    for same, cells in itertools.groupby(holders):
+        num_blocks = len(list(cells)) * CELL_BLOCKS
+        pieces.append(Piece(first, num_blocks, same))
+        first += num_blocks
+    return pieces
+
+
+def _key(head: bytes, offset: int, tails: bytes) -> bytes:
+    if not offset:
+        return head
+    at = offset * TAIL_BYTES
+    return head + bytes((offset,)) + tails[at : at + TAIL_BYTES]
+
+
+def _offset(key: bytes) -> int:
+    return key[HASH_BYTES] if len(key) > HASH_BYTES else 0
+
+
+def bitmaps(pieces: list[Piece]) -> dict[int, int]:
+    """Holder → bitmap over the blocks of the prompt."""
+    found: dict[int, int] = {}
+    for piece in pieces:
+        cells = piece.num_blocks // CELL_BLOCKS
+        repeated = _REPEATED[cells] if cells < len(_REPEATED) else _repeated(cells)
+        for holder, bits in runs.unpack_holders(piece.holders):
+            over = bits * repeated if cells else bits & ((1 << piece.num_blocks) - 1)
+            found[holder] = found.get(holder, 0) | over << piece.first_block
+    return found
+
+
+def _repeated(cells: int) -> int:
+    """The number whose product with a 64-bit bitmap is that bitmap `cells` times in a row."""
+    return sum(1 << CELL_BLOCKS * index for index in range(cells))
+
+
+_REPEATED = [_repeated(cells) for cells in range(257)]  # 256 cells are 256K tokens at 16 tokens a block

@@ -1,0 +1,1 @@
+"""Durable record of the index in Redis."""

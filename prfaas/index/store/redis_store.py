@@ -1,0 +1,399 @@
+"""Every Redis key of the project is made here; docs/redis-keys.md says what lies under each.
+
+Keys of one cluster share a hash tag, so that its stream, lease and snapshot lie on one slot of a Redis Cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
+
+from prfaas.errors import ConfigError, Fenced, RecordUnreachable
+from prfaas.index.store.stream_tail import SpreadTail
+from prfaas.types import ClusterName
+from prfaas.units import split_address
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one deployment, which `namespace` tells from others on the same Redis."""
+
+    namespace: str = "prfaas"
+
+    def clusters(self) -> str:
+        """Set: names of all clusters that ever registered a node."""
+        return f"{self.namespace}:clusters"
+
+    def lease(self, cluster: ClusterName) -> str:
+        """Hash owner, epoch; expires: who may write this cluster's record."""
+        return self._of(cluster, "lease")
+
+    def epoch(self, cluster: ClusterName) -> str:
+        """Number: the epoch of the last lease, for ever growing."""
+        return self._of(cluster, "epoch")
+
+    def events(self, cluster: ClusterName) -> str:
+        """Stream: what changed, in order; entry ids are <epoch>-<number>."""
+        return self._of(cluster, "events")
+
+    def snapshot(self, cluster: ClusterName) -> str:
+        """Hash covers, chunks: the last complete snapshot and the stream id that it includes."""
+        return self._of(cluster, "snapshot")
+
+    def snapshot_chunks(self, cluster: ClusterName, generation: str) -> str:
+        """List: the records of one snapshot; expires until the snapshot is complete."""
+        return self._of(cluster, f"snapshot:{generation}")
+
+    def figures(self, cluster: ClusterName) -> str:
+        """String, expires: signs of life, links and loads of the last second."""
+        return self._of(cluster, "figures")
+
+    def plan(self, cluster: ClusterName) -> str:
+        """String, expires: threshold and roles that the planner has chosen."""
+        return self._of(cluster, "plan")
+
+    def session(self, tenant: str, session: str) -> str:
+        """String, expires: where a conversation's KV lies. Hashed, since its name comes from a caller."""
+        digest = hashlib.sha256(f"{len(tenant)}:{tenant}{session}".encode()).hexdigest()[:32]
+        return f"{self.namespace}:session:{digest}"
+
+    def _of(self, cluster: ClusterName, what: str) -> str:
+        return f"{self.namespace}:{{{cluster}}}:{what}"
+
+
+MIN_VERSION = (6, 2)  # XTRIM MINID
+START_ID = "0-0"
+MAX_WAIT_SECONDS = 5.0  # of `read`
+_RECORDS_PER_REPLY = 16  # of up to 150 KB: a time-out is for all of a reply, which 20 Mbit/s then bring within it
+_TAIL_BYTES = 1 << 20
+_TAIL_ENTRIES = 512
+_FORMS = (
+    "redis://host:port, unix://path, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; rediss for TLS"
+)
+_CHUNK_EXPIRY_SECONDS = 60  # after the last chunk: a snapshot whose writer died goes away
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write one cluster's record. `epoch_before` tells whether somebody else has written meanwhile."""
+
+    cluster: ClusterName
+    owner: str
+    epoch: int
+    epoch_before: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a cluster's stream. `before` is the id of the entry before it: a gap shows."""
+
+    id: str
+    before: str
+    data: bytes
+
+
+class RedisStore:
+    """One Redis, the master that a Sentinel names, or a Redis Cluster.
+
+    redis://host:6379/0, redis+sentinel://host:26379,…/name, redis+cluster://host:6379,…; over TLS rediss://,
+    rediss+sentinel:// (Sentinels and master) and rediss+cluster://. Certificates stand in the URL's query.
+    """
+
+    def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
+        self.keys = keys or Keys()
+        """Raises ConfigError when no Redis can be at `url`."""
+        try:
+            self._client = _connect(url, timeout_seconds)
+            self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
+        except ValueError as error:
+            raise ConfigError(f"redis_url: {error}; write {_FORMS}") from error
+        self._spread = SpreadTail(self._tail) if isinstance(self._tail, RedisCluster) else None
+        self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
+
+    async def check(self) -> None:
+        """Make sure that this Redis can be the record.
+
+        Raises:
+            RecordUnreachable: it does not answer.
+            ConfigError: it is too old, or may evict keys when its memory is full.
+        """
+        for info in await self.infos():
+            _check(info)
+
+    async def infos(self) -> list[dict[str, Any]]:
+        """What Redis says of itself (INFO), in a Redis Cluster every primary."""
+        async with _translated():
+            if self._spread is None:
+                return [await self._client.info()]
+            await self._client.initialize()  # so that it knows its nodes
+            return [await self._client.info(target_nodes=node) for node in self._client.get_primaries()]
+
+    async def close(self) -> None:
+        if self._spread is not None:
+            await self._spread.close()
+        for client in (self._client, self._tail):
+            await _close(client)
+
+    # -- leases
+
+    async def acquire(self, cluster: ClusterName, *, owner: str, seconds: float) -> Lease:
+        """Take or renew the right to write.
+
+        Raises:
+            Fenced: somebody else has it; the error names the address in their owner string.
+        """
+        keys = [self.keys.lease(cluster), self.keys.epoch(cluster)]
+        mine, epoch, third = await self._run("acquire", keys, [owner, round(seconds * 1000)])
+        if not int(mine):
+            raise Fenced(f"{_text(third)} writes {cluster}", writer=writer_address(_text(third)))
+        async with _translated():
+            await self._client.sadd(self.keys.clusters(), cluster)
+        return Lease(cluster, owner, int(epoch), int(third))
+
+    async def release(self, lease: Lease) -> None:
+        await self._run("release", [self.keys.lease(lease.cluster)], [lease.owner])
+
+    async def writer(self, cluster: ClusterName) -> str | None:
+        """The address of the manager that writes this cluster, None when nobody does."""
+        async with _translated():
+            owner = await self._client.hget(self.keys.lease(cluster), "owner")
+        return writer_address(_text(owner)) if owner else None
+
+    async def clusters(self) -> list[ClusterName]:
+        async with _translated():
+            names = await self._client.smembers(self.keys.clusters())
+        return sorted(ClusterName(_text(name)) for name in names)
+
+    # -- stream and snapshot
+
+    async def append(self, lease: Lease, entries: Sequence[Entry]) -> None:
+        """Append in one call; all or nothing.
+
+        Raises:
+            Fenced: the lease is somebody else's by now.
+        """
+        flat: list[str | bytes] = [part for entry in entries for part in (entry.id, entry.data)]
+        keys = [self.keys.lease(lease.cluster), self.keys.events(lease.cluster)]
+        await self._run("append", keys, [lease.owner, lease.epoch, entries[0].before, *flat])
+
+    async def read(self, after: Mapping[ClusterName, str], *, wait_seconds: float) -> dict[ClusterName, list[Entry]]:
+        """Entries after the given ids, waiting for the first one of any cluster; {} when none came."""
+        streams: dict[Any, Any] = {self.keys.events(cluster): position for cluster, position in after.items()}
+        by_key = {self.keys.events(cluster): cluster for cluster in after}
+        block = max(1, round(min(wait_seconds, MAX_WAIT_SECONDS) * 1000))
+        async with _translated():
+            found = await (self._spread or self._tail).xread(streams, count=_RECORDS_PER_REPLY, block=block)
+        entries = {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
+        for cluster, its in entries.items():
+            if len(its) == _RECORDS_PER_REPLY:
+                its += await self.tail(cluster, its[-1].id)
+        return entries
+
+    async def tail(self, cluster: ClusterName, after: str) -> list[Entry]:
+        """Some entries after an id, at once; [] when there are none."""
+        found = await self._run("tail", [self.keys.events(cluster)], [after, _TAIL_BYTES, _TAIL_ENTRIES])
+        return [Entry(_text(its), _text(before), data) for its, (_, before, _, data) in found]
+
+    async def last_id(self, cluster: ClusterName) -> str:
+        """The highest id that the stream has ever had, as far as this Redis remembers."""
+        key = self.keys.events(cluster)
+        async with _translated():
+            if not await self._client.exists(key):
+                return START_ID
+            info = await self._client.xinfo_stream(key)
+        return _text(info["last-generated-id"])
+
+    async def write_snapshot(
+        self,
+        lease: Lease,
+        *,
+        covers: str,
+        chunks: AsyncIterator[bytes],
+        renewed: Callable[[], Lease | None] = lambda: None,
+    ) -> None:
+        """Write all chunks, then make them the current snapshot, which covers the stream up to `covers`.
+
+        `renewed` is the lease that was taken anew meanwhile, None where there is none.
+
+        Raises:
+            Fenced: the lease is somebody else's by now; the current snapshot stays.
+        """
+        generation = f"{lease.epoch}:{covers}"
+        new = self.keys.snapshot_chunks(lease.cluster, generation)
+        await self._write_chunks(new, chunks)
+        async with _translated():
+            before = await self._client.hget(self.keys.snapshot(lease.cluster), "generation")
+        old = self.keys.snapshot_chunks(lease.cluster, _text(before)) if before else new
+        cluster = lease.cluster
+        keys = [self.keys.lease(cluster), self.keys.snapshot(cluster), self.keys.events(cluster), new, old]
+        lease = renewed() or lease
+        await self._run("commit_snapshot", keys, [lease.owner, lease.epoch, covers, generation])
+
+    async def _write_chunks(self, new: str, chunks: AsyncIterator[bytes]) -> None:
+        """Write all, or leave nothing: what fails is tried again under another name."""
+        try:
+            async with _translated():
+                await self._client.delete(new)
+                async for chunk in chunks:
+                    async with self._client.pipeline(transaction=False) as pipeline:
+                        await pipeline.rpush(new, chunk).expire(new, _CHUNK_EXPIRY_SECONDS).execute()
+        except (RecordUnreachable, Fenced):
+            with suppress(RecordUnreachable):
+                async with _translated():
+                    await self._client.delete(new)
+            raise
+
+    async def read_snapshot(self, cluster: ClusterName) -> tuple[str, list[bytes]]:
+        """The stream id that the current snapshot covers, and its chunks; ("0-0", []) when there is none."""
+        async with _translated():
+            while fields := await self._client.hgetall(self.keys.snapshot(cluster)):
+                found = await self._chunks(self.keys.snapshot_chunks(cluster, _text(fields[b"generation"])))
+                generation = await self._client.hget(self.keys.snapshot(cluster), "generation")
+                if generation == fields[b"generation"]:  # else another one took its place meanwhile
+                    return _text(fields[b"covers"]), found
+        return START_ID, []
+
+    async def _chunks(self, name: str) -> list[bytes]:
+        found: list[bytes] = []
+        while some := await self._client.lrange(name, len(found), len(found) + _RECORDS_PER_REPLY - 1):
+            found += some
+        return found
+
+    # -- values that expire
+
+    async def put_figures(self, lease: Lease, data: bytes, *, seconds: float) -> None:
+        await self._put(lease, self.keys.figures(lease.cluster), data, seconds)
+
+    async def put_plan(self, lease: Lease, data: bytes, *, seconds: float) -> None:
+        await self._put(lease, self.keys.plan(lease.cluster), data, seconds)
+
+    async def _put(self, lease: Lease, key: str, data: bytes, seconds: float) -> None:
+        arguments: list[str | bytes | int] = [lease.owner, lease.epoch, data, round(seconds * 1000)]
+        await self._run("put", [self.keys.lease(lease.cluster), key], arguments)
+
+    async def figures(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, bytes]:
+        return await self._get_each(clusters, self.keys.figures)
+
+    async def plans(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, bytes]:
+        return await self._get_each(clusters, self.keys.plan)
+
+    async def _get_each(
+        self, clusters: Iterable[ClusterName], key: Callable[[ClusterName], str]
+    ) -> dict[ClusterName, bytes]:
+        wanted = list(clusters)
+        async with _translated(), self._client.pipeline(transaction=False) as pipeline:
+            for cluster in wanted:
+                pipeline.get(key(cluster))
+            values = await pipeline.execute()
+        return {cluster: value for cluster, value in zip(wanted, values, strict=True) if value is not None}
+
+    async def put_sessions(self, sessions: Mapping[tuple[str, str], bytes], *, seconds: float) -> None:
+        """Set many, by (tenant, session), in one round trip."""
+        async with _translated(), self._client.pipeline(transaction=False) as pipeline:
+            for (tenant, session), data in sessions.items():
+                pipeline.set(self.keys.session(tenant, session), data, px=round(seconds * 1000))
+            await pipeline.execute()
+
+    async def session(self, tenant: str, session: str) -> bytes | None:
+        async with _translated():
+            found: bytes | None = await self._client.get(self.keys.session(tenant, session))
+        return found
+
+    async def _run(self, script: str, keys: list[str], arguments: Sequence[str | bytes | int]) -> Any:
+        async with _translated():
+            return await self._scripts[script](keys=keys, args=list(arguments))
+
+
+_SCRIPTS = ("acquire", "release", "append", "tail", "commit_snapshot", "put")
+
+
+def writer_address(owner: str) -> str:
+    """The address in an owner string, which is "<address> <random>"."""
+    return owner.split(" ")[0]
+
+
+def _lua(name: str) -> str:
+    return importlib.resources.files("prfaas.index").joinpath("lua", f"{name}.lua").read_text()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> Entry:
+    return Entry(_text(entry_id), _text(fields[b"before"]), fields[b"data"])
+
+
+def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its answers for sync and async at once
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    parts = urlsplit(url)
+    if parts.scheme in ("redis", "rediss", "unix"):
+        return redis.Redis.from_url(url, **options)
+    scheme, _, kind = parts.scheme.partition("+")
+    if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
+        raise ValueError(f"{url.partition('://')[0]!r} is no such scheme")  # never all of it, which may hold a password
+    user, at, listed = parts.netloc.rpartition("@")
+    places = [split_address(place) for place in listed.split(",")]
+    first = f"{scheme}://{user}{at}{listed.split(',')[0]}?{parts.query}"
+    if kind == "cluster":
+        return RedisCluster.from_url(first, startup_nodes=[ClusterNode(*place) for place in places], **options)
+    if not parts.path.strip("/"):
+        raise ValueError("the name of the Sentinels' master is missing")
+    stated = {
+        name: value for name, value in parse_url(first).items() if name not in ("host", "port", "connection_class")
+    }
+    options |= {name: value for name, value in stated.items() if name.startswith("ssl_")} | {"ssl": scheme == "rediss"}
+    sentinel: Any = cast(Any, Sentinel)(places, sentinel_kwargs=options)
+    return sentinel.master_for(parts.path.strip("/"), **stated | options)
+
+
+async def _close(client: Any) -> None:
+    if isinstance(client, RedisCluster):
+        await client.aclose()
+        return
+    await client.aclose(close_connection_pool=True)
+    watch = getattr(client.connection_pool, "sentinel_manager", None)
+    for sentinel in watch.sentinels if watch else ():
+        await sentinel.aclose(close_connection_pool=True)
+
+
+def _check(info: Mapping[str, Any]) -> None:
+    """Raises:
+    ConfigError: this server is too old, or may evict keys when its memory is full.
+    """
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MIN_VERSION:
+        raise ConfigError(f"Redis {info['redis_version']}: at least {MIN_VERSION[0]}.{MIN_VERSION[1]} is needed")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigError(f"Redis maxmemory-policy {policy}: noeviction is needed, an evicted key is a lost record")
+
+
+@asynccontextmanager
+async def _translated() -> AsyncIterator[None]:
+    """Redis's own errors as ours."""
+    try:
+        yield
+    except ResponseError as error:
+        if "FENCED" in str(error):
+            raise Fenced(str(error)) from error
+        raise RecordUnreachable(f"Redis refuses: {error}") from error
+    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        raise RecordUnreachable(f"Redis does not answer: {error}") from error

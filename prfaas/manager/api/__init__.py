@@ -1,0 +1,1 @@
+"""Interfaces of a manager: gRPC, HTTP, KV indexer contract, gauges."""

@@ -1,0 +1,72 @@
+"""Sets the manager's gauges from what it knows, when somebody looks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from prfaas import metrics
+from prfaas.manager.planning.paths import Paths
+from prfaas.manager.record.replication import Replication
+from prfaas.manager.routing.router import Routing
+from prfaas.manager.state.holdings import holdings
+from prfaas.manager.state.world import World
+
+
+class Gauges:
+    """What /metrics says of a manager's present state."""
+
+    def __init__(self, world: World, *, paths: Paths, routing: Routing, replication: Replication) -> None:
+        self._world, self._paths, self._routing = world, paths, routing
+        self._replication = replication
+
+    def refresh(self) -> None:
+        """Take what is so now."""
+        self._members()
+        self._links()
+        self._holdings()
+        self._routing.sessions.expire(time.monotonic())
+        metrics.MANAGER_SESSIONS.set(len(self._routing.sessions))
+        metrics.THRESHOLD_TOKENS.set(self._routing.threshold_tokens)
+        metrics.MANAGER_BLOCKS.set(self._world.index.num_blocks())
+        metrics.MANAGER_RUNS.set(self._world.index.num_runs())
+        metrics.MANAGER_WRITES.set(self._replication.num_written)
+        metrics.MANAGER_RECORD_UP.set(self._replication.is_recording and not self._replication.is_stale)
+
+    def _members(self) -> None:
+        nodes, instances, running, waiting = Counter[str](), Counter[tuple[str, str]](), Counter[str](), Counter[str]()
+        for member in self._world.live():
+            cluster = member.node.cluster
+            nodes[cluster] += 1
+            instances.update((cluster, engine.role) for engine in member.node.engines)
+            running[cluster] += sum(load.num_running for load in member.figures.engines)
+            waiting[cluster] += sum(load.num_waiting for load in member.figures.engines)
+        for gauge, counts in (
+            (metrics.MANAGER_NODES, nodes),
+            (metrics.MANAGER_RUNNING, running),
+            (metrics.MANAGER_WAITING, waiting),
+        ):
+            gauge.clear()
+            for name, count in counts.items():
+                gauge.labels(cluster=name).set(count)
+        metrics.MANAGER_INSTANCES.clear()
+        for (name, role), count in instances.items():
+            metrics.MANAGER_INSTANCES.labels(cluster=name, role=role).set(count)
+
+    def _links(self) -> None:
+        for gauge in (metrics.PATH_GOODPUT, metrics.PATH_CAPACITY, metrics.PATH_UP, metrics.PATH_MULTIPLIER):
+            gauge.clear()
+        for its in self._paths.views():
+            labels = {"source": its.source, "destination": its.destination}
+            metrics.PATH_GOODPUT.labels(**labels).set(its.bytes_per_second)
+            metrics.PATH_CAPACITY.labels(**labels).set(its.capacity_bytes_per_second)
+            metrics.PATH_UP.labels(**labels).set(not its.is_down)
+            metrics.PATH_MULTIPLIER.labels(**labels).set(its.congestion.multiplier)
+
+    def _holdings(self) -> None:
+        metrics.MANAGER_HELD_BLOCKS.clear()
+        metrics.MANAGER_HELD_BYTES.clear()
+        for its in holdings(self._world):
+            labels = {"cluster": its["cluster"], "group": its["kind"], "tier": its["tier"]}
+            metrics.MANAGER_HELD_BLOCKS.labels(**labels).inc(its["num_blocks"])
+            metrics.MANAGER_HELD_BYTES.labels(**labels).inc(its["num_bytes"])

@@ -1,0 +1,366 @@
+"""The manager's gRPC server: who calls, what fails with which word, health, reflection, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from prfaas import logs, metrics, tracing
+from prfaas.errors import ConfigError, Fenced, IndexRefusal
+from prfaas.index.membership import Node
+from prfaas.manager.api.queries import UNREADABLE, Answering
+from prfaas.manager.api.service import Service
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.operations.copies import Copies
+from prfaas.manager.operations.operations import Operations, check_is_no_node
+from prfaas.manager.operations.pools import PoolOrders
+from prfaas.manager.planning.link_probes import LinkProbes
+from prfaas.manager.record.cluster_writer import ClusterWriter
+from prfaas.manager.record.event_stream import EventStream
+from prfaas.manager.record.replication import Replication
+from prfaas.manager.state.sessions import SessionRecord
+from prfaas.manager.state.world import World, forgotten_record, node_record
+from prfaas.rpc.channel import MAX_MESSAGE_BYTES
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.methods import SERVICE_NAME, server_handlers
+from prfaas.rpc.streams import BATCHES_KEY
+from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
+from prfaas.rpc.translate import (
+    copy_end_from,
+    copy_message,
+    node_from,
+    pool_message,
+    probe_message,
+)
+from prfaas.transport.net.tls_proxy import TlsDoor
+from prfaas.types import AgentName, TransferId
+from prfaas.units import split_address
+
+_WATCH_SECONDS = 1.0
+_WATCH_POLL_SECONDS = 0.05
+_STATUS = {
+    "unknown_model": grpc.StatusCode.NOT_FOUND,
+    "unknown_layout": grpc.StatusCode.NOT_FOUND,
+    "unknown_node": grpc.StatusCode.FAILED_PRECONDITION,
+    "stale_epoch": grpc.StatusCode.FAILED_PRECONDITION,
+    "not_writer": grpc.StatusCode.FAILED_PRECONDITION,
+    "no_route": grpc.StatusCode.UNAVAILABLE,
+    "too_many_copies": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+}
+
+log = logs.get("manager.grpc")
+Reply = Callable[[Any, Any], Awaitable[Any]]
+
+
+class GrpcServer:
+    """One gRPC server on one address."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        *,
+        secret: bytes,
+        service: Service,
+        world: World,
+        replication: Replication,
+        session_record: SessionRecord,
+        copies: Copies,
+        pool_orders: PoolOrders,
+        link_probes: LinkProbes,
+        operations: Operations,
+    ) -> None:
+        self._config = config
+        self._secret = secret
+        self._service = service
+        self._world = world
+        self._replication = replication
+        self._answering = Answering(service, session_record)
+        self._copies = copies
+        self._pool_orders = pool_orders
+        self._link_probes = link_probes
+        self._operations = operations
+        self._door: TlsDoor | None = None
+        self._inner = ""
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+            )
+        )
+        self.address = ""
+
+    def bind(self) -> None:
+        """Take the address, so that it can be told to others before the first call is answered.
+
+        Raises:
+            ConfigError: the address is taken, or the certificates cannot be used.
+        """
+        self.address = self._bind()
+
+    async def start(self) -> None:
+        """Answer calls; health says NOT_SERVING until `set_serving`."""
+        self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        await self.set_serving(False)
+        await self._server.start()
+        if self._door is not None:
+            self._door.start(self._inner)
+
+    def _bind(self) -> str:
+        config, certificates = self._config, self._config.certificates(speaks=("h2",))
+        if certificates is not None:
+            refused = metrics.MANAGER_TLS_REFUSALS
+            self._door = TlsDoor(
+                config.listen,
+                certificates,
+                setting="listen",
+                refused=lambda reason: refused.labels(port="grpc", reason=reason).inc(),
+            )
+            self._door.bind()
+            self._inner = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+            return self._door.address
+        host, _ = split_address(config.listen)
+        try:
+            return f"{host}:{self._server.add_insecure_port(config.listen)}"
+        except (RuntimeError, OSError) as error:
+            raise ConfigError(f"listen {config.listen}: {error}") from error
+
+    async def set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    async def close(self) -> None:
+        """Say NOT_SERVING, let calls in flight end, stop."""
+        await self.set_serving(False)
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self._config.stop_seconds)
+        if self._door is not None:
+            await self._door.close()
+
+    def _methods(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "Register": self._unary("Register", self._register),
+            "Heartbeat": self._unary("Heartbeat", self._heartbeat),
+            "ReportLinks": self._unary("ReportLinks", self._report_links),
+            "Match": self._unary("Match", self._answering.match),
+            "Route": self._unary("Route", self._answering.route),
+            "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
+            "ReportRequests": self._unary("ReportRequests", self._report_requests),
+            "ReportCommands": self._unary("ReportCommands", self._report_commands),
+            "Drain": self._unary("Drain", self._operations.drain),
+            "Undrain": self._unary("Undrain", self._operations.undrain),
+            "OrderPool": self._unary("OrderPool", self._operations.order_pool),
+            "SetRole": self._unary("SetRole", self._operations.set_role),
+            "Copy": self._unary("Copy", self._operations.copy),
+            "WatchCommands": self._watch_commands,
+            "Ask": self._ask,
+            "ReportEvents": self._report_events,
+            "WatchState": self._watch_state,
+        }
+
+    # -- who calls, and how a refusal looks
+
+    def _unary(self, call: str, reply: Reply) -> Reply:
+        timer, span = metrics.MANAGER_CALL_SECONDS.labels(call=call), f"manager.{call}"
+
+        async def answer(request: Any, context: Any) -> Any:
+            started = time.perf_counter()
+            metadata = _metadata_of(context)
+            try:
+                who = await self._caller(metadata, context, call)
+                _check_is_read(request)
+                with tracing.within(tracing.continued(span, str(metadata.get(tracing.HEADER, "")))):
+                    response = await reply(request, who)
+            except (IndexRefusal, Fenced) as error:
+                await _abort(context, call, error)
+            timer.observe(time.perf_counter() - started)
+            return response
+
+        return answer
+
+    async def _caller(self, metadata: Mapping[str, str | bytes], context: Any, call: str) -> str:
+        """The caller's name, from its certificate and its token."""
+        name = caller(metadata, self._secret)
+        if name is None:
+            message = "the call's name and token do not fit the secret: is its secret_file the manager's?"
+            await _abort(context, call, IndexRefusal("unauthenticated", message))
+        if self._door is not None and (certified := self._door.name_of(_port_of(context))) != name:
+            message = f"the call is in the name of {name}, and its certificate for {certified or 'nobody'}"
+            remedy = f"call as that, or show a certificate with the common name {name}"
+            await _abort(context, call, IndexRefusal("unauthenticated", f"{message}: {remedy}"))
+        return name
+
+    # -- agents
+
+    async def _register(self, request: pb.RegisterRequest, who: str) -> pb.RegisterResponse:
+        node = node_from(request.node)
+        _check_speaks_for_itself(who, node.name)
+        writer = await self._replication.writer_for(node.cluster)
+        if self._world.forget_later_life(node):
+            writer.append(forgotten_record(node.name))
+        if self._world.register(node):
+            writer.append(node_record(node))
+            _log_registration(node)
+        config = self._config
+        return pb.RegisterResponse(
+            heartbeat_seconds=config.heartbeat_seconds, expiry_seconds=config.expiry_seconds, gives_commands=True
+        )
+
+    async def _writer_of(self, who: str, name: str) -> ClusterWriter:
+        _check_speaks_for_itself(who, name)
+        return await self._replication.writer_for(self._world.cluster_of(AgentName(name)))
+
+    async def _heartbeat(self, request: pb.HeartbeatRequest, who: str) -> pb.HeartbeatResponse:
+        await self._writer_of(who, request.node)
+        self._world.hear(AgentName(request.node), epoch=request.epoch, links=None)
+        return pb.HeartbeatResponse()
+
+    async def _report_links(self, request: pb.ReportLinksRequest, who: str) -> pb.ReportLinksResponse:
+        await self._writer_of(who, request.node)
+        links = (list(request.links), list(request.engines))
+        self._world.hear(AgentName(request.node), epoch=request.epoch, links=links)
+        return pb.ReportLinksResponse()
+
+    async def _report_events(
+        self, requests: AsyncIterator[pb.ReportEventsRequest], context: Any
+    ) -> AsyncIterator[pb.ReportEventsResponse]:
+        who = await self._caller(_metadata_of(context), context, "ReportEvents")
+        stream = EventStream(self._world, self._replication)
+        try:
+            async for request in requests:
+                _check_is_read(request)
+                _check_speaks_for_itself(who, request.hello.node or stream.node or who)
+                for response in await stream.take(request):
+                    yield response
+        except (IndexRefusal, Fenced) as error:
+            await _abort(context, "ReportEvents", error)
+
+    async def _report_transfer(self, request: pb.ReportTransferRequest, who: str) -> pb.ReportTransferResponse:
+        _check_speaks_for_itself(who, request.node)
+        self._service.report_transfer(request)
+        return pb.ReportTransferResponse()
+
+    async def _watch_commands(self, request: pb.WatchCommandsRequest, context: Any) -> AsyncIterator[pb.Command]:
+        who = await self._caller(_metadata_of(context), context, "WatchCommands")
+        try:
+            _check_is_read(request)
+            await self._writer_of(who, request.node)
+        except (IndexRefusal, Fenced) as error:
+            await _abort(context, "WatchCommands", error)
+        told: dict[TransferId, pb.Command] = {}
+        while True:
+            version = self._commands_version
+            commands = self._commands_of(AgentName(request.node))
+            for command_id, command in commands.items():
+                if told.get(command_id) != command:  # new, or more urgent by now
+                    yield command
+            told = commands
+            while self._commands_version == version:  # noqa: ASYNC110 - orders are synchronous
+                await asyncio.sleep(_WATCH_POLL_SECONDS)
+
+    @property
+    def _commands_version(self) -> int:
+        return self._copies.version + self._pool_orders.version + self._link_probes.version
+
+    def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
+        copies = {its.transfer_id: copy_message(its) for its in self._copies.commands_of(node)}
+        orders = {its.command_id: pool_message(its) for its in self._pool_orders.commands_of(node)}
+        return copies | orders | {its.transfer_id: probe_message(its) for its in self._link_probes.commands_of(node)}
+
+    async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
+        _check_speaks_for_itself(who, request.node)
+        for its in map(copy_end_from, request.ends):
+            self._copies.report(AgentName(request.node), its)
+            self._pool_orders.report(AgentName(request.node), its)
+            self._link_probes.report(AgentName(request.node), its)
+        return pb.ReportCommandsResponse()
+
+    # -- routers
+
+    async def _report_requests(self, request: pb.ReportRequestsRequest, who: str) -> pb.ReportRequestsResponse:
+        check_is_no_node(self._world, who)
+        self._service.report_requests(request)
+        return pb.ReportRequestsResponse()
+
+    async def _ask(self, questions: AsyncIterator[pb.Question | None], context: Any) -> None:
+        who = await self._caller(_metadata_of(context), context, "Ask")
+        await context.send_initial_metadata(((BATCHES_KEY, "1"),))
+        sending = asyncio.Lock()
+
+        async def write(reply: pb.Reply) -> None:
+            async with sending:
+                with contextlib.suppress(grpc.aio.InternalError):  # who asked has gone meanwhile
+                    await context.write(reply)
+
+        try:
+            await self._answering.each(questions, who, write)
+        except IndexRefusal as error:
+            await _abort(context, "Ask", error)
+
+    async def _watch_state(self, request: pb.WatchStateRequest, context: Any) -> AsyncIterator[pb.StateSnapshot]:
+        await self._caller(_metadata_of(context), context, "WatchState")
+        while True:
+            version, deadline = self._world.version, _now() + _WATCH_SECONDS
+            yield self._service.state(index_stale=self._replication.is_stale)
+            while self._world.version == version and _now() < deadline:  # noqa: ASYNC110 - the world is synchronous
+                await asyncio.sleep(_WATCH_POLL_SECONDS)
+
+
+def _port_of(context: Any) -> int:
+    """Where a call comes from on loopback, past the door."""
+    return int(context.peer().rpartition(":")[2])
+
+
+def _log_registration(node: Node) -> None:
+    log.info(
+        "node.registered",
+        node=node.name,
+        cluster=node.cluster,
+        epoch=node.epoch,
+        num_layouts=len(node.layouts),
+        num_engines=len(node.engines),
+    )
+
+
+def _check_is_read(request: object) -> None:
+    if request is None:
+        raise IndexRefusal("malformed", UNREADABLE)
+
+
+def _check_speaks_for_itself(who: str, node: str) -> None:
+    if who != node:
+        raise IndexRefusal("unauthenticated", f"{who} may not speak for {node}")
+
+
+def _metadata_of(context: Any) -> Mapping[str, str | bytes]:
+    """What a call came with beside its message."""
+    return dict(context.invocation_metadata() or ())
+
+
+async def _abort(context: Any, call: str, error: IndexRefusal | Fenced) -> NoReturn:
+    reason = error.reason if isinstance(error, IndexRefusal) else "not_writer"
+    metrics.MANAGER_REFUSALS.labels(call=call, reason=reason).inc()
+    trailing = [(REASON_KEY, reason)]
+    if isinstance(error, Fenced):
+        trailing.append((WRITER_KEY, error.writer))
+    await context.abort(_STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), str(error), tuple(trailing))
+    raise AssertionError("abort raises")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

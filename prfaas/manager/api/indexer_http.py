@@ -1,0 +1,156 @@
+"""The HTTP contract of KV indexers (Mooncake RFC #1403): /register, /unregister, /query and /query_by_hash, with states.
+
+Answers count tokens, by engine or node and by tier. A node's `usable_tokens` is ours: what all of its KV groups can serve
+together, where other indexers count attention blocks alone. A prompt with an adapter, or with anything else that its
+tokens do not tell, matches nothing; a salt is the tenant under another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from prfaas import metrics
+from prfaas.errors import IndexRefusal
+from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, HashChain, root_hash
+from prfaas.index.engine.feed import EngineSource
+from prfaas.index.memory.index import Index
+from prfaas.index.memory.usable import Usable
+from prfaas.index.query import Answer, Query
+from prfaas.manager.api.engine_indexer import EngineIndexer
+from prfaas.manager.api.http import MAX_BODY_BYTES
+from prfaas.pool_events import Tier
+from prfaas.types import AgentName, InstanceId
+
+_TIERS: dict[str, Tier] = {"gpu": "gpu", "cpu": "memory", "disk": "ssd"}
+_NOT_HASHED = ("lora_name", "lora_id", "mm_hashes", "extra_keys")  # fields that tell what tokens do not
+Answering = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class IndexerPages:
+    """Answers from the manager's index and from the engines that were registered here."""
+
+    def __init__(self, index: Index, engines: EngineIndexer) -> None:
+        self._index = index
+        self._engines = engines
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/register", _page("register", self._register)),
+            web.post("/unregister", _page("unregister", self._unregister)),
+            web.post("/query", _page("query", self._query)),
+            web.post("/query_by_hash", _page("query_by_hash", self._query_by_hash)),
+        ]
+
+    def _register(self, body: dict[str, Any]) -> dict[str, Any]:
+        instance = _instance(body)
+        if self._index.epoch(AgentName(instance)) is not None:
+            raise ValueError(f"instance_id {instance!r} is the name of a node")
+        source = EngineSource(instance, _text(body, "endpoint"), _text(body, "replay_endpoint", ""))
+        self._engines.register(source, model=_model(body), block_tokens=_integer("block_size", body["block_size"]))
+        return {"status": "ok"}
+
+    def _unregister(self, body: dict[str, Any]) -> dict[str, Any]:
+        known = self._engines.unregister(_instance(body))
+        return {"status": "ok" if known else "unknown"}
+
+    def _query(self, body: dict[str, Any]) -> dict[str, Any]:
+        model, tokens = _model(body), [_integer("token_ids", its) for its in _list(body, "token_ids")]
+        tenant, salt = _text(body, "tenant_id", ""), _text(body, "cache_salt", "")
+        chain = HashChain(root_hash(model, (salt or tenant).encode()), tokens)
+        if any(body.get(name) for name in _NOT_HASHED) or (salt and tenant not in ("", salt)):
+            return {"instances": {}}
+        return self._answer(Query(model, b"".join(chain.units), len(tokens), with_world=_flag(body, "with_world")))
+
+    def _query_by_hash(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`block_hashes` are our unit hashes, one per 16 tokens, in hexadecimal."""
+        units = b"".join(map(bytes.fromhex, _list(body, "block_hashes")))
+        num_tokens = len(units) // HASH_BYTES * HASH_UNIT_TOKENS
+        return self._answer(Query(_model(body), units, num_tokens, with_world=_flag(body, "with_world")))
+
+    def _answer(self, query: Query) -> dict[str, Any]:
+        query.check()
+        found: dict[str, dict[str, Any]] = {}
+        for match in self._engines.match(query).nodes:
+            _of(found, match.node)["gpu"] = match.attention_tokens
+        known = query.model in self._index.models()
+        for word, tier in _TIERS.items() if known else ():
+            for match in self._index.match(replace(query, with_world=False), tiers=frozenset({tier})).nodes:
+                _of(found, match.node)[word] = match.attention_tokens
+        answer = self._index.match(query) if known else Answer((), (), world=Usable(0, 0, "nothing"))
+        for match in answer.nodes:
+            its = _of(found, match.node)
+            its |= {"usable_tokens": match.usable_tokens, "reason": match.reason, "cluster": match.cluster}
+            its["longest_matched"] = match.attention_tokens
+        for its in found.values():
+            its["longest_matched"] = max(its["longest_matched"], *(its[word] for word in _TIERS))
+        world = {"world": answer.world._asdict()} if query.with_world and answer.world is not None else {}
+        return {"instances": found, **world}
+
+
+def _of(found: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    return found.setdefault(name, {"longest_matched": 0, **dict.fromkeys(_TIERS, 0)})
+
+
+def _model(body: dict[str, Any]) -> str:
+    """`model_name`, which some call `modelname` or `model`."""
+    names = [name for name in ("model_name", "modelname", "model") if body.get(name)]
+    return _text(body, names[0] if names else "model_name")
+
+
+def _instance(body: dict[str, Any]) -> InstanceId:
+    value = body["instance_id"]
+    return InstanceId(str(value) if type(value) is int else _text(body, "instance_id"))
+
+
+def _text(body: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = body[name] if default is None else body.get(name) or default
+    if not isinstance(value, str) or not (value or default is not None):
+        raise ValueError(f"{name}: write a text")
+    return value
+
+
+def _list(body: dict[str, Any], name: str) -> list[Any]:
+    value = body[name]
+    if not isinstance(value, list):
+        raise ValueError(f"{name}: write a list")
+    return value
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r}; write true or false")
+    return value
+
+
+def _integer(name: str, value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{name}: {value!r} is no integer")
+    return value
+
+
+def _page(call: str, answer: Answering) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def refused(reason: str, text: str, *, status: int = 400) -> web.Response:
+        metrics.MANAGER_REFUSALS.labels(call=call, reason=reason).inc()
+        return web.json_response({"error": text}, status=status)
+
+    async def page(request: web.Request) -> web.Response:
+        try:
+            body = await request.json()
+            if not isinstance(body, dict):
+                raise ValueError("write an object")
+            return web.json_response(answer(body))
+        except KeyError as error:
+            return refused("malformed", f"field {error} is missing")
+        except IndexRefusal as error:
+            return refused(error.reason, str(error))
+        except web.HTTPRequestEntityTooLarge as error:
+            return refused("malformed", f"the body is longer than {MAX_BODY_BYTES} bytes", status=error.status)
+        except (ValueError, TypeError, OverflowError, web.RequestPayloadError) as error:
+            return refused("malformed", str(error))
+
+    return page

@@ -1,0 +1,1 @@
+"""Operations on nodes: prefix copies, rebalancing, drains, roles, pool orders."""

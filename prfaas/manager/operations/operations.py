@@ -1,0 +1,181 @@
+"""Who may change a deployment, and the record of what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from prfaas import logs, metrics
+from prfaas.errors import Fenced, IndexRefusal
+from prfaas.hashing import HASH_BYTES
+from prfaas.manager.config import ManagerConfig
+from prfaas.manager.operations.copies import Copies, CopyOrder
+from prfaas.manager.operations.pools import PoolOrders
+from prfaas.manager.operations.rebalancer import Rebalancing
+from prfaas.manager.operations.roles import RoleOrders
+from prfaas.manager.record.replication import Replication
+from prfaas.manager.state.quiescence import requests_of, unknown_of, until_idle
+from prfaas.manager.state.world import World, leaving_record, staying_record
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
+from prfaas.types import AgentName, BlockHash
+
+Action = Literal["drain", "undrain", "set_role", "pin", "soft_pin", "unpin", "remove"]
+_audit = logs.get("manager.audit")
+
+
+class Operators:
+    """The names that may; with TLS they are those of certificates, so that nobody else can use them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+
+    @contextmanager
+    def act(self, who: str, action: Action, *, target: str, **details: str) -> Iterator[dict[str, object]]:
+        """Around what is done; lines and a count say who does what, and how it ended, with what the block adds to the dict.
+
+        Raises:
+            IndexRefusal: `who` is no operator, or what the block raises.
+        """
+        outcome, found = "failed", dict[str, object]()
+        try:
+            if who not in self._names:
+                outcome = "refused"
+                raise IndexRefusal(
+                    "unauthenticated", f"{who} is none of the operators ({', '.join(sorted(self._names))})"
+                )
+            _audit.info("admin.begun", who=who, action=action, target=target, **details)
+            yield found
+            outcome = "done"
+        except asyncio.CancelledError:
+            outcome = "cut_off"  # who ordered it has left, or this manager ends
+            raise
+        except Fenced:
+            outcome = "elsewhere"  # the writer of the cluster does it, and records it
+            raise
+        finally:
+            metrics.ADMIN_ACTIONS.labels(action=action, outcome=outcome).inc()
+            _audit.info("admin.action", who=who, action=action, target=target, outcome=outcome, **details, **found)
+
+
+class Operations:
+    """The calls of operators and routers that change something; `who` is the caller's proven name."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        *,
+        world: World,
+        replication: Replication,
+        copies: Copies,
+        rebalancing: Rebalancing,
+        pool_orders: PoolOrders,
+        role_orders: RoleOrders,
+    ) -> None:
+        self._config = config
+        self._world = world
+        self._replication = replication
+        self._copies = copies
+        self._rebalancing = rebalancing
+        self._pool_orders = pool_orders
+        self._role_orders = role_orders
+        self._operators = Operators(config.operators)
+
+    async def copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
+        check_is_no_node(self._world, who)
+        check_is_time(request.timeout_seconds)
+        source, destination = (self._world.live_node(AgentName(its)) for its in (request.source, request.destination))
+        await self._replication.writer_for(source.cluster)
+        ended = self._copies.order(
+            CopyOrder(
+                prefix_from(request.prefix),
+                source=source,
+                destination=destination,
+                purpose="fetch" if request.is_fetch else "order",
+                max_bytes=self._config.max_transfer_bytes,
+                priority=request.priority,
+                seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),
+                caller=who,
+            )
+        )
+        end = await asyncio.shield(ended)  # a caller that leaves must not end it for others
+        return pb.CopyResponse(
+            outcome=end.outcome, message=end.message, moved_bytes=end.moved_bytes, held_bytes=end.held_bytes
+        )
+
+    async def drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
+        check_is_time(request.timeout_seconds)
+        if who == request.node:
+            return await self._drained(request)
+        with self._operators.act(who, "drain", target=request.node) as found:
+            ends = _now() + request.timeout_seconds
+            drained = await self._drained(request)
+            after = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
+            drained.num_requests_left = sum(requests_of(after).values())
+            drained.num_engines_unknown = len(unknown_of(after))
+            found |= {
+                "num_requests_left": drained.num_requests_left,
+                "num_engines_unknown": drained.num_engines_unknown,
+            }
+        return drained
+
+    async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
+        node = self._world.live_node(AgentName(request.node))
+        writer = await self._replication.writer_for(node.cluster)
+        await writer.append(leaving_record(node))
+        ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
+        whole = [end for end in ends if end.outcome == "completed"]
+        return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
+
+    async def undrain(self, request: pb.UndrainRequest, who: str) -> pb.UndrainResponse:
+        with self._operators.act(who, "undrain", target=request.node):
+            node = self._world.live_node(AgentName(request.node))
+            writer = await self._replication.writer_for(node.cluster)
+            await writer.append(staying_record(node.name))
+            self._world.undrain(node.name)
+        return pb.UndrainResponse()
+
+    async def order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
+        check_is_time(request.timeout_seconds)
+        order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
+        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()) as found:
+            if len(end_hash) != HASH_BYTES:
+                raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
+            node = self._world.live_node(AgentName(request.node))
+            await self._replication.writer_for(node.cluster)
+            end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
+            found["node_said"] = end.outcome
+        return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
+
+    async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
+        check_is_time(request.timeout_seconds)
+        with self._operators.act(who, "set_role", target=request.node, role=request.role) as found:
+            role = ordered_role_from(request.role)
+            seconds = request.timeout_seconds
+            taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+            found["num_requests_left"] = sum(its.num_requests_left for its in taken)
+            found["num_engines_unknown"] = sum(its.is_load_unknown for its in taken)
+        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
+
+
+def check_is_no_node(world: World, who: str) -> None:
+    """Raises:
+    IndexRefusal: the caller is a node, and nodes command nobody.
+    """
+    if AgentName(who) in world.membership:
+        raise IndexRefusal("unauthenticated", f"{who} is a node: nodes command nobody")
+
+
+def check_is_time(seconds: float) -> None:
+    """Raises:
+    IndexRefusal: it is no number of seconds that end.
+    """
+    if not math.isfinite(seconds) or seconds < 0:
+        raise IndexRefusal("malformed", f"timeout_seconds: {seconds} is no time")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""Plans over minutes: solver runs, role changes, path state, link probes."""

@@ -1,0 +1,1 @@
+"""Durable record: replication, the cluster writer, the embedded Redis."""

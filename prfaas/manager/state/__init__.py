@@ -1,0 +1,1 @@
+"""In-memory state of a manager: members, sessions, traffic, instances."""

@@ -1,0 +1,132 @@
+"""Where each conversation's KV lies: which node answered its last turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+from prfaas.errors import RecordUnreachable
+from prfaas.index.store.redis_store import RedisStore
+from prfaas.types import AgentName
+
+MAX_SESSIONS = 200_000  # about 60 MB; the longest unused goes first
+
+
+@dataclass(frozen=True)
+class Session:
+    """The last turn of a conversation."""
+
+    agent: AgentName
+    num_prompt_tokens: int
+
+
+class Sessions:
+    """Conversations that are not yet idle for `expiry_seconds`. Times are seconds on a clock that only goes forward."""
+
+    def __init__(self, expiry_seconds: float, *, max_sessions: int = MAX_SESSIONS) -> None:
+        self._expiry_seconds = expiry_seconds
+        self._max_sessions = max_sessions
+        self._sessions: OrderedDict[tuple[str, str], tuple[float, Session]] = OrderedDict()  # longest unused first
+        self._counts: Counter[AgentName] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def put(self, tenant: str, name: str, *, session: Session, now: float) -> None:
+        if (tenant, name) in self._sessions:
+            self._drop((tenant, name))
+        self._sessions[tenant, name] = (now, session)
+        self._counts[session.agent] += 1
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Forget what is idle for too long, or too many."""
+        while self._sessions and (
+            len(self._sessions) > self._max_sessions or self._oldest() <= now - self._expiry_seconds
+        ):
+            self._drop(next(iter(self._sessions)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        _, session = self._sessions.pop(key)
+        self._counts[session.agent] -= 1
+        if not self._counts[session.agent]:
+            del self._counts[session.agent]
+
+    def _oldest(self) -> float:
+        return next(iter(self._sessions.values()))[0]
+
+    def by_agent(self) -> Mapping[AgentName, int]:
+        """How many conversations were last answered at each node."""
+        return dict(self._counts)
+
+    def latest(self, now: float) -> Iterator[tuple[str, str, Session, float]]:
+        """(tenant, name, session, seconds since its last turn), the last used first."""
+        for (tenant, name), (at, session) in reversed(self._sessions.items()):
+            yield tenant, name, session, now - at
+
+    def get(self, tenant: str, name: str, *, now: float) -> Session | None:
+        """The session, unless it is unknown or idle for too long."""
+        found = self._sessions.get((tenant, name)) if name else None
+        return found[1] if found and found[0] > now - self._expiry_seconds else None
+
+
+READ_SECONDS = 0.02
+MAX_WAITING = 10_000  # sessions not yet written; the oldest is given up first
+PER_WRITE = 1000  # sessions: what Redis takes within the time that a call has
+_RETRY_SECONDS = 1.0
+
+
+class SessionRecord:
+    """Sessions on their way to and from Redis."""
+
+    def __init__(self, store: RedisStore, *, expiry_seconds: float) -> None:
+        self._store = store
+        self._expiry_seconds = expiry_seconds
+        self._waiting: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._wake = asyncio.Event()
+
+    def save(self, tenant: str, name: str, session: Session) -> None:
+        """Write it soon; the latest of one session wins."""
+        self._waiting.pop((tenant, name), None)
+        self._waiting[tenant, name] = session
+        self._trim()
+        self._wake.set()
+
+    def _trim(self) -> None:
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
+
+    async def read(self, tenant: str, name: str) -> Session | None:
+        """What was written, or None: also when Redis does not answer within `READ_SECONDS`."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                data = await self._store.session(tenant, name)
+        except (RecordUnreachable, TimeoutError):
+            return None
+        return _unpack(data) if data else None
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                batch = dict(self._waiting.popitem(last=False) for _ in range(min(PER_WRITE, len(self._waiting))))
+                data = {
+                    key: msgpack.packb([session.agent, session.num_prompt_tokens]) for key, session in batch.items()
+                }
+                try:
+                    await self._store.put_sessions(data, seconds=self._expiry_seconds)
+                except RecordUnreachable:
+                    self._waiting = OrderedDict(batch | self._waiting)
+                    self._trim()
+                    await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _unpack(data: bytes) -> Session | None:
+    fields = msgpack.unpackb(data)
+    return Session(AgentName(fields[0]), fields[1]) if isinstance(fields, list) and len(fields) == 2 else None

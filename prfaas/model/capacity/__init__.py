@@ -1,0 +1,1 @@
+"""Capacity of a deployment: throughput, bounds, queueing, latency."""

@@ -1,0 +1,142 @@
+"""What one arriving request puts on each station, on average, under a threshold: in the paper's form or exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from prfaas.model.cost.curve import NEW_TOKENS, ONE, CachedTokens, Curve, OfNewTokens
+from prfaas.model.cost.decoding import DecodeCapacity, decode_capacity
+from prfaas.model.cost.lengths import Cumulative
+from prfaas.model.cost.profile import PrefillProfile
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment
+
+Method = Literal["paper", "exact"]
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Per arriving request; `remote_seconds` and `local_seconds` as if that cluster took all offloaded or all local ones."""
+
+    threshold_tokens: float
+    offload_ratio: float
+    local_ratio: float
+    offloaded_tokens: float
+    remote_seconds: tuple[float, ...]
+    remote_bytes: float
+    local_seconds: tuple[float, ...]
+    local_bytes: float
+
+    @property
+    def mean_offloaded_tokens(self) -> float:
+        """l_long."""
+        return self.offloaded_tokens / self.offload_ratio
+
+
+class LoadModel:
+    """Loads of one deployment and workload at any threshold.
+
+    "paper": service times at the representative lengths E[L | L > t] and E[L | L ≤ t]. "exact": their expectations.
+    """
+
+    def __init__(self, deployment: Deployment, workload: Workload, method: Method) -> None:
+        self.deployment = deployment
+        self.workload = workload
+        self.method = method
+        self.lengths = workload.prefilled
+        self.decode: tuple[DecodeCapacity, ...] = tuple(
+            decode_capacity(cluster, deployment, workload) for cluster in deployment.pd
+        )
+        self._kv = deployment.model.curve()
+        self._remote = [cluster.profile.prefill for cluster in deployment.prfaas]
+        self._local = [cluster.profile.prefill for cluster in deployment.pd]
+        self._mass = self.lengths.cumulative(ONE)
+        self._tokens = self.lengths.cumulative(NEW_TOKENS)
+        self.at: Callable[[float], Loads] = self._exact if method == "exact" else self._representative
+
+    @property
+    def everything_offloaded(self) -> int:
+        """The greatest threshold below every length."""
+        return max(int(self.lengths.support[0]) - 1, 0)
+
+    @property
+    def nothing_offloaded(self) -> int:
+        """The least threshold that is no shorter than any length."""
+        return -int(-self.lengths.support[1] // 1)
+
+    def decode_seconds(self) -> tuple[float, ...]:
+        """Decode instance-seconds of an average request in each PD cluster."""
+        return tuple(capacity.request_seconds(self.workload.output.mean) for capacity in self.decode)
+
+    @cached_property
+    def _total(self) -> tuple[float, float]:
+        return self._mass(self.lengths.support[1]), self._tokens(self.lengths.support[1])
+
+    @cached_property
+    def _exact_parts(self) -> tuple[list[Cumulative], list[Cumulative], Cumulative]:
+        each = {profile: self.lengths.cumulative(profile) for profile in {*self._remote, *self._local}}
+        remote, local = ([each[profile] for profile in profiles] for profiles in (self._remote, self._local))
+        return remote, local, self.lengths.cumulative(OfNewTokens(self._kv))
+
+    @cached_property
+    def _exact_totals(self) -> tuple[list[float], float]:
+        top = self.lengths.support[1]
+        remote, _, kv = self._exact_parts
+        return [partial(top) for partial in remote], kv(top)
+
+    def _exact(self, threshold: float) -> Loads:
+        remote, local, kv = self._exact_parts
+        remote_totals, kv_total = self._exact_totals
+        below = self._mass(threshold)
+        bytes_below = kv(threshold)
+        above = _positive(self._total[0] - below)
+        offloads = above > 0.0
+        return Loads(
+            threshold,
+            offload_ratio=above,
+            local_ratio=below,
+            offloaded_tokens=self._total[1] - self._tokens(threshold),
+            remote_seconds=tuple(
+                offloads * (all_ - part(threshold)) for all_, part in zip(remote_totals, remote, strict=True)
+            ),
+            remote_bytes=offloads * (kv_total - bytes_below),
+            local_seconds=tuple(part(threshold) for part in local),
+            local_bytes=bytes_below,
+        )
+
+    @cached_property
+    def _cached(self) -> Cumulative:
+        return self.lengths.cumulative(CachedTokens())
+
+    def _representative(self, threshold: float) -> Loads:
+        below = self._mass(threshold)
+        above = _positive(self._total[0] - below)
+        tokens_below, cached_below = self._tokens(threshold), self._cached(threshold)
+        tokens_above = self._total[1] - tokens_below
+        cached_above = self._cached(self.lengths.support[1]) - cached_below
+        return Loads(
+            threshold,
+            offload_ratio=above,
+            local_ratio=below,
+            offloaded_tokens=tokens_above,
+            remote_seconds=tuple(_typical_seconds(p, above, tokens_above, cached_above) for p in self._remote),
+            remote_bytes=_typical(self._kv, above, tokens_above),
+            local_seconds=tuple(_typical_seconds(p, below, tokens_below, cached_below) for p in self._local),
+            local_bytes=_typical(self._kv, below, tokens_below),
+        )
+
+
+def _positive(value: float) -> float:
+    """`value`, the rounding noise of a difference taken for nothing."""
+    return value if value > 1e-14 else 0.0
+
+
+def _typical(curve: Curve, mass: float, tokens: float) -> float:
+    return mass * curve(tokens / mass) if mass else 0.0
+
+
+def _typical_seconds(profile: PrefillProfile, mass: float, tokens: float, cached: float) -> float:
+    return mass * profile.seconds(tokens / mass, cached / mass) if mass else 0.0

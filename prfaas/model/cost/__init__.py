@@ -1,0 +1,1 @@
+"""Costs of one request: profiles, length distributions, decode capacity."""

@@ -1,0 +1,81 @@
+"""The largest batch that an instance may decode: bounded by the step time asked for, by memory and by the profile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from prfaas.errors import ConfigError
+from prfaas.model.cost.curve import Cost
+from prfaas.model.cost.lengths import expectation
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment, PdCluster
+
+BatchLimit = Literal["slo", "memory", "profile"]
+_ROUNDING = 1e-9  # a step that meets the objective up to rounding meets it
+
+
+@dataclass(frozen=True)
+class DecodeCapacity:
+    """BS_max and T_decode of equation (5), why the batch is no larger, and what appended turns take.
+
+    `append_seconds` are the instance-seconds that an average request takes by appending later turns.
+    """
+
+    max_batch: int
+    step_seconds: float
+    limit: BatchLimit
+    append_seconds: float = 0.0
+
+    def request_seconds(self, output_tokens: float) -> float:
+        """Instance-seconds of one average request; its inverse is Θ_pd-d for N_d = 1."""
+        return self.step_seconds * output_tokens / self.max_batch + self.append_seconds
+
+
+def decode_capacity(cluster: PdCluster, deployment: Deployment, workload: Workload) -> DecodeCapacity:
+    """What `cluster` can decode of this workload.
+
+    Raises:
+        ConfigError: the objective cannot be met even by a batch of one, or the cluster has no decode profile.
+    """
+    profile = cluster.profile.decode
+    if profile is None:
+        raise ConfigError(f"profile {cluster.profile.name!r} of PD cluster {cluster.name!r} has no decode part")
+    context = workload.output.mean_context_tokens
+    allowed = 1.0 / deployment.objectives.decode_tokens_per_second
+    limits: dict[BatchLimit, float] = {
+        "slo": _largest_batch(profile.base_seconds, profile.step_seconds(1, context), allowed),
+        "memory": _memory_batch(cluster, deployment.model.kv_bytes(context)),
+        "profile": profile.max_batch,
+    }
+    limit = min(limits, key=lambda name: limits[name])
+    if limits[limit] < 1:
+        raise ConfigError(_infeasible(cluster, limit, profile.step_seconds(1, context), context))
+    batch = int(limits[limit])
+    return DecodeCapacity(
+        batch, profile.step_seconds(batch, context), limit, _append_seconds(cluster.profile.prefill, workload)
+    )
+
+
+def _largest_batch(base: float, single: float, allowed: float) -> float:
+    if allowed * (1 + _ROUNDING) < single:
+        return 0.0
+    return math.floor((allowed * (1 + _ROUNDING) - base) / (single - base)) if single > base else math.inf
+
+
+def _memory_batch(cluster: PdCluster, request_bytes: float) -> float:
+    memory = cluster.profile.kv_memory_bytes
+    return math.inf if memory is None else math.floor(memory / request_bytes)
+
+
+def _infeasible(cluster: PdCluster, limit: BatchLimit, step: float, context: float) -> str:
+    if limit == "memory":
+        return f"PD cluster {cluster.name!r}: its KV memory does not hold one request of {context:.0f} tokens"
+    return f"PD cluster {cluster.name!r}: one request alone decodes at {1 / step:.1f} tok/s, below the objective"
+
+
+def _append_seconds(prefill: Cost, workload: Workload) -> float:
+    if workload.later is None or not workload.later.local_ratio:
+        return 0.0
+    return workload.later.appended_ratio * workload.later.interference * expectation(workload.later.lengths, prefill)

@@ -1,0 +1,132 @@
+"""How long one instance takes: prefill by length and cached prefix, decode steps by batch and context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas.model.cost.curve import Curve, FloatArray, polynomial
+
+_FLAT = 0.05  # a slope that changes a step by less over all batches is noise
+
+AppendCoefficients = tuple[float, float, float, float]  # of 1, m, m² and m n
+
+
+@dataclass(frozen=True)
+class PrefillProfile:
+    """T_prefill(m | n): seconds to prefill m new tokens behind n cached ones.
+
+    `fresh` is T_prefill(l) without a prefix, measured from `min_tokens` to `max_tokens` and prolonged beyond. Without
+    `append`, T(m | n) = T(n + m) − T(n) + T(0): the work that the prefix saves is its own prefill, the fixed part is not
+    saved. For a quadratic T = a + b l + c l² that is a + b m + c (m² + 2 m n). `append` = (a, b, c, d) replaces it by the
+    measured a + b m + c m² + d m n.
+    """
+
+    fresh: Curve
+    min_tokens: float
+    max_tokens: float
+    append: AppendCoefficients | None = None
+
+    def seconds(self, new: float, cached: float = 0.0) -> float:
+        """T_prefill(new | cached)."""
+        if not cached or not new:
+            return self.fresh(new)
+        if self.append is not None:
+            a, b, c, d = self.append
+            return a + (b + c * new + d * cached) * new
+        return self.fresh(new + cached) - self.fresh(cached) + self.fresh(0.0)
+
+    def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
+        """As a `Cost`: seconds of each request."""
+        if self.append is not None:
+            a, b, c, d = self.append
+            measured: FloatArray = np.where(cached > 0, a + (b + c * new + d * cached) * new, self.fresh.many(new))
+            return measured
+        saved: FloatArray = np.where(cached > 0, self.fresh.many(cached) - self.fresh(0.0), 0.0)
+        return self.fresh.many(new + cached) - saved
+
+    def along(self, cached_ratio: float) -> Curve:
+        """As a `Cost`: seconds where cached = cached_ratio × new."""
+        if cached_ratio == 0.0:
+            return self.fresh
+        if self.append is not None:
+            a, b, c, d = self.append
+            return polynomial(a, b, c + d * cached_ratio)
+        whole = self.fresh.stretched(1.0 + cached_ratio)
+        return whole.plus(self.fresh.stretched(cached_ratio).times(-1.0)).plus(polynomial(self.fresh(0.0)))
+
+    def times(self, factor: float) -> PrefillProfile:
+        """The profile of hardware that takes `factor` times as long."""
+        append = None if self.append is None else _scaled(self.append, factor)
+        return replace(self, fresh=self.fresh.times(factor), append=append)
+
+
+def _scaled(append: AppendCoefficients, factor: float) -> AppendCoefficients:
+    a, b, c, d = append
+    return a * factor, b * factor, c * factor, d * factor
+
+
+@dataclass(frozen=True)
+class DecodeProfile:
+    """Seconds of one decode step: base + per_request · batch + per_context_token · batch · context.
+
+    Measured up to `max_batch`; beyond it nothing is claimed.
+    """
+
+    base_seconds: float
+    seconds_per_request: float
+    seconds_per_context_token: float = 0.0
+    max_batch: int = 1 << 16
+
+    def step_seconds(self, batch: float, context_tokens: float) -> float:
+        """T_decode of a batch whose requests hold `context_tokens` on average."""
+        per_request = self.seconds_per_request + self.seconds_per_context_token * context_tokens
+        return self.base_seconds + per_request * batch
+
+    def times(self, factor: float) -> DecodeProfile:
+        """The profile of hardware that takes `factor` times as long."""
+        return replace(
+            self,
+            base_seconds=self.base_seconds * factor,
+            seconds_per_request=self.seconds_per_request * factor,
+            seconds_per_context_token=self.seconds_per_context_token * factor,
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One instance of one kind of hardware serving one model.
+
+    `kv_memory_bytes` is what its decode batch may fill, None when it is not a limit; `inferred` names the parts that
+    were not measured.
+    """
+
+    name: str
+    hardware: str
+    prefill: PrefillProfile
+    decode: DecodeProfile | None
+    source: str
+    gpus_per_instance: int = 1
+    kv_memory_bytes: float | None = None
+    inferred: tuple[str, ...] = ()
+    fit_error: float = 0.0  # the greatest relative distance between the prefill curve and its points
+
+
+def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]) -> DecodeProfile:
+    """The least-squares plane through measured steps; without a second context the context's share is 0.
+
+    Raises:
+        ValueError: fewer than two batches, or a fit that falls with the batch.
+    """
+    if len(set(batches)) < 2:
+        raise ValueError("decode steps at two batch sizes at least are needed")
+    batch, context = np.asarray(batches, dtype=float), np.asarray(contexts, dtype=float)
+    columns = [np.ones_like(batch), batch] + ([batch * context] if len(set(contexts)) > 1 else [])
+    solution, *_ = np.linalg.lstsq(np.column_stack(columns), np.asarray(seconds, dtype=float), rcond=None)
+    base, per_request, per_token = (*map(float, solution), 0.0)[:3]
+    if -per_request * max(batches) < _FLAT * base:  # small batches take as long as one request, give or take noise
+        per_request = max(per_request, 0.0)
+    if min(base, per_request, per_token) < 0:
+        raise ValueError("the measured steps fall with the batch or the context; no plane fits them")
+    return DecodeProfile(base, per_request, per_token, max_batch=int(max(batches)))

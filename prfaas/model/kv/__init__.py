@@ -1,0 +1,1 @@
+"""KV bytes of a prompt by model geometry."""

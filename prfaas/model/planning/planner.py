@@ -1,0 +1,56 @@
+"""One call from a deployment and a workload to the best plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prfaas.model.capacity.loads import LoadModel, Method
+from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.deployment import Deployment, PdCluster
+from prfaas.model.planning.many_pd import ManyPd
+from prfaas.model.planning.plan import Plan
+from prfaas.model.planning.single_pd import SinglePd
+
+
+def best_plan(deployment: Deployment, workload: Workload, *, method: Method) -> Plan:
+    """The threshold and the splits that sustain most."""
+    loads = LoadModel(deployment, workload, method)
+    return SinglePd(loads).plan() if len(deployment.pd) == 1 else ManyPd(loads).plan()
+
+
+def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method, near: Plan) -> Plan:
+    """As `best_plan`, faster where there are several PD clusters: splits not whole, t to one part in 200, around `near`."""
+    if len(deployment.pd) == 1:
+        return best_plan(deployment, workload, method=method)
+    threshold = near.threshold_tokens
+    return ManyPd(LoadModel(deployment, workload, method)).relaxed(near=threshold, tolerance=0.005)
+
+
+def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Deployment:
+    """The same PD clusters with PD instances in the place of the PrfaaS ones, and no PrfaaS cluster.
+
+    `num_added` instances join the first PD cluster; one for each PrfaaS instance, as in the paper, when not given.
+    """
+    added = sum(cluster.num_instances for cluster in deployment.prfaas) if num_added is None else num_added
+    first, *others = (_unfixed(cluster) for cluster in deployment.pd)
+    grown = replace(first, num_instances=first.num_instances + added)
+    return replace(deployment, name="homogeneous-pd", prfaas=(), pd=(grown, *others), links=())
+
+
+def naive(deployment: Deployment) -> Deployment:
+    """All prefill on the PrfaaS clusters, all decode on the PD clusters."""
+    pd = tuple(replace(cluster, num_prefill=0) for cluster in deployment.pd)
+    return replace(deployment, name="naive-heterogeneous-pd", pd=pd)
+
+
+def equal_cost(deployment: Deployment) -> Deployment | None:
+    """The homogeneous deployment that costs as much; None without prices."""
+    first = deployment.pd[0]
+    if deployment.price_per_hour is None or not first.price_per_hour:
+        return None
+    spent = sum(cluster.num_instances * (cluster.price_per_hour or 0.0) for cluster in deployment.prfaas)
+    return homogeneous(deployment, num_added=int(spent / first.price_per_hour + 1e-9))
+
+
+def _unfixed(cluster: PdCluster) -> PdCluster:
+    return replace(cluster, num_prefill=None)

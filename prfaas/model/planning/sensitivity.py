@@ -1,0 +1,144 @@
+"""How the plan answers to an error in each of its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from prfaas.model.capacity.loads import Method
+from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
+from prfaas.model.cost.workload import OutputTokens, Workload, half_output_tokens
+from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.model.planning.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
+from prfaas.model.planning.plan import Plan
+from prfaas.model.planning.planner import relaxed_plan
+
+C = TypeVar("C", PrfaasCluster, PdCluster)
+Input = tuple[Deployment, Workload]
+Change = Callable[[Deployment, Workload, float], Input]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best plan when one input is `factor` times what was assumed."""
+
+    input_name: str
+    factor: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The plan that the answers are compared with, and the answers: each input lower, then higher."""
+
+    base: Plan
+    answers: tuple[Answer, ...]
+
+
+def sensitivity(
+    deployment: Deployment, workload: Workload, plan: Plan, *, method: Method, step: float = 0.2
+) -> Sensitivity:
+    """Each input lower and higher by `step`, the plan found anew each time.
+
+    With several PD clusters all plans compared have splits that need not be whole.
+    """
+    answers = (
+        Answer(name, factor, relaxed_plan(*change(deployment, workload, factor), method=method, near=plan))
+        for name, change in _changes(deployment).items()
+        for factor in (1.0 - step, 1.0 + step)
+    )
+    return Sensitivity(relaxed_plan(deployment, workload, method=method, near=plan), tuple(answers))
+
+
+def _changes(deployment: Deployment) -> dict[str, Change]:
+    """Every input by its name; clusters of one kind change together."""
+    changes: dict[str, Change] = {}
+    if deployment.prfaas:
+        changes["remote prefill time"] = _of_prfaas(_slower_prefill)
+        changes["egress and links"] = _wider
+    changes["local prefill time"] = _of_pd(_slower_prefill)
+    changes["decode step"] = _of_pd(_slower_decode)
+    changes["decode objective"] = lambda d, w, f: (replace(d, objectives=_faster(d.objectives, f)), w)
+    changes["KV bytes"] = lambda d, w, f: (replace(d, model=_larger(d.model, f)), w)
+    changes["input lengths"] = lambda d, w, f: (d, _longer_prompts(w, f))
+    changes["output tokens"] = lambda d, w, f: (d, replace(w, output=_longer_output(w.output, f)))
+    return changes
+
+
+def _longer_prompts(workload: Workload, factor: float) -> Workload:
+    """Of all turns, with what decoding requests hold of them."""
+    later = workload.later and replace(workload.later, lengths=longer(workload.later.lengths, factor))
+    its = workload.output
+    context = its.mean_context_tokens
+    if context:
+        context = factor * (context - half_output_tokens(its)) + half_output_tokens(its)
+    output = replace(its, mean_context_tokens=context)
+    return replace(workload, lengths=longer(workload.lengths, factor), later=later, output=output)
+
+
+def _longer_output(output: OutputTokens, factor: float) -> OutputTokens:
+    context = output.mean_context_tokens
+    if context:
+        context += (factor - 1.0) * half_output_tokens(output)
+    return replace(output, mean=output.mean * factor, mean_context_tokens=context)
+
+
+def _of_prfaas(change: Callable[[PrfaasCluster, float], PrfaasCluster]) -> Change:
+    return lambda d, w, f: (replace(d, prfaas=tuple(change(cluster, f) for cluster in d.prfaas)), w)
+
+
+def _of_pd(change: Callable[[PdCluster, float], PdCluster]) -> Change:
+    return lambda d, w, f: (replace(d, pd=tuple(change(cluster, f) for cluster in d.pd)), w)
+
+
+def _slower_prefill(cluster: C, factor: float) -> C:
+    profile = replace(cluster.profile, prefill=cluster.profile.prefill.times(factor))
+    return replace(cluster, profile=profile)
+
+
+def _slower_decode(cluster: PdCluster, factor: float) -> PdCluster:
+    decode = cluster.profile.decode
+    return (
+        cluster if decode is None else replace(cluster, profile=replace(cluster.profile, decode=decode.times(factor)))
+    )
+
+
+def _wider(deployment: Deployment, workload: Workload, factor: float) -> Input:
+    links = tuple(replace(link, bytes_per_second=link.bytes_per_second * factor) for link in deployment.links)
+    clusters = tuple(
+        replace(cluster, egress_bytes_per_second=cluster.egress_bytes_per_second * factor)
+        for cluster in deployment.prfaas
+    )
+    return replace(deployment, prfaas=clusters, links=links), workload
+
+
+def _faster(objectives: Objectives, factor: float) -> Objectives:
+    return replace(objectives, decode_tokens_per_second=objectives.decode_tokens_per_second * factor)
+
+
+def _larger(model: Geometry, factor: float) -> Geometry:
+    groups = tuple(
+        KVGroup(
+            group.kind,
+            group.num_layers,
+            bytes_per_token=round(group.bytes_per_token * factor),
+            state_bytes=round(group.state_bytes * factor),
+            window_tokens=group.window_tokens,
+        )
+        for group in model.groups
+    )
+    return replace(model, groups=groups)
+
+
+def longer(lengths: Lengths, factor: float) -> Lengths:
+    """Every request `factor` times as long, its cached prefix too."""
+    if isinstance(lengths, LogNormal):
+        shifted = lengths.mu + math.log(factor)
+        return replace(lengths, mu=shifted, low=lengths.low * factor, high=lengths.high * factor)
+    if isinstance(lengths, Mixture):
+        return Mixture(tuple((weight, longer(part, factor)) for weight, part in lengths.parts))
+    assert isinstance(lengths, Empirical)
+    new, cached = lengths.requests
+    return Empirical(new * factor, cached * factor)

@@ -1,0 +1,1 @@
+"""Engines behind a router: health, discovery, request legs."""

@@ -1,0 +1,1 @@
+"""HTTP front end: routes, admission, proxying."""

@@ -1,0 +1,1 @@
+"""OpenAI requests: parsing, tokens, conversations, headers."""

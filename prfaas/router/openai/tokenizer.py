@@ -1,0 +1,114 @@
+"""A prompt as token ids, from the engines' own tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+import aiohttp
+import msgspec
+
+from prfaas import metrics
+from prfaas.router.engines.fleet import Instance
+from prfaas.router.engines.legs import in_pieces
+from prfaas.router.openai.conversation import STAND_IN, Conversation, Earlier, Form, Turns, added, compare
+from prfaas.router.openai.request import MAX_TOKEN_ID, PATHS, ParsedRequest
+
+TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s; beyond this the engine is not going to answer in time for a decision
+_RENDER_ABSENT = (403, 404, 405, 501)  # an engine without --enable-scale-out, or one that is no vLLM
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids; `rendered` when they are the engine's own rendering of this very request."""
+
+    token_ids: list[int]
+    rendered: bool = False
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[_TokenId]
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[_TokenId]
+
+
+_RENDERED, _TOKENIZED = msgspec.json.Decoder(_Rendered), msgspec.json.Decoder(_Tokenized)
+
+
+class Tokenizer:
+    """Asks engines for token ids."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._turns = Turns()
+
+    async def prompt(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+        """The prompt's token ids; None when the engine does not say, so that it judges the request itself."""
+        if request.token_ids is not None:
+            return Prompt(request.token_ids)
+        try:
+            async with asyncio.timeout(TOKENIZE_SECONDS):
+                conversation = self._turns.conversation(request.body) if request.endpoint == "chat" else None
+                if conversation is None:
+                    return await self._whole(instance, request)
+                return await self._turn(instance, request, conversation)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
+            return None
+
+    async def _turn(self, instance: Instance, request: ParsedRequest, conversation: Conversation) -> Prompt | None:
+        """A chat, of which only the new messages are tokenised where that is known to give the same."""
+        form, earlier = conversation.form, self._turns.earlier(conversation)
+        guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
+        if guess is not None and not form.is_due:
+            how, prompt = "added", Prompt(guess)
+        else:
+            how, whole = "whole", await self._whole(instance, request)
+            if whole is None:
+                return None
+            prompt = whole
+            if earlier is not None:
+                how = "compared"
+                compare(form, guess, prompt.token_ids)
+        metrics.TOKENISED_CHATS.labels(how=how).inc()
+        self._turns.remember(conversation, prompt.token_ids)
+        return prompt
+
+    async def _guess(
+        self, instance: Instance, request: ParsedRequest, *, form: Form, earlier: Earlier
+    ) -> list[int] | None:
+        form.num_asked += 1
+        if form.base is None:
+            base = await self._whole(instance, request.saying(STAND_IN))
+            form.learn_base(base.token_ids if base is not None else None)
+            if not form.additive:
+                return None
+        stood_in = await self._whole(instance, request.saying([*STAND_IN, *earlier.new_messages]))
+        return added(form, earlier, stood_in.token_ids) if stood_in is not None else None
+
+    async def _whole(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+        if request.endpoint == "chat" and instance.renders:
+            rendered = await self._render(instance, request)
+            if rendered is not None or instance.renders:
+                return rendered
+        return await self._tokenize(instance, request)
+
+    async def _render(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+        url = f"{instance.url}{PATHS['chat']}/render"
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(url, data=in_pieces(request.raw), headers=headers) as response:
+            if response.status in _RENDER_ABSENT:
+                instance.renders = False
+            if response.status != 200:
+                return None
+            return Prompt(_RENDERED.decode(await response.read()).token_ids, rendered=True)
+
+    async def _tokenize(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+        body = request.tokenize_body()
+        if body is None:
+            return None
+        async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
+            return Prompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None

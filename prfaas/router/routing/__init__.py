@@ -1,0 +1,1 @@
+"""Decision and execution of one request."""

@@ -1,0 +1,1 @@
+"""Discrete-event kernel: simulated time, meters, parallel runs."""

@@ -1,0 +1,1 @@
+"""Simulated engines, caches, network and faults."""

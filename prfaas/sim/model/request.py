@@ -1,0 +1,135 @@
+"""A simulated request: what arrives, and when it was where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from prfaas.sim.kernel.meter import StepLog
+from prfaas.types import BlockHash
+
+NEVER = math.nan
+
+
+class Request:
+    """One request on its way. Times are seconds since the start; NaN: it has not come to that.
+
+    `num_cached_tokens` is the usable prefix as the traffic states it; `blocks` name the prompt's blocks where prefix
+    caches are simulated, `blocks_after` those that are there once its answer is. `session` groups the turns of a
+    conversation, `turn` counts from 1. `num_retries`: how often it was sent again; `num_preemptions`: how often it gave
+    its KV up for others. `decoded` says which steps of which batch gave it tokens after another one, `stalls` how long
+    it waited for one when it had been preempted. `num_known_tokens` of its prefix were said to be where it was
+    prefilled, `num_found_tokens` were. `admitted` is when a conversation that had waited for others to end was let in.
+    """
+
+    __slots__ = (
+        "admitted",
+        "arrival",
+        "blocks",
+        "blocks_after",
+        "decode_end",
+        "decode_start",
+        "decoded",
+        "first_token",
+        "index",
+        "num_cached_tokens",
+        "num_found_tokens",
+        "num_known_tokens",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_retries",
+        "prefill_end",
+        "prefill_start",
+        "reason",
+        "session",
+        "stalls",
+        "transfer_end",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        arrival: float,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        cached_tokens: int = 0,
+        session: int = -1,
+        turn: int = 1,
+        blocks: Sequence[BlockHash] = (),
+        blocks_after: Sequence[BlockHash] = (),
+    ) -> None:
+        self.index = index
+        self.arrival = self.admitted = arrival
+        self.num_prompt_tokens = prompt_tokens
+        self.num_output_tokens = output_tokens
+        self.num_cached_tokens = cached_tokens
+        self.session = session
+        self.turn = turn
+        self.blocks = blocks
+        self.blocks_after = blocks_after or blocks
+        self.num_known_tokens = self.num_found_tokens = cached_tokens
+        self.decoded: list[tuple[StepLog, int, int]] = []
+        self.stalls: list[float] = []
+        self.num_retries = self.num_preemptions = 0
+        self.reason = ""
+        self.prefill_start = self.prefill_end = self.transfer_end = NEVER
+        self.decode_start = self.first_token = self.decode_end = NEVER
+
+    def again(self) -> Request:
+        """The same request, with nothing done for it yet."""
+        fresh = Request(
+            self.index,
+            self.arrival,
+            prompt_tokens=self.num_prompt_tokens,
+            output_tokens=self.num_output_tokens,
+            cached_tokens=self.num_cached_tokens,
+            session=self.session,
+            turn=self.turn,
+            blocks=self.blocks,
+            blocks_after=self.blocks_after,
+        )
+        fresh.admitted = self.admitted
+        fresh.num_retries, fresh.num_preemptions = self.num_retries + 1, self.num_preemptions
+        return fresh
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """What a prefill without any other cache computes."""
+        return self.num_prompt_tokens - self.num_cached_tokens
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from arrival to the first token."""
+        return self.first_token - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per further token; 0 where there is none."""
+        further = self.num_output_tokens - 1
+        return (self.decode_end - self.first_token) / further if further > 0 else 0.0
+
+    def gap_quantile(self, ratio: float) -> float:
+        """Of its gaps between tokens; its TPOT where steps are not simulated, or there is none."""
+        parts = [log.between(first, last) for log, first, last in self.decoded if last > first]
+        if not parts and not self.stalls:
+            return self.tpot
+        seconds = np.concatenate([*(its for its, _ in parts), np.array(self.stalls)])
+        weights = np.concatenate([*(count for _, count in parts), np.ones(len(self.stalls))])
+        order = np.argsort(seconds, kind="stable")
+        reached = np.cumsum(weights[order])
+        return float(seconds[order][np.searchsorted(reached, ratio * reached[-1])])
+
+    @property
+    def served_seconds(self) -> float:
+        """Seconds from when it was let in to the last token."""
+        return self.decode_end - self.admitted
+
+    @property
+    def end_to_end(self) -> float:
+        """Seconds from arrival to the last token."""
+        return self.decode_end - self.arrival

@@ -1,0 +1,1 @@
+"""Simulated arrivals, conversations and request lengths."""

@@ -1,0 +1,112 @@
+"""When requests arrive: Poisson, gamma, on/off and daily waves, from a seeded generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from prfaas import config
+from prfaas.config import setting
+from prfaas.errors import ConfigError
+from prfaas.model.cost.curve import FloatArray
+from prfaas.solve.files.quantities import NUMBER
+
+Generator = np.random.Generator
+Process = Callable[["ArrivalSpec", int, float, Generator], FloatArray]
+
+
+@dataclass(frozen=True)
+class ArrivalSpec:
+    """What the processes may be told; each takes its own part."""
+
+    process: str = setting("text", required=True, doc="One of `PROCESSES`.")
+    cv: float = setting(
+        NUMBER,
+        default=2.0,
+        minimum=0.05,
+        only_where={"process": "gamma"},
+        doc="Standard deviation of the gaps over their mean.",
+    )
+    on: float = setting(
+        "seconds", default=10.0, minimum=1e-3, only_where={"process": "onoff"}, doc="Mean length of a burst."
+    )
+    off: float = setting(
+        "seconds", default=10.0, only_where={"process": "onoff"}, doc="Mean length of the silence between two."
+    )
+    period: float = setting(
+        "seconds",
+        default=86_400.0,
+        minimum=1.0,
+        only_where={"process": "diurnal"},
+        doc="From one peak to the next.",
+    )
+    depth: float = setting(
+        "ratio",
+        default=0.5,
+        maximum=1.0,
+        only_where={"process": "diurnal"},
+        doc="How far the rate swings around its mean.",
+    )
+
+
+def poisson(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
+    """Gaps that know nothing of each other."""
+    return np.cumsum(generator.exponential(1.0 / rate, count))
+
+
+def gamma(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
+    """Renewals with gaps of coefficient of variation `cv`; above 1 they come in bursts."""
+    shape = spec.cv**-2
+    return np.cumsum(generator.gamma(shape, 1.0 / (rate * shape), count))
+
+
+def onoff(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
+    """Poisson during bursts, nothing between them; `rate` is the mean over both. Bursts and silences are exponential."""
+    busy = poisson(spec, count, rate * (spec.on + spec.off) / spec.on, generator)
+    num_bursts = 2 + int(busy[-1] / spec.on * 2 + 20)
+    ends = np.cumsum(generator.exponential(spec.on, num_bursts))
+    while ends[-1] < busy[-1]:
+        ends = np.append(ends, ends[-1] + generator.exponential(spec.on))
+    silences = np.concatenate(([0.0], np.cumsum(generator.exponential(max(spec.off, 1e-12), len(ends)))))
+    passed: FloatArray = busy + silences[np.searchsorted(ends, busy)]
+    return passed
+
+
+def diurnal(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
+    """A Poisson process whose rate is rate · (1 + depth · sin(2π t / period))."""
+    expected = np.cumsum(generator.exponential(1.0, count))
+    turn, low, high = 2 * math.pi / spec.period, expected * 0.0, expected / rate + spec.period
+    for _ in range(60):  # the integral of the rate rises, so bisection inverts it
+        middle = 0.5 * (low + high)
+        reached = rate * (middle + spec.depth / turn * (1.0 - np.cos(turn * middle)))
+        low, high = np.where(reached < expected, middle, low), np.where(reached < expected, high, middle)
+    times: FloatArray = 0.5 * (low + high)
+    return times
+
+
+PROCESSES: Mapping[str, Process] = MappingProxyType({
+    "poisson": poisson,
+    "gamma": gamma,
+    "onoff": onoff,
+    "diurnal": diurnal,
+})  # fmt: skip
+
+
+def arrivals(text: str, count: int, rate: float, generator: Generator) -> FloatArray:
+    """The first `count` arrival times of a description such as "gamma:cv=3", in seconds, ascending.
+
+    Raises:
+        ConfigError: an unknown process or unit, or a key that this process does not take.
+    """
+    kind, _, rest = text.partition(":")
+    process = PROCESSES.get(kind.strip())
+    if process is None:
+        raise ConfigError(f"arrivals {text!r}: none of {', '.join(PROCESSES)}, trace")
+    pairs = [item.partition("=") for item in rest.split(",") if item.strip()]
+    values = {key.strip(): value.strip() for key, _, value in pairs}
+    spec = config.load_mapping(ArrivalSpec, {**values, "process": kind.strip()}, where=f"arrivals {text!r}")
+    return process(spec, count, rate, generator)

@@ -1,0 +1,128 @@
+"""Conversations of several turns: each turn's prompt is all that was said before and something new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.errors import ConfigError
+from prfaas.sim.config.scenario import Scenario
+from prfaas.sim.model.prefix_cache import block_name
+from prfaas.sim.model.request import Request
+from prfaas.solve.files.trace_file import read_requests
+from prfaas.types import BlockHash
+
+_MAX_BLOCKS = 1 << 20  # of one conversation
+
+
+@dataclass(frozen=True)
+class Turn:
+    """New prompt tokens and output tokens."""
+
+    num_new_tokens: int
+    num_output_tokens: int
+
+
+class Conversations:
+    """Gives each conversation's next turn, `think_seconds` after the answer before it. They take `scripts` in turn.
+
+    Without `finds_answers` caches know prompts only: clients send text, and an answer's text need not come back as the
+    tokens that it was generated in.
+    """
+
+    def __init__(
+        self,
+        scripts: Sequence[Sequence[Turn]],
+        *,
+        block_tokens: int = 16,
+        think_seconds: float = 0.0,
+        finds_answers: bool = True,
+    ) -> None:
+        self._finds_answers = finds_answers
+        self._scripts = scripts
+        self._longest = max(map(len, scripts))
+        self._block_tokens = block_tokens
+        self._think_seconds = think_seconds
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and answer of the longest request."""
+        return max(sum(turn.num_new_tokens + turn.num_output_tokens for turn in script) for script in self._scripts)
+
+    def first(self, session: int, arrival: float) -> Request:
+        """The request that opens a conversation."""
+        return self._request(session, 0, arrival, 0)
+
+    def following(self, request: Request, now: float) -> Request | None:
+        """As a `FollowUp`."""
+        if request.turn == len(self._script(request.session)):
+            return None
+        said = request.num_prompt_tokens + request.num_output_tokens
+        return self._request(request.session, request.turn, now + self._think_seconds, said)
+
+    def _script(self, session: int) -> Sequence[Turn]:
+        return self._scripts[session % len(self._scripts)]
+
+    def _request(self, session: int, index: int, arrival: float, said: int) -> Request:
+        turn = self._script(session)[index]
+        prompt = said + turn.num_new_tokens
+        return Request(
+            session * self._longest + index,
+            arrival,
+            prompt_tokens=prompt,
+            output_tokens=turn.num_output_tokens,
+            session=session,
+            turn=index + 1,
+            blocks=self._blocks(session, prompt),
+            blocks_after=self._blocks(session, prompt + turn.num_output_tokens * self._finds_answers),
+        )
+
+    def _blocks(self, session: int, num_tokens: int) -> list[BlockHash]:
+        start = session * _MAX_BLOCKS
+        return [block_name(start + index) for index in range(num_tokens // self._block_tokens)]
+
+
+def read_conversations(scenario: Scenario) -> Conversations | None:
+    """The scenario's; None where its requests stand alone.
+
+    Raises:
+        ConfigError: the turns are not written as they should be, or the file cannot be used.
+    """
+    if scenario.turns and scenario.conversations:
+        raise ConfigError("turns, conversations: one of the two")
+    if scenario.turns:
+        scripts = [_written(scenario.turns)]
+    elif scenario.conversations:
+        scripts = recorded(scenario.conversations)
+    else:
+        return None
+    return Conversations(scripts, block_tokens=scenario.block_tokens, think_seconds=scenario.think)
+
+
+def _written(text: str) -> list[Turn]:
+    try:
+        pairs = [[int(number) for number in turn.split(">")] for turn in text.split(",")]
+        turns = [Turn(new, output) for new, output in pairs]
+    except ValueError:
+        raise ConfigError(f'turns {text!r}: write new>output tokens of each, "1024>256,64>256"') from None
+    if any(min(turn.num_new_tokens, turn.num_output_tokens) < 1 for turn in turns):
+        raise ConfigError(f"turns {text!r}: each brings a token or more and is answered with one or more")
+    return turns
+
+
+def recorded(path: Path) -> list[list[Turn]]:
+    """The conversations of a file; a request of turn 1 begins each.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    scripts: list[list[Turn]] = []
+    for request in read_requests(path)[0]:
+        turn = Turn(int(request.prompt_tokens - request.cached_tokens), int(request.output_tokens or 1))
+        if request.turn == 1:
+            scripts.append([])
+        elif not scripts:
+            raise ConfigError(f"{path}: its first request is turn {request.turn} of its conversation")
+        scripts[-1].append(turn)
+    return scripts

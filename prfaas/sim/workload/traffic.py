@@ -1,0 +1,121 @@
+"""Requests drawn from a workload's distributions, from a seeded generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.model.cost.curve import FloatArray
+from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
+from prfaas.model.cost.workload import OutputTokens, Workload
+from prfaas.sim.model.prefix_cache import block_name
+from prfaas.sim.model.request import Request
+from prfaas.sim.workload.arrivals import Generator, arrivals
+from prfaas.solve.files.trace_file import read_requests
+
+Tokens = tuple[FloatArray, FloatArray]  # new, cached
+
+
+def draw(lengths: Lengths, count: int, generator: Generator) -> Tokens:
+    """New and cached tokens of `count` independent requests.
+
+    Raises:
+        ConfigError: a kind of distribution that cannot be drawn from.
+    """
+    if isinstance(lengths, LogNormal):
+        new = _log_normal(lengths, count, generator)
+        return new, new * lengths.cached_ratio
+    if isinstance(lengths, Empirical):
+        chosen = generator.integers(0, len(lengths.requests[0]), count)
+        return lengths.requests[0][chosen], lengths.requests[1][chosen]
+    if isinstance(lengths, Mixture):
+        return _mixture(lengths, count, generator)
+    raise ConfigError(f"requests cannot be drawn from {type(lengths).__name__}")
+
+
+def _log_normal(lengths: LogNormal, count: int, generator: Generator) -> FloatArray:
+    """What falls outside the cut is drawn again."""
+    new: FloatArray = np.exp(generator.normal(lengths.mu, lengths.sigma, count))
+    outside = np.flatnonzero((new < lengths.low) | (new > lengths.high))
+    while len(outside):
+        new[outside] = np.exp(generator.normal(lengths.mu, lengths.sigma, len(outside)))
+        outside = outside[(new[outside] < lengths.low) | (new[outside] > lengths.high)]
+    return new
+
+
+def _mixture(lengths: Mixture, count: int, generator: Generator) -> Tokens:
+    weights = np.array([weight for weight, _ in lengths.parts])
+    part = generator.choice(len(weights), count, p=weights / weights.sum())
+    new, cached = np.empty(count), np.empty(count)
+    for index, (_, lengths_of_part) in enumerate(lengths.parts):
+        chosen = np.flatnonzero(part == index)
+        new[chosen], cached[chosen] = draw(lengths_of_part, len(chosen), generator)
+    return new, cached
+
+
+def _outputs(output: OutputTokens, count: int, generator: Generator) -> FloatArray:
+    """All equal, or gamma with the stated variance."""
+    if not output.squared_cv:
+        return np.full(count, output.mean)
+    return generator.gamma(1.0 / output.squared_cv, output.mean * output.squared_cv, count)
+
+
+def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> list[Request]:
+    """One request for each arrival time, later turns among them as the workload has them, in whole tokens."""
+    lengths = workload.lengths
+    if workload.later is not None:
+        lengths = Mixture(((1.0 - workload.later.ratio, lengths), (workload.later.ratio, workload.later.lengths)))
+    new, cached = draw(lengths, len(times), generator)
+    whole_new = np.maximum(np.rint(new), 1).astype(int)
+    prompts, hits = whole_new + np.rint(cached).astype(int), np.rint(cached).astype(int)
+    outputs = np.maximum(np.rint(_outputs(workload.output, len(times), generator)), 1).astype(int)
+    columns = zip(times.tolist(), prompts.tolist(), hits.tolist(), outputs.tolist(), strict=True)
+    return [
+        Request(index, time, prompt_tokens=prompt, output_tokens=output, cached_tokens=hit)
+        for index, (time, prompt, hit, output) in enumerate(columns)
+    ]
+
+
+_MILLISECOND = 1e-3  # the unit of timestamps in traces with hash ids, as Mooncake publishes them
+_DEFAULT_OUTPUT_TOKENS = 1024
+
+
+def draw_requests(workload: Workload, process: str, *, count: int, rate: float, seed: int) -> list[Request]:
+    """`count` requests of a workload, arriving by a process of `arrivals` at `rate` per second."""
+    times, sizes = np.random.SeedSequence(seed).spawn(2)
+    moments = arrivals(process, count, rate, np.random.default_rng(times))
+    return requests_of(workload, moments, np.random.default_rng(sizes))
+
+
+def recorded_requests(path: Path, *, count: int) -> list[Request]:
+    """The first `count` requests of a file, at its timestamps: milliseconds where it has hash ids, else seconds.
+
+    Raises:
+        ConfigError: the file cannot be used, or has no timestamps.
+    """
+    rows, _ = read_requests(path)
+    unit = _MILLISECOND if any(row.blocks for row in rows) else 1.0
+    requests = []
+    for index, row in enumerate(rows[:count]):
+        if row.timestamp is None:
+            raise ConfigError(f"{path}: request {index + 1} has no timestamp, so arrivals cannot be its own")
+        requests.append(
+            Request(
+                index,
+                row.timestamp * unit,
+                prompt_tokens=int(row.prompt_tokens),
+                output_tokens=int(row.output_tokens or _DEFAULT_OUTPUT_TOKENS),
+                cached_tokens=int(row.cached_tokens),
+                turn=row.turn,
+                blocks=[block_name(number) for number in row.blocks],
+            )
+        )
+    return requests
+
+
+def longest_tokens(requests: Iterable[Request]) -> int:
+    """Prompt and answer of the longest one."""
+    return max(one.num_prompt_tokens + one.num_output_tokens for one in requests)

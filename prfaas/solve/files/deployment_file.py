@@ -1,0 +1,148 @@
+"""Deployments as YAML: clusters, links, objectives, prices and the traffic they are planned for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas import config
+from prfaas.config import record, records, setting
+from prfaas.errors import ConfigError
+from prfaas.model.kv import huggingface
+from prfaas.model.kv.geometry import Geometry
+from prfaas.model.planning.deployment import Deployment, Link, Objectives, PdCluster, PrfaasCluster
+from prfaas.solve.files import catalog
+from prfaas.solve.files.quantities import NUMBER, TOKENS_PER_SECOND
+from prfaas.units import choice
+
+
+@dataclass(frozen=True)
+class PrfaasSection:
+    """One PrfaaS cluster."""
+
+    name: str = setting("text", required=True, doc="Name of the cluster.")
+    profile: str = setting("text", required=True, doc="Profile of its instances: a catalogued name or a YAML file.")
+    instances: int = setting("count", required=True, minimum=1, doc="N_prfaas.")
+    bandwidth: float | None = setting(
+        "rate", default=None, minimum=1, doc="Egress over all its links; no limit when empty."
+    )
+    price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
+
+
+@dataclass(frozen=True)
+class PdSection:
+    """One PD cluster."""
+
+    name: str = setting("text", required=True, doc="Name of the cluster.")
+    profile: str = setting("text", required=True, doc="Profile of its instances: a catalogued name or a YAML file.")
+    instances: int = setting("count", required=True, minimum=1, doc="N_p + N_d.")
+    prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; found when empty.")
+    shared_instances: int = setting("count", default=0, doc="Instances that may prefill and decode at once.")
+    overlap: float = setting(
+        "ratio", default=0.0, doc="How much more work a shared instance does than one role at a time."
+    )
+    intra_bandwidth: float | None = setting(
+        "rate", default=None, minimum=1, doc="What one prefill instance sends to the decode nodes; no limit when empty."
+    )
+    price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
+
+
+@dataclass(frozen=True)
+class LinkSection:
+    """One link."""
+
+    source: str = setting("text", required=True, doc="A PrfaaS cluster.")
+    target: str = setting("text", required=True, doc="A PD cluster.")
+    bandwidth: float = setting("rate", required=True, minimum=1, doc="What it carries.")
+
+
+@dataclass(frozen=True)
+class SloSection:
+    """The service-level objectives."""
+
+    decode: float = setting(
+        TOKENS_PER_SECOND, default=40.0, minimum=1e-6, doc="Each request's decoding speed at least."
+    )
+    ttft: float | None = setting("seconds", default=None, doc="Time to first token at most; not asked for when empty.")
+    quantile: float = setting("ratio", default=0.9, doc="Of how many requests.")
+
+
+@dataclass(frozen=True)
+class DeploymentFile:
+    """A deployment and its traffic."""
+
+    model: str = setting("text", required=True, doc="A catalogued model or a Hugging Face config.json.")
+    kv_dtype: str = setting(
+        choice("auto", *huggingface.ELEMENT_BYTES),
+        default="auto",
+        doc="Type of keys and values; the model's own for auto.",
+    )
+    trace: str = setting("text", default="lognormal", doc="The traffic, as --trace takes it.")
+    inferred: tuple[str, ...] = setting("text_list", default=(), doc="Inputs here that were not measured or agreed.")
+    prfaas: tuple[PrfaasSection, ...] = setting(records(PrfaasSection), default=(), doc="PrfaaS clusters.")
+    pd: tuple[PdSection, ...] = setting(records(PdSection), required=True, doc="PD clusters.")
+    links: tuple[LinkSection, ...] = setting(records(LinkSection), default=(), doc="Links; every pair when empty.")
+    slo: SloSection = setting(record(SloSection), doc="Service-level objectives.")
+
+
+def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
+    """The deployment of a YAML file, and the file as written.
+
+    Raises:
+        ConfigError: it cannot be read, or what it names does not exist.
+    """
+    written = config.load_file(DeploymentFile, file)
+    model = catalog.find_model(written.model, beside=file.parent, kv_dtype=written.kv_dtype)
+    deployment = Deployment(
+        name="prfaas-pd",
+        model=model,
+        prfaas=tuple(_prfaas(section, file.parent) for section in written.prfaas),
+        pd=tuple(_pd(section, file.parent) for section in written.pd),
+        links=tuple(Link(link.source, link.target, link.bandwidth) for link in written.links),
+        objectives=Objectives(written.slo.decode, written.slo.ttft, written.slo.quantile),
+    )
+    _check(deployment, file)
+    return deployment, written
+
+
+def _prfaas(section: PrfaasSection, folder: Path) -> PrfaasCluster:
+    egress = math.inf if section.bandwidth is None else section.bandwidth
+    profile = catalog.find_profile(section.profile, beside=folder)
+    return PrfaasCluster(section.name, profile, section.instances, egress, section.price)
+
+
+def _pd(section: PdSection, folder: Path) -> PdCluster:
+    return PdCluster(
+        name=section.name,
+        profile=catalog.find_profile(section.profile, beside=folder),
+        num_instances=section.instances,
+        num_prefill=section.prefill_instances,
+        shared_instances=section.shared_instances,
+        overlap=section.overlap,
+        intra_bytes_per_second=section.intra_bandwidth,
+        price_per_hour=section.price,
+    )
+
+
+def _check(deployment: Deployment, file: Path) -> None:
+    names = [cluster.name for cluster in deployment.clusters]
+    if not deployment.pd:
+        raise ConfigError(f"{file}: pd: at least one PD cluster is needed to decode")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{file}: two clusters have the same name")
+    for cluster in deployment.pd:
+        if max(cluster.num_prefill or 0, cluster.shared_instances) > cluster.num_instances:
+            raise ConfigError(f"{file}: PD cluster {cluster.name!r} has only {cluster.num_instances} instances")
+    sources, targets = {c.name for c in deployment.prfaas}, {c.name for c in deployment.pd}
+    for link in deployment.links:
+        if link.source not in sources or link.target not in targets:
+            raise ConfigError(
+                f"{file}: link {link.source} -> {link.target}: not a PrfaaS cluster and a PD cluster of this file"
+            )
+    _check_model(deployment.model, file)
+
+
+def _check_model(model: Geometry, file: Path) -> None:
+    if model.kv_bytes(1) <= 0:
+        raise ConfigError(f"{file}: model {model.name!r} keeps no KV at all")

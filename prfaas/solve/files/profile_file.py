@@ -1,0 +1,222 @@
+"""The part of a profile that says how prefill and decode share one device: points by share of its compute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from prfaas import config
+from prfaas.config import record, records, setting
+from prfaas.errors import ConfigError
+from prfaas.model.cost.colocation import Colocation, Interference, SharedPrefill, ShareTable
+from prfaas.model.cost.curve import Curve, fitted, polynomial, through
+from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
+from prfaas.solve.files.quantities import NUMBER
+from prfaas.units import choice
+
+
+@dataclass(frozen=True)
+class DecodeOnShare:
+    """One measurement, beside a prefill that runs on the rest."""
+
+    batch: int = setting("count", required=True, minimum=1, doc="Requests in the batch.")
+    share: float = setting("ratio", required=True, doc="Decode's share of the compute units; 1: both may use all.")
+    step: float = setting("seconds", required=True, minimum=1e-9, doc="How long one step took.")
+
+
+@dataclass(frozen=True)
+class PrefillOnShare:
+    """One measurement, beside decode steps that run on the rest."""
+
+    tokens: int = setting("tokens", required=True, minimum=1, doc="Tokens of the prompt.")
+    share: float = setting("ratio", required=True, doc="Prefill's share of the compute units; 1: both may use all.")
+    seconds: float = setting("seconds", required=True, minimum=1e-9, doc="How long the prefill took.")
+
+
+@dataclass(frozen=True)
+class InterferencePoint:
+    """What one kind of prefill does to decode steps where both may use everything."""
+
+    batch: int = setting("count", required=True, minimum=1, doc="Requests in the decode batch.")
+    tokens: int = setting("tokens", required=True, minimum=1, doc="New tokens of the prefill.")
+    cached: int = setting("tokens", default=0, doc="Cached tokens before them; 0 is a full prefill.")
+    ratio: float = setting(NUMBER, required=True, doc="A step's seconds beside it over those without it.")
+
+
+@dataclass(frozen=True)
+class ColocationPart:
+    """One device that prefills and decodes at once."""
+
+    partition: str = setting("text", default="", doc="How the compute units were divided.")
+    context: int = setting("tokens", default=0, doc="Tokens that each decoding request held.")
+    decode: tuple[DecodeOnShare, ...] = setting(records(DecodeOnShare), default=(), doc="T_decode by share.")
+    prefill: tuple[PrefillOnShare, ...] = setting(records(PrefillOnShare), default=(), doc="T_prefill by share.")
+    interference: tuple[InterferencePoint, ...] = setting(
+        records(InterferencePoint), default=(), doc="Full and append-prefills beside decode."
+    )
+
+
+def colocation(part: ColocationPart) -> Colocation:
+    """The part as solver, twin and executor use it.
+
+    Raises:
+        ValueError: the decode points are no grid of batches and shares.
+    """
+    seconds = {(point.batch, point.share): point.step for point in part.decode}
+    batches = tuple(sorted({batch for batch, _ in seconds}))
+    shares = tuple(sorted({share for _, share in seconds} - {1.0}))
+    try:
+        rows = tuple(tuple(seconds[batch, share] for share in shares) for batch in batches)
+        table = ShareTable(shares, batches, rows, tuple(seconds[batch, 1.0] for batch in batches))
+    except KeyError as error:
+        batch, share = error.args[0]
+        raise ValueError(f"colocation: decode: no point for a batch of {batch} on a share of {share:g}") from error
+    return Colocation(
+        part.partition,
+        part.context,
+        table,
+        tuple(SharedPrefill(point.tokens, point.share, point.seconds) for point in part.prefill),
+        tuple(Interference(point.batch, point.tokens, point.cached, point.ratio) for point in part.interference),
+    )
+
+
+@dataclass(frozen=True)
+class PrefillPoint:
+    """One measurement."""
+
+    tokens: int = setting("tokens", required=True, minimum=1, doc="New tokens of the prompt.")
+    cached: int = setting("tokens", default=0, doc="Tokens before them that were cached.")
+    seconds: float = setting("seconds", required=True, minimum=1e-9, doc="How long the prefill took.")
+
+
+@dataclass(frozen=True)
+class PrefillPart:
+    """T_prefill."""
+
+    fit: str = setting(
+        choice("quadratic", "interpolate", "coefficients"),
+        default="quadratic",
+        doc="Least squares through the points, straight lines between them, or given coefficients.",
+    )
+    points: tuple[PrefillPoint, ...] = setting(records(PrefillPoint), default=(), doc="The measurements.")
+    seconds: float = setting(NUMBER, default=0.0, doc="Coefficient of 1.")
+    seconds_per_token: float = setting(NUMBER, default=0.0, doc="Coefficient of l.")
+    seconds_per_token_squared: float = setting(NUMBER, default=0.0, doc="Coefficient of l².")
+    min_tokens: int | None = setting("tokens", default=None, doc="Shortest length that coefficients stand for.")
+    max_tokens: int | None = setting("tokens", default=None, doc="Longest length that coefficients stand for.")
+
+
+@dataclass(frozen=True)
+class DecodePoint:
+    """One measurement."""
+
+    batch: int = setting("count", required=True, minimum=1, doc="Requests in the batch.")
+    context: int = setting("tokens", default=0, doc="Tokens that each of them holds.")
+    step: float = setting("seconds", required=True, minimum=1e-9, doc="How long one step took.")
+
+
+@dataclass(frozen=True)
+class DecodePart:
+    """T_decode."""
+
+    points: tuple[DecodePoint, ...] = setting(records(DecodePoint), default=(), doc="The measurements.")
+
+
+@dataclass(frozen=True)
+class ProfileFile:
+    """One instance of one kind of hardware serving one model."""
+
+    name: str = setting("text", required=True, doc="Name of the profile.")
+    hardware: str = setting("text", required=True, doc="Kind of GPU.")
+    model: str = setting("text", default="", doc="Model it was measured with.")
+    source: str = setting("text", required=True, doc="Where the figures are from.")
+    gpus_per_instance: int = setting("count", default=1, minimum=1, doc="GPUs of one instance.")
+    kv_memory: int | None = setting("bytes", default=None, doc="Memory for KV of one instance; no limit when empty.")
+    inferred: tuple[str, ...] = setting("text_list", default=(), doc="Parts that were not measured.")
+    prefill: PrefillPart = setting(record(PrefillPart), doc="T_prefill.")
+    decode: DecodePart = setting(record(DecodePart), doc="T_decode; needed on PD clusters.")
+    colocation: ColocationPart = setting(record(ColocationPart), doc="Prefill and decode at once on one device.")
+
+
+def read_profile(file: Path) -> Profile:
+    """The profile of a YAML file.
+
+    Raises:
+        ConfigError: it cannot be read, or its points do not make a curve.
+    """
+    written = config.load_file(ProfileFile, file)
+    try:
+        prefill, error = _prefill(written.prefill)
+        return Profile(
+            name=written.name,
+            hardware=written.hardware,
+            prefill=prefill,
+            decode=_decode(written.decode),
+            source=written.source,
+            gpus_per_instance=written.gpus_per_instance,
+            kv_memory_bytes=written.kv_memory,
+            inferred=tuple(f"{part} of {written.name}" for part in written.inferred),
+            fit_error=error,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def read_colocation(file: Path) -> Colocation:
+    """What a profile's YAML file says of prefill and decode at once on one device.
+
+    Raises:
+        ConfigError: it cannot be read, says nothing of it, or its points are no grid.
+    """
+    written = config.load_file(ProfileFile, file)
+    try:
+        return colocation(written.colocation)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _prefill(part: PrefillPart) -> tuple[PrefillProfile, float]:
+    if part.fit == "coefficients":
+        if not part.min_tokens or not part.max_tokens or part.min_tokens >= part.max_tokens:
+            raise ValueError("prefill: coefficients need min_tokens below max_tokens")
+        curve = polynomial(part.seconds, part.seconds_per_token, part.seconds_per_token_squared)
+        return PrefillProfile(_rising(curve, part.min_tokens, part.max_tokens), part.min_tokens, part.max_tokens), 0.0
+    fresh = sorted((point.tokens, point.seconds) for point in part.points if not point.cached)
+    if not fresh:
+        raise ValueError("prefill: no points without a cached prefix")
+    tokens, seconds = [float(length) for length, _ in fresh], [taken for _, taken in fresh]
+    curve = fitted(tokens, seconds) if part.fit == "quadratic" else through(tokens, seconds)
+    error = max(abs(curve(length) / taken - 1) for length, taken in zip(tokens, seconds, strict=True))
+    return PrefillProfile(_rising(curve, tokens[0], tokens[-1]), tokens[0], tokens[-1], _append(part.points)), error
+
+
+def _rising(curve: Curve, low: float, high: float) -> Curve:
+    """`curve`, refused where it is not positive or falls within its own range."""
+    lengths = np.linspace(low, high, 257)
+    values = curve.many(lengths)
+    if not math.isfinite(values.sum()) or values.min() <= 0 or (np.diff(values) < -1e-9 * values.max()).any():
+        raise ValueError("prefill: the time is not positive and rising over its range; check the points")
+    return curve
+
+
+def _append(points: tuple[PrefillPoint, ...]) -> tuple[float, float, float, float] | None:
+    """a + b m + c m² + d m n through the points with a cached prefix; at least four make a fit."""
+    behind = [point for point in points if point.cached]
+    if not behind:
+        return None
+    if len(behind) < 4:
+        raise ValueError(f"prefill: {len(behind)} points with a cached prefix; give none or at least four")
+    new, cached = (np.array([getattr(point, name) / 1e3 for point in behind]) for name in ("tokens", "cached"))
+    columns = np.column_stack((np.ones_like(new), new, new**2, new * cached))
+    a, b, c, d = map(float, np.linalg.lstsq(columns, np.array([point.seconds for point in behind]), rcond=None)[0])
+    return a, b / 1e3, c / 1e6, d / 1e6
+
+
+def _decode(part: DecodePart) -> DecodeProfile | None:
+    if not part.points:
+        return None
+    rows = part.points
+    return fit_decode([float(p.batch) for p in rows], [float(p.context) for p in rows], [p.step for p in rows])

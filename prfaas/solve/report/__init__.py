@@ -1,0 +1,1 @@
+"""Output of the planner: screen, JSON, plots, manager settings."""

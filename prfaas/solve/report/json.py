@@ -1,0 +1,67 @@
+"""The planner's answer as one JSON object; throughputs in requests per second."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from prfaas.model.cost.curve import ONE
+from prfaas.model.cost.lengths import expectation, mean_tokens
+from prfaas.model.cost.workload import Workload
+from prfaas.solve.study import Option, Study
+
+
+def to_json(study: Study) -> dict[str, Any]:
+    """{"trace", "deployments", "bound"}; null where a field has no meaning."""
+    return {
+        "trace": _trace(study.workload),
+        "deployments": [_deployment(option) for option in study.options],
+        "bound": {
+            "system_throughput": study.fractional.system_throughput,
+            "integer_split_system_throughput": study.integer.system_throughput,
+            "duals": {name: float(value) for name, value in study.duals.items()},
+        },
+    }
+
+
+def _trace(workload: Workload) -> dict[str, Any]:
+    low, high = workload.prefilled.support
+    return {
+        "name": workload.name,
+        "mean_uncached_tokens": mean_tokens(workload.prefilled),
+        "min_uncached_tokens": low,
+        "max_uncached_tokens": high,
+        "mean_output_tokens": workload.output.mean,
+        "prefilled_ratio": expectation(workload.prefilled, ONE),
+    }
+
+
+def _deployment(option: Option) -> dict[str, Any]:
+    plan, deployment = option.plan, option.deployment
+    remote = bool(deployment.prfaas)
+    egress = plan.egress_bytes_per_second
+    return {
+        "name": deployment.name,
+        "threshold_tokens": plan.threshold_tokens,
+        "num_prfaas": sum(cluster.num_instances for cluster in deployment.prfaas) if remote else None,
+        "num_prefill": _whole(plan.num_prefill) if plan.num_prefill else None,
+        "num_decode": _whole(plan.num_decode),
+        "offload_ratio": plan.offload_ratio if remote else None,
+        "mean_offloaded_tokens": plan.mean_offloaded_tokens,
+        "prfaas_throughput": plan.prfaas_throughput,
+        "pd_prefill_throughput": plan.pd_prefill_throughput,
+        "pd_decode_throughput": plan.pd_decode_throughput,
+        "system_throughput": plan.system_throughput,
+        "egress_gbps": None if egress is None else egress * 8 / 1e9,
+        "ttft_mean_seconds": _finite(option.queue_free.mean_seconds),
+        "ttft_p90_seconds": _finite(option.queue_free.quantile_seconds),
+        "cost_per_hour": option.price_per_hour,
+    }
+
+
+def _whole(count: float) -> float | int:
+    return round(count) if abs(count - round(count)) < 1e-9 else count
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,294 @@
+"""The planner's answer on a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prfaas.model.cost.lengths import mean_tokens
+from prfaas.model.planning.plan import Plan
+from prfaas.solve.case_study import TABLE_6, sizing_claims
+from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
+from prfaas.solve.study import Option, Study
+
+_NONE = "-"
+
+
+def render(study: Study, *, compare_with_paper: bool) -> str:
+    """The whole report."""
+    sections = [
+        _inputs(study),
+        _against_paper(study) if compare_with_paper else _options(study),
+        _cost(study),
+        _forms(study),
+        _bound(study),
+        _threshold(study),
+        _queueing(study),
+        _sensitivity(study),
+        _sizing() if compare_with_paper else "",
+        _notes(study),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
+    """Columns as wide as their widest cell: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _inputs(study: Study) -> str:
+    deployment, workload = study.main.deployment, study.workload
+    rows = [["cluster", "instances", "profile", "", "egress"]]
+    for cluster in deployment.prfaas:
+        marks = _mark(cluster.profile.inferred)
+        rows.append(
+            [
+                f"{cluster.name} (PrfaaS)",
+                str(cluster.num_instances),
+                cluster.profile.name,
+                marks,
+                _egress(deployment.egress(cluster)),
+            ]
+        )
+    rows += [
+        [f"{pd.name} (PD)", str(pd.num_instances), pd.profile.name, _mark(pd.profile.inferred), _NONE]
+        for pd in deployment.pd
+    ]
+    low, high = workload.prefilled.support
+    batch = ", ".join(
+        f"{pd.name}: {capacity.max_batch} requests in {capacity.step_seconds * 1e3:.1f} ms"
+        for pd, capacity in zip(deployment.pd, study.decode, strict=True)
+    )
+    lines = [
+        f"model     {deployment.model.name} {_mark(deployment.model.inferred)}".rstrip(),
+        f"traffic   {workload.name}: {show_tokens(mean_tokens(workload.prefilled))} uncached tokens on average"
+        f" ({low:.0f} to {high:.0f}), {workload.output.mean:.0f} out",
+        f"decode    {deployment.objectives.decode_tokens_per_second:g} tok/s asked for; largest batch {batch}",
+        f"method    {study.method}",
+    ]
+    return "\n".join([*lines, "", _table(rows)])
+
+
+def _mark(inferred: Sequence[str]) -> str:
+    return "inferred" if inferred else ""
+
+
+def _egress(bytes_per_second: float) -> str:
+    return "no limit" if bytes_per_second == float("inf") else show_gbps(bytes_per_second)
+
+
+def _rows(option: Option) -> dict[str, tuple[float | None, str]]:
+    """Each figure of the comparison by its JSON name, with its form."""
+    plan = option.plan
+    num_prfaas = sum(cluster.num_instances for cluster in option.deployment.prfaas)
+    egress = None if plan.egress_bytes_per_second is None else plan.egress_bytes_per_second * 8 / 1e9
+    return {
+        "threshold_tokens": (plan.threshold_tokens, "{:.0f}"),
+        "num_prfaas": (num_prfaas or None, "{:.0f}"),
+        "num_prefill": (plan.num_prefill or None, _count(plan.num_prefill)),
+        "num_decode": (plan.num_decode, _count(plan.num_decode)),
+        "offload_ratio": (plan.offload_ratio if num_prfaas else None, "{:.1%}"),
+        "mean_offloaded_tokens": (plan.mean_offloaded_tokens, "{:.0f}"),
+        "prfaas_throughput": (plan.prfaas_throughput, "{:.2f}"),
+        "pd_prefill_throughput": (plan.pd_prefill_throughput, "{:.2f}"),
+        "pd_decode_throughput": (plan.pd_decode_throughput, "{:.2f}"),
+        "system_throughput": (plan.system_throughput, "{:.2f}"),
+        "egress_gbps": (egress, "{:.1f}"),
+        "ttft_mean_seconds": (option.queue_free.mean_seconds, "{:.2f}"),
+        "ttft_p90_seconds": (option.queue_free.quantile_seconds, "{:.2f}"),
+    }
+
+
+def _count(number: float) -> str:
+    """The form of a number of instances: whole ones without decimals."""
+    return "{:.0f}" if abs(number - round(number)) < 1e-6 else "{:.2f}"
+
+
+def _split(plan: Plan) -> str:
+    return "/".join(_count(number).format(number) for number in (plan.num_prefill, plan.num_decode))
+
+
+_LABELS = {
+    "threshold_tokens": "threshold t, tokens",
+    "num_prfaas": "N_prfaas",
+    "num_prefill": "N_p",
+    "num_decode": "N_d",
+    "offload_ratio": "offloaded p",
+    "mean_offloaded_tokens": "mean offloaded length, tokens",
+    "prfaas_throughput": "Θ_prfaas, req/s",
+    "pd_prefill_throughput": "Θ_pd-p, req/s",
+    "pd_decode_throughput": "Θ_pd-d, req/s",
+    "system_throughput": "Λ_max, req/s",
+    "egress_gbps": "egress, Gbps",
+    "ttft_mean_seconds": "TTFT mean, s (no queue)",
+    "ttft_p90_seconds": "TTFT P90, s (no queue)",
+}
+
+
+def _cell(value: float | None, form: str) -> str:
+    return _NONE if value is None else form.format(value)
+
+
+def _options(study: Study) -> str:
+    figures = [_rows(option) for option in study.options]
+    rows = [["", *(option.deployment.name for option in study.options)]]
+    for name, label in _LABELS.items():
+        rows.append([label, *(_cell(*each[name]) for each in figures)])
+    if len(study.main.plan.splits) > 1:
+        splits = ", ".join(f"{s.cluster} {s.num_prefill:g}/{s.num_decode:g}" for s in study.main.plan.splits)
+        return _table(rows) + f"\n  splits N_p/N_d: {splits}"
+    return _table(rows)
+
+
+def _against_paper(study: Study) -> str:
+    header = [""]
+    for option in study.options:
+        header += [option.deployment.name, "paper", "error"]
+    rows = [header]
+    for name, label in _LABELS.items():
+        row = [label]
+        for option in study.options:
+            value, form = _rows(option)[name]
+            printed = TABLE_6[option.deployment.name].get(name)
+            row += [_cell(value, form), _cell(printed, form), _error(value, printed)]
+        rows.append(row)
+    return "against Table 6 of the paper (the egress of 13 Gbps is the text's, section 4.3.1)\n" + _table(rows)
+
+
+def _error(value: float | None, printed: float | None) -> str:
+    return _NONE if value is None or printed is None else f"{value / printed - 1:+.1%}"
+
+
+def _cost(study: Study) -> str:
+    if study.main.price_per_hour is None:
+        return ""
+    title = "cost, inferred prices" if "prices" in study.inferred else "cost"
+    rows = [[title, "an hour", "a million requests", "Λ_max of PrfaaS-PD over it"]]
+    options = [(option.deployment.name, option) for option in study.options]
+    if study.at_equal_cost is not None:
+        count = sum(pd.num_instances for pd in study.at_equal_cost.deployment.pd)
+        options.append((f"homogeneous at equal cost ({count} instances)", study.at_equal_cost))
+    for name, option in options:
+        ratio = (
+            study.main.plan.system_throughput / option.plan.system_throughput
+            if option.plan.system_throughput
+            else float("inf")
+        )
+        rows.append(
+            [
+                name,
+                _cell(option.price_per_hour, "{:.2f}"),
+                _cell(option.price_per_million, "{:.0f}"),
+                f"{ratio - 1:+.1%}",
+            ]
+        )
+    return _table(rows)
+
+
+def _forms(study: Study) -> str:
+    rows = [["form of the equations", "t", "N_p/N_d", "Λ_max, req/s"]]
+    for name, plan in (
+        ("at the representative length (paper)", study.forms.paper),
+        ("exact expectations", study.forms.exact),
+    ):
+        threshold = _NONE if plan.threshold_tokens is None else str(plan.threshold_tokens)
+        rows.append([name, threshold, f"{_split(plan)}", f"{plan.system_throughput:.3f}"])
+    over = study.forms.overstatement
+    word = "overstates" if over >= 0 else "understates"
+    lines = [_table(rows), f"  the paper's form {word} what its own plan sustains by {abs(over):.1%}"]
+    balance = study.balance
+    if balance is not None:
+        lines += [
+            f"  equation (2): busy PrfaaS clusters send {show_gbps(balance.egress_exact)}"
+            f" (at the mean length {show_gbps(balance.egress_at_mean)})",
+            f"  equation (7) is off by {balance.prefill:+.3f} req/s, equation (8) by {balance.producers:+.3f} req/s"
+            " (whole tokens and instances)",
+        ]
+    return "\n".join(lines)
+
+
+def _bound(study: Study) -> str:
+    shared = any(pd.shared_instances for pd in study.main.deployment.pd)
+    planned = "roles as planned" if shared or len(study.main.deployment.pd) > 1 else "whole instances "
+    lines = [
+        "bound over every routing policy (linear program over lengths and stations, exact expectations)",
+        f"  {planned} {study.integer.system_throughput:.4f} req/s; the exact plan is {max(study.gap, 0):.4%} below it",
+        f"  roles free       {study.fractional.system_throughput:.4f} req/s, with N_p ="
+        f" {', '.join(f'{n:.2f}' for n in study.fractional.solution.num_prefill)}",
+    ]
+    rows = [["one more", "is worth with roles free", "roles as planned"]]
+    for name, value in study.duals.items():
+        kind, _, where = name.partition(":")
+        label = f"instance of {where}" if kind == "instance" else f"Gbps of {where}"
+        rows.append([label, f"{value:+.4f} req/s", f"{study.integer_duals[name]:+.4f} req/s"])
+    return "\n".join([*lines, _table(rows)])
+
+
+def _threshold(study: Study) -> str:
+    words = {
+        "optimal": "a threshold is the best policy",
+        "any": "no threshold is better than another",
+        "reversed": "a threshold is not the best policy",
+        "not-monotone": "a threshold is not the best policy",
+        "equal-lengths": "a threshold is not the best policy",
+        "cached-prefixes": "a threshold on uncached tokens is not the best policy",
+        "several-clusters": "one threshold is not the best policy",
+        "nothing-to-route": "nothing to route",
+    }
+    lines = [f"{words[study.advantage.verdict]}: {study.advantage.reason}"]
+    if study.equally_good is not None:
+        low, high = study.equally_good
+        lines.append(f"  every t from {low} to {high} sustains at least 99 % of Λ_max")
+    return "\n".join(lines)
+
+
+def _queueing(study: Study) -> str:
+    rate, plan = study.arrivals_per_second, study.main.plan
+    rows = [["TTFT", "no queue, mean", "P90", "with queues, mean", "P90"]]
+    for option in study.options:
+        free, queued = option.queue_free, option.queued
+        times = (free.mean_seconds, free.quantile_seconds, queued.mean_seconds, queued.quantile_seconds)
+        rows.append([option.deployment.name, *(show_seconds(time) for time in times)])
+    title = f"at {rate:.2f} req/s ({rate / plan.system_throughput:.0%} of PrfaaS-PD's Λ_max), Poisson arrivals, M/G/k"
+    lines = [title, _table(rows)]
+    if study.slo_rate is not None:
+        lines.append(
+            f"  the TTFT objective holds up to {study.slo_rate:.2f} req/s ({study.slo_rate / plan.system_throughput:.0%})"
+        )
+    return "\n".join(lines)
+
+
+def _sensitivity(study: Study) -> str:
+    if study.sensitivity is None:
+        return ""
+    base, answers = study.sensitivity.base.system_throughput, study.sensitivity.answers
+    rows = [["if an input is", "-20 %", "t, N_p/N_d", "+20 %", "t, N_p/N_d"]]
+    for low, high in zip(answers[::2], answers[1::2], strict=True):
+        row = [low.input_name]
+        for answer in (low, high):
+            plan = answer.plan
+            threshold = _NONE if plan.threshold_tokens is None else show_tokens(plan.threshold_tokens)
+            row += [
+                f"{plan.system_throughput / base - 1:+.1%}",
+                f"{threshold}, {_split(plan)}",
+            ]
+        rows.append(row)
+    return "Λ_max when planned anew\n" + _table(rows)
+
+
+def _sizing() -> str:
+    rows = [["sizing claims of section 2", "printed", "computed", "unit", "error"]]
+    rows += [
+        [claim.name, f"{claim.printed:g}", f"{claim.computed:.3g}", claim.unit, f"{claim.error:+.1%}"]
+        for claim in sizing_claims()
+    ]
+    return _table(rows) + "\n  T_prefill in these is S_kv over Table 3 (inferred), so S_kv / T_prefill returns Table 3"
+
+
+def _notes(study: Study) -> str:
+    lines = [f"inferred: {name}" for name in study.inferred] + [f"note: {note}" for note in study.notes]
+    return "\n".join(lines)

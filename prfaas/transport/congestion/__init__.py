@@ -1,0 +1,1 @@
+"""Pure estimators: link rate, connection count, rate budgets, stalled and unreachable peers."""

@@ -1,0 +1,1 @@
+"""Sockets, TLS, handshake, connections and the dialler."""

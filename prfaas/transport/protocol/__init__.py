@@ -1,0 +1,1 @@
+"""Sans-I/O wire protocol: frames, control messages, object sizes."""

@@ -1,0 +1,1 @@
+"""Receiving end: server, readers, inbound transfers, flow control."""

@@ -1,0 +1,1 @@
+"""Sending end of a link: outbox, chunker, connection workers."""
