@@ -1,4 +1,4 @@
-"""Known weaknesses in what is installed: each is answered here, or `make audit` fails; a source out of reach is named."""
+"""Audit of the installed packages (`make audit`). Fails for each known vulnerability that has no entry in `ANSWERS`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 SOURCES = ("pypi", "osv")
-SECONDS = 240.0
-UNREACHABLE = "Dependency not found on PyPI"  # what pip-audit says of every one where PyPI's advisories are not served
-# Advisory id: why it does not concern us.
+TIMEOUT_SECONDS = 240.0
+# The reason that pip-audit gives for every package where an index does not serve PyPI's advisories.
+UNREACHABLE = "Dependency not found on PyPI"
+# Advisory ids, each with the reason why it does not concern this project.
 ANSWERS: dict[str, str] = {}
 
 
 def audit(source: str) -> list[dict[str, Any]] | None:
-    """The dependencies with what is known of them; None where the source of advisories cannot be reached."""
-    line = [
+    """Return the dependencies with their vulnerabilities; None if the source of advisories is unreachable."""
+    command = [
         str(BIN / "pip-audit"),
         "--local",
         "--progress-spinner=off",
@@ -27,39 +28,40 @@ def audit(source: str) -> list[dict[str, Any]] | None:
         f"--vulnerability-service={source}",
     ]
     try:
-        return looked_at(subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False).stdout)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        return parse_report(done.stdout)
     except subprocess.TimeoutExpired:
         return None
 
 
-def looked_at(report: str) -> list[dict[str, Any]] | None:
-    """The dependencies in pip-audit's report that its source knew of; None where it knew of none."""
+def parse_report(report: str) -> list[dict[str, Any]] | None:
+    """Return the dependencies in pip-audit's report that the source knows; None if it knows none."""
     try:
         found: list[dict[str, Any]] = json.loads(report)["dependencies"]
     except (ValueError, LookupError):
         return None
-    return [its for its in found if UNREACHABLE not in its.get("skip_reason", "")] or None
+    return [package for package in found if UNREACHABLE not in package.get("skip_reason", "")] or None
 
 
-def unanswered(dependencies: list[dict[str, Any]], answers: Mapping[str, str] = ANSWERS) -> list[str]:
-    """One line for each finding that has no answer."""
+def unanswered_vulnerabilities(dependencies: list[dict[str, Any]], answers: Mapping[str, str] = ANSWERS) -> list[str]:
+    """Return a line for each vulnerability without an answer."""
     return [
-        f"{its['name']} {its['version']}: {weakness['id']}, mended in {', '.join(weakness['fix_versions']) or 'no version'}"
-        for its in dependencies
-        for weakness in its.get("vulns", [])
-        if not {weakness["id"], *weakness.get("aliases", [])} & set(answers)
+        f"{package['name']} {package['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version'}"
+        for package in dependencies
+        for found in package.get("vulns", [])
+        if not {found["id"], *found.get("aliases", [])} & set(answers)
     ]
 
 
 def main() -> int:
-    """1 when something is found that has no answer."""
+    """Return 1 if a vulnerability has no answer."""
     for source in SOURCES:
         dependencies = audit(source)
         if dependencies is None:
-            print(f"skipped: the advisories of {source} cannot be reached")
+            print(f"skipped: the advisories of {source} are unreachable")
             continue
-        lines = unanswered(dependencies)
-        print("\n".join(lines) or f"{source}: nothing known of {len(dependencies)} packages")
+        lines = unanswered_vulnerabilities(dependencies)
+        print("\n".join(lines) or f"{source}: no vulnerabilities known in {len(dependencies)} packages")
         return 1 if lines else 0
     return 0
 

@@ -1,8 +1,7 @@
-"""Loopback addresses that nobody uses, for programs that must be told theirs before they start.
+"""Free loopback addresses for programs that must know their address before they start.
 
-They lie below the ports that the kernel gives to whoever connects or asks for any. Of these each process has a slice of its
-own, held by a socket on the slice's first port, and goes through it: between the answer and the program's start nobody else
-gets the same address.
+The ports lie below the kernel's ephemeral range. Each process reserves a slice of them with a socket on the first port.
+It cycles through its slice, so no other process gets an address before the program starts.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 FIRST_PORT, SLICE_PORTS = 20_480, 256
-KERNELS_FIRST_PORT = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+EPHEMERAL_FIRST_PORT = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 _lock = threading.Lock()
-_slices: dict[int, Iterator[int]] = {}  # by process, as a fork has its own
+_slices: dict[int, Iterator[int]] = {}  # By process id, because a forked child needs a slice of its own.
 
 
 def free_address() -> str:
-    """A "127.0.0.1:port" that no other call gives out before a whole slice has been.
+    """Return a free "127.0.0.1:port". It is not returned again before the whole slice has been used.
 
-    Where the kernel leaves no slice below its own ports it is one that was free a moment ago.
+    Fall back to an ephemeral port if there is no room for a slice below the ephemeral range.
 
     Raises:
-        OSError: every slice is taken, or every port of this process's is.
+        OSError: All slices are taken, or all ports of this process's slice are in use.
     """
-    if KERNELS_FIRST_PORT < FIRST_PORT + SLICE_PORTS:
-        return f"{HOST}:{_kernels_port()}"
+    if EPHEMERAL_FIRST_PORT < FIRST_PORT + SLICE_PORTS:
+        return f"{HOST}:{_ephemeral_port()}"
     with _lock:
         ports = _slices.get(os.getpid()) or _slices.setdefault(os.getpid(), itertools.cycle(_take_slice()))
         for port in itertools.islice(ports, SLICE_PORTS):
@@ -42,15 +41,15 @@ def free_address() -> str:
 
 
 def _take_slice() -> range:
-    """The ports of the first slice that no living process has."""
-    for first in range(FIRST_PORT, KERNELS_FIRST_PORT - SLICE_PORTS + 1, SLICE_PORTS):
+    """Reserve the first free slice and return its ports."""
+    for first in range(FIRST_PORT, EPHEMERAL_FIRST_PORT - SLICE_PORTS + 1, SLICE_PORTS):
         holder = socket.socket()
         try:
             holder.bind((HOST, first))
         except OSError:
             holder.close()
             continue
-        holder.detach()  # bound for as long as this process lives
+        holder.detach()  # Keeps the port bound until this process ends.
         return range(first + 1, first + SLICE_PORTS)
     raise OSError(errno.EADDRINUSE, f"every slice of ports from {FIRST_PORT} on is taken")
 
@@ -64,7 +63,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _kernels_port() -> int:
+def _ephemeral_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

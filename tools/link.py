@@ -1,7 +1,6 @@
-"""A link between two datacenters on one machine: a TCP relay with delay and rate, that can be cut or made to corrupt.
+"""TCP relay that emulates a link between two datacenters: delay, rate, interruption and corruption.
 
-It needs no privileges, and what it does to a byte it does on the way, as a real link would. It is for showing and
-testing behaviour, not for measuring speed.
+It needs no privileges. Use it to show and test behaviour, not to measure speed.
 """
 
 from __future__ import annotations
@@ -16,23 +15,24 @@ from dataclasses import dataclass
 from typing import Any
 
 READ_BYTES = 1 << 16
-RECEIVE_BUFFER_BYTES = 128 << 10  # of each connection: what cannot go on waits in the sender, as on any link
+# A small buffer per connection, so that backpressure reaches the sender as on a real link.
+RECEIVE_BUFFER_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
 class LinkShape:
-    """One-way delay and the rate of each direction, zero is none; and how much it takes before it has delivered it."""
+    """One-way delay, rate per direction (0: unlimited), and the number of pieces in flight."""
 
     delay_seconds: float = 0.0
     bytes_per_second: float = 0.0
-    max_queued_pieces: int = 64  # 4 MiB in flight per direction and connection
+    max_queued_pieces: int = 64  # 4 MiB per direction and connection.
 
 
 Filter = Callable[[bytes], bytes]
 
 
 class Relay:
-    """Listens on loopback and passes every connection on to `target`, from a thread of its own."""
+    """Relay that accepts connections on loopback and forwards them to `target`, in a thread of its own."""
 
     def __init__(self, target: str, shape: LinkShape = LinkShape()) -> None:
         self.target = target
@@ -49,10 +49,10 @@ class Relay:
         self._flows.set()
         self._hold_after_bytes: int | None = None
         self._dropping: asyncio.Future[None] | None = None
-        self._free_at = {True: 0.0, False: 0.0}  # towards the target, and back
+        self._free_at = {True: 0.0, False: 0.0}  # True is the direction to the target.
         self.address = ""
-        self.forwarded_bytes = 0  # towards the target
-        self.num_accepted = 0  # connections, of which some may have ended
+        self.forwarded_bytes = 0  # Only those to the target count.
+        self.num_accepted = 0  # Includes connections that have ended.
 
     def __enter__(self) -> Relay:
         self._thread.start()
@@ -70,7 +70,9 @@ class Relay:
 
     async def _listen(self) -> str:
         listening = socket.create_server(("127.0.0.1", 0))
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # its connections inherit it
+        listening.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES
+        )  # Accepted connections inherit it.
         self._server = await asyncio.start_server(self._serve, sock=listening, limit=READ_BYTES)
         host, port = listening.getsockname()
         return f"{host}:{port}"
@@ -78,9 +80,8 @@ class Relay:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
-        for _ in range(
-            5
-        ):  # connections accepted just before show up, and aborted ones close, in the loop's next rounds
+        # New connections appear and aborted connections close only in the next iterations of the loop.
+        for _ in range(5):
             await self._drop_all()
             await asyncio.sleep(0)
 
@@ -90,20 +91,20 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut_after(self, num_bytes: int) -> None:
-        """Cut the link when that many more bytes have gone to the target; it stays cut until `mend`."""
+        """Cut the link after `num_bytes` more bytes to the target. It stays cut until `restore`."""
         self._cut_after_bytes = self.forwarded_bytes + num_bytes
 
     def hold(self) -> None:
-        """Let nothing through from here on, and keep every connection, until `release`."""
+        """Stop forwarding but keep all connections, until `release`."""
         self._loop.call_soon_threadsafe(self._flows.clear)
 
     def hold_after(self, num_bytes: int) -> None:
-        """Do so before more than that many more bytes have gone to the target; `is_held` says when."""
+        """Hold the link before more than `num_bytes` more bytes go to the target."""
         self._hold_after_bytes = self.forwarded_bytes + num_bytes
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing gets through, with every connection kept."""
+        """True while nothing is forwarded and all connections are kept."""
         return not self._flows.is_set()
 
     def release(self) -> None:
@@ -111,11 +112,11 @@ class Relay:
 
     @property
     def num_connections(self) -> int:
-        """That somebody has made to this relay and that it has not ended, with what it still has to deliver."""
+        """Number of open connections, including those that still deliver data."""
         return len(self._tasks)
 
-    def drop_one(self) -> None:
-        """Cut one connection; the others go on."""
+    def drop_connection(self) -> None:
+        """Close one connection; the others continue."""
         self._run(self._drop_first())
 
     async def _drop_first(self) -> None:
@@ -123,20 +124,19 @@ class Relay:
             task.cancel()
 
     def reshape(self, shape: LinkShape) -> None:
-        """What passes from here on has this delay and rate."""
+        """Apply another delay and rate to everything that follows."""
         self._shape = shape
 
-    def mend(self) -> None:
-        """Carry again what comes; where no link was cut it will not be."""
-        self._run(self._mend())
+    def restore(self) -> None:
+        """Accept connections again, and forget a cut that has not happened yet."""
+        self._run(self._restore())
 
-    async def _mend(self) -> None:
+    async def _restore(self) -> None:
         self._cut_after_bytes = None
         self.is_cut = False
 
     def filter(self, new_filter: Callable[[], Filter] | None, *, back: Filter | None = None) -> None:
-        """Every connection made from here on passes its bytes to the target through a filter of its own, and those that
-        come back through `back`."""
+        """Close all connections. Later ones send through a filter of their own, and receive through `back`."""
         self._new_filter, self._back_filter = new_filter, back
         self._run(self._drop_all())
 
@@ -158,15 +158,16 @@ class Relay:
         host, _, port = self.target.rpartition(":")
         far_reader, far_writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
         change = self._new_filter() if self._new_filter else None
-        there = asyncio.ensure_future(self._pump(reader, far_writer, change, counted=True))
+        forward = asyncio.ensure_future(self._pump(reader, far_writer, change, counted=True))
         back = asyncio.ensure_future(self._pump(far_reader, writer, self._back_filter, counted=False))
         try:
-            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((forward, back), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            far_writer.transport.abort()  # first: a second cancellation ends the wait below
-            for pump in (there, back):
+            # Abort first, because a second cancellation would end the wait below.
+            far_writer.transport.abort()
+            for pump in (forward, back):
                 pump.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
+            await asyncio.gather(forward, back, return_exceptions=True)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter | None, *, counted: bool
@@ -201,7 +202,7 @@ class Relay:
             await writer.drain()
 
     def _turn(self, num_bytes: int, *, towards_target: bool) -> float:
-        """When so many bytes may go: all connections share the rate of their direction."""
+        """Return when these bytes may leave. All connections share the rate of their direction."""
         starts_at = max(self._free_at[towards_target], time.monotonic())
         if self._shape.bytes_per_second:
             self._free_at[towards_target] = starts_at + num_bytes / self._shape.bytes_per_second
@@ -214,10 +215,11 @@ class Relay:
         return True
 
     def _reaches_cut(self, num_bytes: int) -> bool:
-        """Whether the link is cut before these bytes; then every connection goes."""
+        """Count the bytes, or cut the link before them and return True."""
         if self._cut_after_bytes is not None and self.forwarded_bytes + num_bytes > self._cut_after_bytes:
             self.is_cut = True
-            self._dropping = asyncio.ensure_future(self._drop_all())  # a task that nobody holds may vanish
+            # The reference keeps the task from being collected.
+            self._dropping = asyncio.ensure_future(self._drop_all())
             return True
         self.forwarded_bytes += num_bytes
         return False

@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive their parent: a log each, awaited with a deadline, stopped in reverse order."""
+"""Child processes with a log each, which end with their parent and stop in reverse order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessDied(RuntimeError):
-    """A child ended or did not become ready; the message carries the end of its log."""
+    """A child ended or did not become ready. The message contains the end of its log."""
 
 
 @dataclass(eq=False)
 class Child:
-    """One process in a session of its own."""
+    """Process in a session of its own."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -34,17 +34,17 @@ class Child:
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.process.poll() is None
 
 
 class Children:
-    """The processes of one deployment; leaving the context stops them all. Their temporary files lie in `directory`."""
+    """Processes of one deployment, with their temporary files in `directory`. Leaving the context stops them."""
 
     def __init__(
         self, directory: Path, *, check: Callable[[], None] = lambda: None, inside: Sequence[str] = ()
     ) -> None:
-        """`check` is called while waiting and may raise to give up; every command is put behind `inside`."""
+        """Create an empty group. `check` runs while waiting and may raise; `inside` precedes every command."""
         self._directory = directory
         self._inside = tuple(inside)
         self._check = check
@@ -73,40 +73,40 @@ class Children:
         return child
 
     def kill_and_restart(self, child: Child) -> Child:
-        """kill -9 a child with its whole session, then start the same command again."""
+        """Kill a child and its session with SIGKILL, then start the same command again."""
         _signal(child, signal.SIGKILL)
         child.process.wait()
         self._children.remove(child)
         return self.start(child.name, child.command, environment=child.environment)
 
     def restart(self, child: Child) -> Child:
-        """Have a child end in its own way, then start the same command again."""
-        self.stop_one(child)
+        """Stop a child with SIGTERM, then start the same command again."""
+        self.stop_child(child)
         return self.start(child.name, child.command, environment=child.environment)
 
     def wait_until(self, child: Child, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Return when `ready()`.
+        """Wait until `ready()` returns true.
 
         Raises:
-            ProcessDied: the child ended first, or the deadline passed.
+            ProcessDied: The child ended first, or the deadline passed.
         """
         deadline = time.monotonic() + seconds
         while not ready():
             self._check()
-            if not child.alive():
+            if not child.is_alive():
                 raise ProcessDied(f"{child.name} ended with status {child.process.returncode}:\n{child.tail()}")
             if time.monotonic() > deadline:
                 raise ProcessDied(f"{child.name} was not ready within {seconds:.0f} s:\n{child.tail()}")
             time.sleep(0.02)
 
-    def stop_one(self, child: Child) -> None:
-        """SIGTERM to a child's session, then SIGKILL to what is left of it."""
+    def stop_child(self, child: Child) -> None:
+        """Send SIGTERM to a child's session, then SIGKILL to what remains."""
         _signal(child, signal.SIGTERM)
         _end(child, deadline=time.monotonic() + STOP_SECONDS)
         self._children.remove(child)
 
     def stop(self) -> None:
-        """SIGTERM to every session, newest first, then SIGKILL to what is left."""
+        """Send SIGTERM to every session, newest first, then SIGKILL to what remains."""
         for child in reversed(self._children):
             _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
@@ -116,13 +116,13 @@ class Children:
 
 
 def _end(child: Child, *, deadline: float) -> None:
-    """Wait until a child that was told to has ended, then kill whatever is there of its session."""
+    """Wait until a signalled child has ended, then kill the rest of its session."""
     try:
         child.process.wait(max(0.1, deadline - time.monotonic()))
         _wait_for_grandchildren(child)
     except subprocess.TimeoutExpired:
         pass
-    _signal(child, signal.SIGKILL)  # also reaches a grandchild that stayed behind
+    _signal(child, signal.SIGKILL)  # Grandchildren may remain.
     child.process.wait()
 
 
@@ -134,7 +134,7 @@ def _signal(child: Child, number: signal.Signals) -> None:
 
 
 def _wait_for_grandchildren(child: Child) -> None:
-    """Wait a while for the rest of an ended child's session: Python's resource tracker unlinks semaphores last."""
+    """Give grandchildren time to end, because Python's resource tracker unlinks semaphores last."""
     deadline = time.monotonic() + GRANDCHILDREN_SECONDS
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""What the documentation site does to pages: the README is its first, and what lies outside of docs/ is named, not linked."""
+"""MkDocs hooks of the documentation site. The README is the first page; links out of docs/ become plain text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ README_MARK = "<!-- README -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A page's text as the site shows it."""
+    """Return the page's text as the site shows it."""
     if README_MARK in markdown:
-        markdown = markdown.replace(README_MARK, as_page_of_docs((ROOT / "README.md").read_text()))
+        markdown = markdown.replace(README_MARK, readme_as_page((ROOT / "README.md").read_text()))
     return _without_links_outside(markdown)
 
 
-def as_page_of_docs(readme: str) -> str:
-    """The README, its links and the pages that it lists as they are seen from docs/."""
+def readme_as_page(readme: str) -> str:
+    """Return the README with links relative to docs/."""
     linked = re.sub(r"\]\(docs/", "](", readme)
     return re.sub(r"^\| `docs/([\w-]+)\.md` \|", r"| [\1](\1.md) |", linked, flags=re.MULTILINE)
 

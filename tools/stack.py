@@ -1,4 +1,4 @@
-"""Two clusters on this machine as separate processes: an agent and a vLLM each, a link between them, a router before them."""
+"""Processes of a deployment on this machine: agents, vLLM engines, manager, router and others."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from typing import Any
 import yaml
 
 from prfaas.cachepool.layout import Layout
-from tools.demo.client import answers
+from tools.demo.client import is_answering
 from tools.free_ports import free_address
 from tools.processes import Child, Children
 
-START_SECONDS = 600.0  # two engines of two ranks each took 190 to 270 on two cores that other work kept busy
+# Two engines of two ranks each took 190 to 270 seconds on two busy cores.
+START_SECONDS = 600.0
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins every engine to the same core
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # The default pins every engine to the same core.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # Use one process instead of three.
     "OMP_NUM_THREADS": "1",
 }
-# Of an engine that compiles nothing else: the first request for log-probabilities would wait 2 to 8 s for a small helper.
+# Eager engines compile one helper, for which the first request for log-probabilities would wait 2 to 8 s.
 EAGER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
 class AgentProcess:
-    """A running `prfaas-agent`."""
+    """Running `prfaas-agent`."""
 
     child: Child
     name: str
@@ -45,25 +46,25 @@ class AgentProcess:
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """A running vLLM OpenAI server with the connector."""
+    """Running vLLM OpenAI server with the connector."""
 
     child: Child
     url: str
 
 
 class Stack:
-    """Starts and awaits the processes of a deployment; they stop with `children`."""
+    """Starter of the processes of a deployment, which stop with `children`."""
 
     def __init__(self, children: Children, directory: Path) -> None:
         self._children = children
         self._directory = directory
         self.secret_file = directory / "secret"
-        if not self.secret_file.exists():  # two stacks of one deployment share it
+        if not self.secret_file.exists():  # Several stacks of a deployment share the file.
             self.secret_file.touch(mode=0o600)
             self.secret_file.write_bytes(secrets.token_bytes(32))
 
     def start_agent(self, name: str, *, inside: Sequence[str] = (), **settings: Any) -> AgentProcess:
-        """An agent; `inside` is what its command is put behind, such as the entry into a network namespace."""
+        """Start an agent. `inside` precedes its command, for example to enter a network namespace."""
         wire, status = settings.get("listen") or free_address(), free_address()
         socket = self._directory / f"{name}.sock"
         config = {
@@ -94,10 +95,10 @@ class Stack:
         load_failure: str = "recompute",
         environment: Mapping[str, str] | None = None,
     ) -> EngineProcess:
-        """A vLLM server of `model` whose connector attaches to `agent`; `role` is vLLM's kv_role. Without an agent
-        it has no connector.
+        """Start a vLLM server whose connector attaches to `agent`; without an agent it has no connector.
 
-        `connector` are further keys of `kv_connector_extra_config`, `connector_class` the module and name of another class.
+        `role` is vLLM's `kv_role`. `connector` adds keys to `kv_connector_extra_config`. `connector_class` is the
+        module and name of another connector.
         """
         address = address or free_address()
         host, _, port = address.rpartition(":")
@@ -121,20 +122,20 @@ class Stack:
         return EngineProcess(child, f"http://{address}")
 
     def start_manager(self, **settings: Any) -> tuple[Child, str, str]:
-        """A manager with a Redis of its own, as (process, gRPC address, HTTP URL)."""
+        """Start a manager with a Redis of its own; return (process, gRPC address, HTTP URL)."""
         addresses = {"listen": free_address(), "http_listen": free_address()}
         config: dict[str, Any] = {**addresses, "secret_file": str(self.secret_file), **settings}
         child = self._children.start("manager", [_script("prfaas-manager"), "--config", self._write("manager", config)])
         return child, config["listen"], f"http://{config['http_listen']}"
 
     def start_colocate(self, **settings: Any) -> tuple[Child, str]:
-        """An executor of a tiny model, which prefills and decodes at once, as (process, address)."""
+        """Start a colocated executor of a tiny model; return (process, address)."""
         config: dict[str, Any] = {"listen": free_address(), "shape": "tiny", "num_threads": 1, **settings}
         command = [_script("prfaas-colocate"), "serve", "--config", self._write("colocate", config)]
         return self._children.start("colocate", command), config["listen"]
 
     def start_sidecar(self, **settings: Any) -> tuple[Child, str, str]:
-        """A sidecar, as (process, address, address of its pages)."""
+        """Start a sidecar; return (process, address, status address)."""
         config: dict[str, Any] = {"listen": free_address(), "status_listen": free_address(), **settings}
         child = self._children.start("sidecar", [_script("prfaas-sidecar"), "--config", self._write("sidecar", config)])
         return child, config["listen"], config["status_listen"]
@@ -150,17 +151,19 @@ class Stack:
         return str(path)
 
     def await_agent(self, agent: AgentProcess) -> None:
-        self._children.wait_until(agent.child, lambda: answers(f"{agent.status_url}/healthz"), seconds=START_SECONDS)
+        self._children.wait_until(
+            agent.child, lambda: is_answering(f"{agent.status_url}/healthz"), seconds=START_SECONDS
+        )
 
     def await_server(self, child: Child, url: str, *, path: str = "/health") -> None:
-        self._children.wait_until(child, lambda: answers(f"{url}{path}"), seconds=START_SECONDS)
+        self._children.wait_until(child, lambda: is_answering(f"{url}{path}"), seconds=START_SECONDS)
 
 
 def attached_layout(log: Path) -> Layout:
-    """The layout that an engine's log says it has attached with.
+    """Return the layout that an engine has attached with, from its log.
 
     Raises:
-        ValueError: it has not attached yet.
+        ValueError: The engine has not attached yet.
     """
     for line in log.read_text().splitlines():
         if '"engine.attached"' in line:
@@ -169,7 +172,7 @@ def attached_layout(log: Path) -> Layout:
 
 
 def engine_flags(*, chunk_tokens: int, max_model_len: int = 4096, cuda: bool = False) -> tuple[str, ...]:
-    """vLLM flags for a tiny model: small caches, prefill in chunks of `chunk_tokens`."""
+    """Return vLLM flags for a tiny model: small caches, prefill in chunks of `chunk_tokens`."""
     sizes = ("--max-model-len", str(max_model_len), "--max-num-seqs", "8", "--no-enable-prefix-caching")
     chunked = ("--max-num-batched-tokens", str(chunk_tokens), "--enable-chunked-prefill")
     eager = () if cuda else ("--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20))
@@ -181,11 +184,11 @@ def has_cuda() -> bool:
 
 
 def _dtype(model: Path) -> str:
-    """The model's own type; left to itself vLLM rounds float32 weights to 16 bits, and equal tokens become near-ties."""
+    """Return the model's own type. By default vLLM rounds float32 weights to 16 bits, which changes near-ties."""
     config = json.loads((model / "config.json").read_text())
     return str(config.get("dtype") or config.get("torch_dtype"))
 
 
 def _script(name: str) -> str:
-    """A console script of the environment that runs this."""
+    """Return the path of a console script in the current environment."""
     return str(Path(sys.executable).parent / name)

@@ -1,4 +1,4 @@
-"""What `make bench AREA=transport` has recorded, as the tables of benchmarks/README.md."""
+"""Tables of benchmarks/README.md from the results of `make bench AREA=transport`."""
 
 from __future__ import annotations
 
@@ -11,51 +11,50 @@ from tools.missed_bars import RESULTS
 
 Row = Mapping[str, Any]
 LINKS = ("metro", "regional", "continental", "bursty")
-MODELS = {"Kimi-Linear-48B-A3B": 43, "Qwen3.5-397B-A17B": 192, "Ring-2.5-1T": 294}  # and megabytes of states
+STATE_MEGABYTES = {"Kimi-Linear-48B-A3B": 43, "Qwen3.5-397B-A17B": 192, "Ring-2.5-1T": 294}
 
 
-class Recorded:
-    """The rows of one link."""
+class LinkRows:
+    """Recorded rows of one link."""
 
     def __init__(self, rows: Sequence[Row], link: str) -> None:
         self._rows = [row for row in rows if row["link"] == link]
 
     def figures(self, pattern: str) -> list[Any]:
-        """Of the rows whose whole name fits; of one that was skipped, the words that say why."""
+        """Return the figures of the rows with this name. A skipped row has its reason instead."""
         return [row["figure"] for row in self._rows if re.fullmatch(pattern, row["name"])]
 
     def best(self, pattern: str) -> str:
-        """The highest median; "" where nothing was measured."""
-        medians = [its["median"] for its in self.figures(pattern) if isinstance(its, dict)]
+        """Return the highest median; empty if nothing was measured."""
+        medians = [figure["median"] for figure in self.figures(pattern) if isinstance(figure, dict)]
         return f"{max(medians):g}" if medians else ""
 
     def days(self, pattern: str = ".*") -> str:
-        """On which the rows were measured whose whole name fits."""
+        """Return the days on which the rows with this name were measured."""
         days = {row.get("measured_on", "earlier") for row in self._rows if re.fullmatch(pattern, row["name"])}
         return ", ".join(sorted(days))
 
 
-def _beside_default(engine: str, what: str) -> Callable[[Recorded], str]:
-    """With 16 lanes, and with its own number."""
+def _beside_default(engine: str, test: str) -> Callable[[LinkRows], str]:
+    """Return a cell with the result for 16 lanes, and for the engine's default number in brackets."""
 
-    def cell(its: Recorded) -> str:
-        most, default = its.best(f"{engine}, 16 lanes, {what}"), its.best(f"{engine}, default, {what}")
+    def cell(link: LinkRows) -> str:
+        most, default = link.best(f"{engine}, 16 lanes, {test}"), link.best(f"{engine}, default, {test}")
         return f"{most} ({default})" if most and default else most
 
     return cell
 
 
-def _processor_time(its: Recorded) -> str:
-    return "".join(
-        f"{figure['seconds_per_gb']:g} ({figure['ratio']:g})" for figure in its.figures("CPU over iperf3.*")[:1]
-    )
+def _processor_time(link: LinkRows) -> str:
+    figures = link.figures("CPU over iperf3.*")[:1]
+    return "".join(f"{figure['seconds_per_gb']:g} ({figure['ratio']:g})" for figure in figures)
 
 
-def _best(pattern: str) -> Callable[[Recorded], str]:
-    return lambda its: its.best(pattern)
+def _best(pattern: str) -> Callable[[LinkRows], str]:
+    return lambda link: link.best(pattern)
 
 
-_ROWS: dict[str, Callable[[Recorded], str]] = {
+_ROWS: dict[str, Callable[[LinkRows], str]] = {
     "1 GiB as 64 layers, warm": _best("1 GiB as 64 layers, warm, of the link"),
     "best of 2, 8 or 16 iperf3 streams, timed as a whole": _best("iperf3 -n 1G -P [0-9]+ bbr, of the link"),
     "Mooncake TE over TCP, 16 lanes (its default: 4)": _beside_default("mooncake", "1 GiB, of the link"),
@@ -69,34 +68,35 @@ _ROWS: dict[str, Callable[[Recorded], str]] = {
     "exposed after the last of 64 layers that come at 0.9 of the link, ms": _best("exposed after .* layers, ms"),
     "urgent 8 MiB beside 2 GiB, over twice its time alone + one round trip": _best("urgent 8 MiB beside 2 GiB, .*"),
     "processor seconds per GB, both ends (over iperf3 with as many connections)": _processor_time,
-    "measured on": Recorded.days,
+    "measured on": LinkRows.days,
 }
 
 
 def shares_table(rows: Sequence[Row]) -> str:
-    """The wire beside its peers, a column for each link."""
-    links = [Recorded(rows, link) for link in LINKS]
+    """Return the comparison with other transports, one column per link."""
+    links = [LinkRows(rows, link) for link in LINKS]
     return _table([("", *LINKS), *((label, *map(cell, links)) for label, cell in _ROWS.items())])
 
 
 def prefill_table(rows: Sequence[Row]) -> str:
-    """What requests of each model wait for after their prefill, states by layer and in one burst."""
+    """Return the exposed transfer time after prefill per model, with states sent by layer and in one burst."""
     links = LINKS[:3]
 
     def cell(model: str, link: str) -> str:
-        its = Recorded(rows, link)
-        both = (its.best(f"{re.escape(model)}, .*states {when}: exposed ms") for when in ("by layer", "in one burst"))
+        found = LinkRows(rows, link)
+        both = (found.best(f"{re.escape(model)}, .*states {when}: exposed ms") for when in ("by layer", "in one burst"))
         return ", ".join(f"{float(figure):.0f}" for figure in both if figure)
 
     body = [
-        (f"{model} ({size} MB of states)", *(cell(model, link) for link in links)) for model, size in MODELS.items()
+        (f"{model} ({size} MB of states)", *(cell(model, link) for link in links))
+        for model, size in STATE_MEGABYTES.items()
     ]
-    days = [Recorded(rows, link).days(".*: exposed ms") for link in links]
+    days = [LinkRows(rows, link).days(".*: exposed ms") for link in links]
     return _table([("", *links), *body, ("measured on", *days)])
 
 
 def health_table(rows: Sequence[Row]) -> str:
-    """How true what a link says of itself is."""
+    """Return the accuracy of what links report about themselves."""
     found = [(row["name"], _spread(row["figure"]), row["bar"]) for row in rows if row["part"] == "health"]
     return _table([("row", "measured", "target"), *found])
 
@@ -113,7 +113,7 @@ def _table(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def current() -> dict[str, str]:
-    """Each table of the page by the name that it has there, of the results in the tree."""
+    """Return the tables of the committed results by their names on the page."""
     rows = json.loads(RESULTS.read_text())
     return {
         "the wire beside its peers": shares_table(rows),

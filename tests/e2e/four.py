@@ -49,7 +49,7 @@ class FourEngines:
 
     def set_policy(self, **settings: Any) -> None:
         """Start the manager anew under other settings; the nodes find it again."""
-        self.children.stop_one(self.manager)
+        self.children.stop_child(self.manager)
         self.manager = _manager(self.stack, self.directory, self.manager_addresses, settings)
         self.children.wait_until(self.manager, self.is_whole, seconds=150.0)
 

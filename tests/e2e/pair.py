@@ -19,7 +19,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
-from tools.demo.client import REQUEST_SECONDS, Answer, answers, complete, get_json, prompt_tokens, transfers
+from tools.demo.client import REQUEST_SECONDS, Answer, complete, get_json, is_answering, prompt_tokens, transfers
 from tools.processes import Child, Children
 from tools.stack import START_SECONDS, AgentProcess, EngineProcess, Stack, attached_layout, engine_flags
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
@@ -62,7 +62,7 @@ class Pair:
     def restart_decode(self) -> None:
         """Kill the decode engine and start it again at the same place."""
         child, url = self.children.kill_and_restart(self.decode.child), self.decode.url
-        self.children.wait_until(child, lambda: answers(f"{url}/health"), seconds=START_SECONDS)
+        self.children.wait_until(child, lambda: is_answering(f"{url}/health"), seconds=START_SECONDS)
         self.decode = EngineProcess(child, url)
 
     def alone(self, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -276,7 +276,7 @@ class _Manager:
 
     def await_nodes(self, children: Children) -> None:
         """Return once it knows both nodes."""
-        children.wait_until(self.child, lambda: answers(f"{self.url}/healthz"), seconds=START_SECONDS)
+        children.wait_until(self.child, lambda: is_answering(f"{self.url}/healthz"), seconds=START_SECONDS)
         children.wait_until(
             self.child, lambda: {"east", "west"} <= set(get_json(f"{self.url}/digests")), seconds=START_SECONDS
         )

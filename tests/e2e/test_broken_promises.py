@@ -28,7 +28,7 @@ def test_blocks_evicted_between_the_decision_and_their_use_cost_a_counted_recomp
             answer = deployment.ask(deployment.router_url, prompt)
             assert (answer.headers["x-prfaas-route"], answer.headers["x-prfaas-cached-tokens"]) == (route, "512")
             assert answer.token_ids == deployment.reference(prompt)
-        deployment.reports.mend()
+        deployment.reports.restore()
         wait_until(lambda: _promises(deployment, "broken") == 2, what="the report of broken promises")
         assert _promises(deployment, "kept") == 0
         wait_until(deployment.has_healed, what="an index that knows the present blocks")

@@ -19,7 +19,7 @@ from tests.e2e.pair import CHUNK_TOKENS, NUM_OUTPUT_TOKENS, Pair, random_prompt
 from tests.e2e.test_front_door import cluster
 from tests.integration.router.gateway import start_envoy
 from tests.waiting import until
-from tools.demo.client import Answer, answers, complete, transfers
+from tools.demo.client import Answer, complete, is_answering, transfers
 from tools.free_ports import free_address
 from tools.processes import Children
 from tools.stack import START_SECONDS, EngineProcess
@@ -54,7 +54,7 @@ async def _gateway(pair: Pair, directory: Path) -> AsyncIterator[str]:
         await stack.enter_async_context(open_door(config, secret, picker=open_picker))
         start_envoy(stack.enter_context(Children(directory)), directory, front=front, picker=picker)
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(answers, f"http://{front}/v1/models"):  # noqa: ASYNC110 - asked over HTTP
+            while not await asyncio.to_thread(is_answering, f"http://{front}/v1/models"):  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.05)
         yield f"http://{front}"
 
@@ -93,7 +93,7 @@ async def test_a_prefill_engine_that_is_killed_midway_strands_nothing(pair: Pair
         assert answer.token_ids == wanted
         await until(lambda: _ended(pair), what="the end of all transfers")
         await asyncio.to_thread(
-            pair.children.wait_until, child, lambda: answers(f"{prefill_url}/health"), seconds=START_SECONDS
+            pair.children.wait_until, child, lambda: is_answering(f"{prefill_url}/health"), seconds=START_SECONDS
         )
         pair.prefill = EngineProcess(child, prefill_url)
         for seed in itertools.count(8001):  # until the picker has seen that the engine is back

@@ -91,4 +91,4 @@ def test_an_unequal_layout_is_refused_by_what_differs(tmp_path: Path) -> None:
         other_blocks = engines.start(config, dtype="float32", block_size=64)
         assert_says(other_dtype, ["LayoutError", "runs this model too", "dtype", "float32", "bfloat16"])
         assert_says(other_blocks, ["LayoutError", "block_tokens: 128 here, 64 there"])
-        assert first.alive()
+        assert first.is_alive()

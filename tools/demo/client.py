@@ -91,7 +91,7 @@ def prefilled_tokens(engine_url: str) -> int:
     return int(given - loaded)
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     """Whether GET `url` is answered with 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:

@@ -9,7 +9,7 @@ from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 DAMAGED_OBJECT = 0
 
 
-def one_byte_of_one_chunk() -> Callable[[bytes], bytes]:
+def flip_byte_in_first_chunk() -> Callable[[bytes], bytes]:
     """A filter for one connection's bytes; it follows the frames, however they are cut."""
     return _Damage().change
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.demo.client import Answer, complete, get_json, prefilled_tokens, prompt_tokens, transfers
-from tools.demo.corruption import one_byte_of_one_chunk
+from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.demo.table import Row
 from tools.link import Relay
 
@@ -126,11 +126,11 @@ def _over_cut_link(scene: Scene, *, num_bytes: int) -> Result:
             raise RuntimeError("the link was not cut: fewer bytes than expected crossed it")
         return result
     finally:
-        scene.link.mend()
+        scene.link.restore()
 
 
 def _over_corrupting_link(scene: Scene) -> Result:
-    scene.link.filter(one_byte_of_one_chunk)
+    scene.link.filter(flip_byte_in_first_chunk)
     try:
         _await_link(scene)
         return _send(scene, replace(_long(scene, "long, one byte flipped", seed=7), ended=("checksum",)))

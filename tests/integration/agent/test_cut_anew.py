@@ -345,7 +345,7 @@ def test_a_transfer_goes_on_at_a_receiving_agent_that_was_restarted_beneath_it(s
         site.restart_west()
         site.receiver = site.attach("w", Cut(1))
         site.receiver.claim(*its, _chain())
-        link.mend()
+        link.restore()
         site.sender.fill(opened, _chain())
         assert site.receiver.wrong_blocks(site.receiver.wait(ReceiveReady), _chain()) == []
 

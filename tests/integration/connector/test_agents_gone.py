@@ -25,7 +25,7 @@ from tests.integration.connector.fake_engine import SHAPES, memory_of
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
 from tests.standstill import standing_still
 from tests.waiting import wait_until
-from tools.demo.client import answers
+from tools.demo.client import is_answering
 
 CPU = torch.device("cpu")
 
@@ -124,7 +124,7 @@ def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) ->
     prefiller.await_answer(prefilling)
     prefiller.step([(prefilling, 100)])
     mortal_nodes.kill_agent("east")
-    wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
+    wait_until(lambda: is_answering(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
     ends: list[int] = []
 
     def has_met_the_new_one() -> bool:
@@ -158,7 +158,7 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
         if next(looks) == 1:
             return []  # nothing has come
         mortal_nodes.kill_agent("west")
-        wait_until(lambda: answers(f"{mortal_nodes.west.status_url}/healthz"), what="the new agent")
+        wait_until(lambda: is_answering(f"{mortal_nodes.west.status_url}/healthz"), what="the new agent")
         return look(timeout_seconds)
 
     engine.submit("second", prompt_of(2), {})
@@ -210,7 +210,7 @@ def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: 
     def is_begun() -> bool:
         """Tried anew, since a busy machine's agent may be slower than an engine waits."""
         mortal_nodes.kill_agent("east")
-        wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
+        wait_until(lambda: is_answering(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
         prompt, before = prompt_of(next(seeds)), prefiller.outcomes().get("send agent_lost", 0)
         prefiller.await_answer(sending(prefiller, prompt, mortal_nodes.grant(prompt)))
         return prefiller.outcomes().get("send agent_lost", 0) == before
@@ -254,7 +254,7 @@ def test_an_engine_whose_later_arena_cannot_be_pinned_goes_on_with_its_transfers
     prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
     prefiller.worker._make_copier = _unpinned
     mortal_nodes.kill_agent("east")
-    wait_until(lambda: answers(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
+    wait_until(lambda: is_answering(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
     wait_until(lambda: prefiller.step([]) and prefiller.worker._copier.is_unpinned, what="the new arena")
     prompt = prompt_of(4)
     grant = mortal_nodes.grant(prompt)

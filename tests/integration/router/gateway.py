@@ -63,7 +63,7 @@ async def make_gateway(
         await until(lambda: west.num_probes > 0, what="the router's probe")
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await _answers(session, f"http://{front}/v1/models"):
-                assert started.alive(), started.tail()
+                assert started.is_alive(), started.tail()
                 await asyncio.sleep(0.02)
         yield gateway
 

@@ -22,7 +22,7 @@ from tests.integration.router.door import STREAMED
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.unit.scheduler.endpoint_picker.conformance import cases
 from tests.waiting import until
-from tools.demo.client import answers
+from tools.demo.client import is_answering
 from tools.free_ports import free_address
 
 KEPT = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "h", "remote_port": 1}
@@ -238,7 +238,7 @@ async def test_the_command_serves_and_shows_its_own_metrics_apart() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *flags)
     try:
         async with aiohttp.ClientSession() as session:
-            await until(lambda: answers(f"http://{status}/healthz"), what="a sidecar that serves")
+            await until(lambda: is_answering(f"http://{status}/healthz"), what="a sidecar that serves")
             async with session.post(f"http://{listen}/v1/completions", json={"prompt": "x"}) as response:
                 assert json.loads(await response.read())["choices"]
             async with session.get(f"http://{status}/metrics") as response:

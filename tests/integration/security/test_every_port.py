@@ -201,7 +201,7 @@ def test_noise_before_certificates_and_behind_them_is_refused_and_everybody_serv
         made = (noise.http_request, noise.http2_frames, lambda its: its.randbytes(its.randrange(300)))
         _say(fortress, name, chance.choice(made)(chance), behind=True)
     for child in fortress.children:
-        assert child.alive(), child.tail(30)
+        assert child.is_alive(), child.tail(30)
     if PORTS[name].speaks:
         assert fortress.talk(name, "valid")
 

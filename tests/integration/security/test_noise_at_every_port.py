@@ -37,7 +37,7 @@ from tests.integration.agent.running import layout
 from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
 from tests.waiting import wait_until
-from tools.demo.client import answers
+from tools.demo.client import is_answering
 from tools.free_ports import free_address
 from tools.processes import Child, Children
 from tools.stack import Stack
@@ -95,18 +95,18 @@ class Target:
         self.wire, self.gateway = agent.wire, gateway
         for address in (*self.http, *self.http2, self.wire):
             wait_until(functools.partial(is_taken, address), seconds=120, what=address)
-        wait_until(lambda: answers(self.pages["router"]), seconds=120, what="an engine that serves")
+        wait_until(lambda: is_answering(self.pages["router"]), seconds=120, what="an engine that serves")
 
     def check(self) -> None:
         """Everybody lives, answers, and has met nothing unforeseen."""
         for child in self.children:
-            assert child.alive(), f"{child.name}:\n{child.tail(3)[-3000:]}"
+            assert child.is_alive(), f"{child.name}:\n{child.tail(3)[-3000:]}"
             unforeseen = [
                 line[:3000] for line in child.log.read_text(errors="replace").splitlines() if "Traceback" in line
             ]
             assert not unforeseen, f"{child.name}: {len(unforeseen)} times, first:\n{unforeseen[0]}"
         for name, url in self.pages.items():
-            wait_until(functools.partial(answers, url), what=f"an honest answer of the {name}")
+            wait_until(functools.partial(is_answering, url), what=f"an honest answer of the {name}")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`make audit` and `make sbom` over what is installed here."""
+"""`make audit` and `make sbom` in the installed environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tools.audit import SOURCES
 from tools.reference_tables import ROOT
 
-SECONDS = 600.0  # of a busy machine, and of advisories that come slowly
+SECONDS = 600.0  # Advisories may load slowly, and the machine may be busy.
 MAKE = ("make", "--no-print-directory", "-o", ".venv/installed", f"BIN={Path(sys.executable).parent}")
 
 
@@ -24,7 +24,7 @@ def _make(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 60)
-def test_an_audit_finds_nothing_without_an_answer_or_names_each_source_that_it_could_not_reach() -> None:
+def test_audit_passes_or_names_each_unreachable_source() -> None:
     done = _make("audit")
     assert done.returncode == 0, done.stdout + done.stderr
     *skipped, last = done.stdout.splitlines()
@@ -32,18 +32,18 @@ def test_an_audit_finds_nothing_without_an_answer_or_names_each_source_that_it_c
         skipped.append(last)
         assert len(skipped) == len(SOURCES)
     else:
-        assert re.fullmatch(r"\w+: nothing known of \d+ packages", last), done.stdout
-    names = [f"skipped: the advisories of {source} cannot be reached" for source in SOURCES]
+        assert re.fullmatch(r"\w+: no vulnerabilities known in \d+ packages", last), done.stdout
+    names = [f"skipped: the advisories of {source} are unreachable" for source in SOURCES]
     assert skipped == names[: len(skipped)]
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_the_bill_of_materials_names_what_the_package_needs_with_its_version() -> None:
-    done = _make("sbom", "ARGS=--no-validate")  # against CycloneDX's schema, a quarter of a minute
+def test_bill_of_materials_lists_each_dependency_with_its_version() -> None:
+    done = _make("sbom", "ARGS=--no-validate")  # Validation against the schema takes 15 seconds.
     assert done.returncode == 0, done.stdout + done.stderr
     bill = json.loads((ROOT / "build/sbom.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
-    versions = {its["name"].lower().replace("_", "-"): its["version"] for its in bill["components"]}
+    versions = {part["name"].lower().replace("_", "-"): part["version"] for part in bill["components"]}
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.match(r"[\w.-]+", requirement)[0].lower() for requirement in needed}  # type: ignore[index]
     assert names and {name for name in names if not versions.get(name)} == set()

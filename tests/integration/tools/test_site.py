@@ -1,4 +1,4 @@
-"""The documentation site: the README is its first page, every page is in its navigation, nothing is loaded from elsewhere."""
+"""The documentation site: first page, navigation, and no external resources."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_first_page_is_the_readme_with_links_to_the_others(site: Path) -> None:
+def test_first_page_is_the_readme_with_links_to_other_pages(site: Path) -> None:
     page = (site / "index.html").read_text()
     assert "Run it on two machines" in page
     assert {"security.html", "deploy.html", "configuration.html"} <= set(re.findall(r'href="([\w-]+\.html)"', page))
     assert "docs/security.md" not in page
 
 
-def test_every_page_is_in_the_navigation(site: Path) -> None:
+def test_navigation_lists_every_page(site: Path) -> None:
     linked = set(re.findall(r'href="([\w-]+\.html)"', (site / "index.html").read_text()))
     assert {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")} - {"index.html"} <= linked
 
 
-# What a reader comes for: the page, and the heading where that is a part of one.
+# Topics that readers look for, with the page and the heading if the topic is part of a page.
 TOPICS = {
     "start here": "index#try-it",
     "two machines": "index#run-it-on-two-machines",
@@ -64,7 +64,7 @@ TOPICS = {
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_what_a_reader_comes_for_has_its_page(site: Path, topic: str) -> None:
+def test_each_topic_has_its_page(site: Path, topic: str) -> None:
     page, _, heading = TOPICS[topic].partition("#")
     text = (site / f"{page}.html").read_text()
     assert f'href="{page}.html' in (site / "index.html").read_text() or page == "index"
@@ -76,6 +76,6 @@ LOADS = re.compile(
 )
 
 
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_no_external_resources(site: Path) -> None:
     assert LOADS.search('<script async src="https://example.org/x.js">')
     assert {page.name: found for page in site.glob("*.html") if (found := LOADS.findall(page.read_text()))} == {}

@@ -58,13 +58,13 @@ class Fault:
 
 
 def _kill_one(scene: Scene, _: float) -> None:
-    scene.relay.drop_one()
+    scene.relay.drop_connection()
     scene.relay.release()
 
 
 def _mend_after(scene: Scene, seconds: float) -> None:
     threading.Event().wait(seconds)  # the fault itself: nobody is reached for so long
-    scene.relay.mend()
+    scene.relay.restore()
 
 
 def _release_after(scene: Scene, seconds: float) -> None:

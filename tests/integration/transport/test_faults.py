@@ -54,7 +54,7 @@ def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, 
         transfer_id = send(near, objects)
         for share in (1, 2, 3, 4, 5):
             wait_until(lambda share=share: relay.forwarded_bytes > share * 400_000)  # type: ignore[misc]
-            relay.drop_one()
+            relay.drop_connection()
         assert isinstance(near.end(transfer_id), SendCompleted)
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
 
@@ -125,7 +125,7 @@ def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far
         relay.cut_after(MIB)
         transfer_id = send(near, objects)
         wait_until(lambda: relay.is_cut)
-        relay.mend()
+        relay.restore()
         end = near.end(transfer_id)
     assert isinstance(end, SendCompleted)
     # A chunk of up to 128 KiB was under way on each of the four connections.
@@ -416,7 +416,7 @@ def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_mor
         near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
         for transfer_id in (first, second):
             near.link.cancel(transfer_id, "cancelled", "no longer wanted")
-        relay.mend()
+        relay.restore()
         wait_until(lambda: len(far.of(ReceiveFailed)) == 2)
         wait_until(lambda: not near.link._outbox.is_busy, what="the answer to both")
     reasons = {event.transfer_id: event.reason for event in far.events if isinstance(event, ReceiveFailed)}

@@ -29,7 +29,7 @@ from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
-from tools.demo.corruption import one_byte_of_one_chunk
+from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay
 
 
@@ -128,7 +128,7 @@ def test_connections_that_die_at_any_byte_cost_nothing_but_time(
         for _ in range(3):
             relay.cut_after(source.randrange(200_000))
             wait_until(lambda: relay.is_cut or bool(near.of(SendCompleted)))
-            relay.mend()
+            relay.restore()
         assert isinstance(near.end(transfer_id), SendCompleted)
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
 
@@ -150,7 +150,7 @@ def test_a_chunk_that_always_comes_changed_is_asked_for_three_times_and_then_fai
     far: Far, near_to: Callable[..., Near]
 ) -> None:
     with Relay(far.address) as relay:
-        relay.filter(one_byte_of_one_chunk)
+        relay.filter(flip_byte_in_first_chunk)
         near = near_to(relay.address)
         end = near.end(send(near, objects_of(100_000)))
         assert isinstance(end, SendFailed) and end.reason == "checksum"

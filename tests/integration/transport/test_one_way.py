@@ -127,7 +127,7 @@ def test_a_transfer_goes_on_where_it_was_when_the_receiver_has_dialled_again(
         wait_until(lambda: opened.near.link.snapshot().num_connections == 0)
         assert opened.near.link.snapshot().is_down
         _ready(opened.near, transfer_id, objects, range(16, 30))
-        relay.mend()
+        relay.restore()
         end = opened.near.end(transfer_id)
     assert isinstance(end, SendCompleted)
     assert end.stats.wire_bytes < sum(map(len, objects)) + (64 << 10), "what had come did not travel again"

@@ -11,7 +11,7 @@ from prfaas.transport.receiver.api import ReceiveCompleted
 from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, wait_until
-from tools.demo.corruption import one_byte_of_one_chunk
+from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay
 
 RATE = 10e6
@@ -31,7 +31,7 @@ def test_what_nobody_wants_is_checked_acknowledged_and_kept_nowhere(far: Far, ne
 def test_what_nobody_wants_and_comes_changed_again_and_again_fails(far: Far, near_to: Callable[..., Near]) -> None:
     far.discards = True
     with Relay(far.address) as relay:
-        relay.filter(one_byte_of_one_chunk)
+        relay.filter(flip_byte_in_first_chunk)
         near = near_to(relay.address)
         end = near.end(send(near, objects_of(3_000_000)))
     assert isinstance(end, SendFailed) and end.reason == "checksum"

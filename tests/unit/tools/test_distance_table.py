@@ -1,4 +1,4 @@
-"""The table over distance says what was measured, and by name what was not."""
+"""Table of TTFT by distance, with and without missing measurements."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _link(*, nixl: dict[str, float] | None = None, **not_measured: str) -> dict[
     }
 
 
-def test_a_row_has_every_way_with_its_spread_or_why_it_was_not_measured() -> None:
+def test_row_shows_each_method_with_its_spread_or_why_it_was_not_measured() -> None:
     links = [
         _link(NixlConnector="skipped: not installed"),
         _link(nixl={"median": 4.5, "min": 4.0, "max": 5.0}),
     ]
     rows = distance_table({"ttft_over_distance": {"links": links}}).splitlines()
-    ways = " | ".join(f"+{its} s (0.25 to 0.75)" for its in ("0.50", "3.60", "4.00"))
+    ways = " | ".join(f"+{median} s (0.25 to 0.75)" for median in ("0.50", "3.60", "4.00"))
     shared = f"| 30 ms | 3.30 s each (32.7 Mbit/s) | 3.26 s | {ways}"
     ends = ("skipped: not installed", "+4.50 s (4.00 to 5.00)")
     assert rows[2:] == [f"{shared} | {end} | +0.53 s |" for end in ends]

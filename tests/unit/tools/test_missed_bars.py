@@ -1,4 +1,4 @@
-"""A bar that a figure misses is named, whatever form both have."""
+"""Rows that miss their bar, for each form of bar and figure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _row(figure: Any, bar: str) -> dict[str, Any]:
         ("skipped: not installed", "-", True),
     ],
 )
-def test_a_row_holds_its_bar_or_misses_it(figure: Any, bar: str, holds: bool) -> None:
+def test_row_meets_or_misses_its_bar(figure: Any, bar: str, holds: bool) -> None:
     assert missed([_row(figure, bar)]) == ([] if holds else [_row(figure, bar)])
 
 
-def test_every_recorded_bar_is_of_a_known_form_and_an_unknown_one_is_not_taken_for_held() -> None:
+def test_recorded_bars_have_a_known_form_and_an_unknown_form_is_an_error() -> None:
     for row in json.loads(RESULTS.read_text()):
         figure_of(row)
-    with pytest.raises(ValueError, match="no known form"):
+    with pytest.raises(ValueError, match="unknown form"):
         missed([_row(1.0, "about 1")])
 
 
-def test_the_run_ends_with_what_it_misses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_lists_the_missed_bars_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [_row(1.0, ">= 0.9"), _row(0.8, ">= 0.9")]
     assert _say_misses(rows) == 1
     assert capsys.readouterr().out == "MISSES metro: bulk: 0.8, bar >= 0.9\n"

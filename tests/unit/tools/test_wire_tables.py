@@ -1,4 +1,4 @@
-"""The tables of the wire's figures follow what was recorded, row by row."""
+"""Tables of transport results, compared with recorded rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _cells(table: str, label: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[2:-1]]
 
 
-def test_shares_are_medians_by_link_and_the_best_where_there_are_several() -> None:
+def test_shares_table_shows_the_best_median_of_each_link() -> None:
     table = shares_table(
         [
             _row("metro", "bulk", "1 GiB as 64 layers, warm, of the link", _median(0.924), measured_on="2026-11-22"),
@@ -42,7 +42,7 @@ def test_shares_are_medians_by_link_and_the_best_where_there_are_several() -> No
     assert _cells(table, "measured on") == ["2026-11-22, 2026-11-23, earlier", "", "", "earlier"]
 
 
-def test_what_requests_wait_for_stands_by_model_with_states_by_layer_and_in_one_burst() -> None:
+def test_prefill_table_shows_exposed_time_for_states_by_layer_and_in_one_burst() -> None:
     name = "Ring-2.5-1T, 16K tokens, states {}: exposed ms"
     rows = [
         _row("metro", "bulk", "1 GiB as 64 layers, warm, of the link", _median(0.924)),
@@ -54,7 +54,7 @@ def test_what_requests_wait_for_stands_by_model_with_states_by_layer_and_in_one_
     assert _cells(table, "measured on") == ["2026-11-22", "", ""]
 
 
-def test_what_a_link_says_stands_with_its_least_and_most() -> None:
+def test_health_table_shows_the_median_with_minimum_and_maximum() -> None:
     rows = [
         _row("alternating", "health", "error", {"median": 0.003, "min": 0.0, "max": 0.358}),
         _row("alternating", "health", "congested on an idle link, samples", 0),
