@@ -118,7 +118,7 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         "startTimeUnixNano": str(span.start_time),
         "endTimeUnixNano": str(span.end_time),
         "attributes": _pairs(span.attributes or {}),
-        "events": [{"timeUnixNano": str(its.timestamp), "name": its.name} for its in span.events],
+        "events": [{"timeUnixNano": str(event.timestamp), "name": event.name} for event in span.events],
         "status": failed,
     }
 

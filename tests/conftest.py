@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _loggers_as_they_were() -> Iterator[None]:
     """A command or connector that ran in this process wrote its logs to this test's standard error, which is closed then."""
     loggers = [logging.getLogger(name) for name in ("", "prfaas")]
-    before = [(its.handlers[:], its.level, its.propagate) for its in loggers]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
     for logger, (handlers, level, propagates) in zip(loggers, before, strict=True):
         logger.handlers[:], logger.propagate = handlers, propagates

@@ -39,4 +39,4 @@ def _states(pid: int) -> set[str]:
         stats = [(its / "stat").read_text() for its in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return set()
-    return {its.rpartition(")")[2].split()[0] for its in stats}
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}

@@ -84,7 +84,7 @@ async def _until_spread(site: Site, started: float) -> float:
 
 def _holders(site: Site, chain: HashChain) -> set[str]:
     answer = site.manager.world.index.match(Query(MODEL, b"".join(chain.units), LENGTH))
-    return {its.node for its in answer.nodes if its.usable_tokens == LENGTH}
+    return {node.node for node in answer.nodes if node.usable_tokens == LENGTH}
 
 
 def _figures(site: Site, seconds: float, started: float, joined: float) -> dict[str, Any]:
@@ -107,5 +107,5 @@ def _figures(site: Site, seconds: float, started: float, joined: float) -> dict[
 
 def _received(site: Site, name: str) -> list[int]:
     """Payload bytes of each copy that came to a node."""
-    records = (its for its in site.agents[name].transfers() if its["direction"] == "in")
-    return [int(str(its["payload_bytes"])) - int(str(its["held_bytes"])) for its in records]
+    records = (transfer for transfer in site.agents[name].transfers() if transfer["direction"] == "in")
+    return [int(str(record["payload_bytes"])) - int(str(record["held_bytes"])) for record in records]

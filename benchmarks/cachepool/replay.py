@@ -79,7 +79,7 @@ def measure(file: Path | None) -> dict[str, Any]:
     return {
         "trace": f"generated, seed {SEED}" if file is None else file.name,
         "num_requests": len(requests),
-        "mean_input_tokens": round(sum(its.input_tokens for its in requests) / len(requests)),
+        "mean_input_tokens": round(sum(request.input_tokens for request in requests) / len(requests)),
         "published_lru_block_hit_ratio": PUBLISHED,
         "bar": "the chosen policy saves at least what lru saves",
         "saved_ratio": {

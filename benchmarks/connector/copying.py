@@ -41,7 +41,7 @@ def measure() -> dict[str, Any]:
         "load_gigabytes_per_second": _spread(
             [total / 1e9 / its for its in _times(lambda: _load(copier, layers), copier.then_loaded)]
         ),
-        "save_call_microseconds": _spread([its / NUM_LAYERS * 1e6 for its in calls]),
+        "save_call_microseconds": _spread([call / NUM_LAYERS * 1e6 for call in calls]),
     }
     if on_gpu:
         _wait(copier.then_saved)

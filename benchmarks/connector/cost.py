@@ -30,13 +30,13 @@ def measure() -> dict[str, Any]:
 def hooks(sites: Sites) -> dict[str, Any]:
     """CPU time inside our hooks over the engine step's, for steps that compute a whole chunk; by thread clock."""
     steps = [its for its in logged(sites.prefill.child, "step.cost") if its["num_tokens"] == CHUNK_TOKENS]
-    ratios = [its["hook_seconds"] / its["step_seconds"] for its in steps]
-    spent, whole = (sum(its[name] for its in steps) for name in ("hook_seconds", "step_seconds"))
+    ratios = [step["hook_seconds"] / step["step_seconds"] for step in steps]
+    spent, whole = (sum(step[name] for step in steps) for name in ("hook_seconds", "step_seconds"))
     return {
         "family": FAMILY,
         "chunk_tokens": CHUNK_TOKENS,
         "num_steps": len(steps),
-        "step_milliseconds": round(1e3 * statistics.median(its["step_seconds"] for its in steps), 3),
+        "step_milliseconds": round(1e3 * statistics.median(step["step_seconds"] for step in steps), 3),
         "ratio_of_sums": round(spent / whole, 4),
         "ratio": {
             name: round(of(ratios), 4) for name, of in (("median", statistics.median), ("min", min), ("max", max))

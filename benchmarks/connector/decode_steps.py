@@ -134,8 +134,8 @@ def measure() -> dict[str, Any]:
         "batch": NUM_SEQUENCES,
         "context_tokens": HIT_TOKENS,
         "block_tokens": BLOCK_TOKENS,
-        "wall": _table({name: [its.wall for its in values] for name, values in costs.items()}),
-        "cpu": _table({name: [its.cpu for its in values] for name, values in costs.items()}),
+        "wall": _table({name: [value.wall for value in values] for name, values in costs.items()}),
+        "cpu": _table({name: [value.cpu for value in values] for name, values in costs.items()}),
         "bar_parked": BAR_PARKED_RATIO,
         "cores_used_while_waiting": {name: round(value, 3) for name, value in spinning.items()},
     }
@@ -144,7 +144,7 @@ def measure() -> dict[str, Any]:
 def _table(seconds: dict[str, list[float]]) -> dict[str, Any]:
     bare, again, idle, connected, parked = seconds.values()
     return {
-        "step_milliseconds": {name: _spread([1e3 * its for its in values]) for name, values in seconds.items()},
+        "step_milliseconds": {name: _spread([1e3 * value for value in values]) for name, values in seconds.items()},
         "noise": _growth(again, bare),
         "added_by_an_idle_connector": _growth(idle, bare),
         "added_without_transfers": _growth(connected, bare),

@@ -81,7 +81,7 @@ def _turns(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> tuple[dict[
     for _ in range(WARM_UP + REPEATS):
         found = {"local": sites.local_seconds()}
         sites.wan.set(WanShape(transfer_bytes / found["local"] * 8 / PAYLOAD_RATIO, rtt_seconds))
-        for name in [its for its in ways if its not in not_measured]:
+        for name in [way for way in ways if way not in not_measured]:
             try:
                 found[name] = ways[name]()
             except NixlFailed as error:
@@ -98,8 +98,8 @@ def _beyond(values: Sequence[float], local: Sequence[float]) -> list[float]:
 
 def payload_bytes(layout: Layout, num_tokens: int) -> int:
     """What a transfer of a prompt of full attention and states carries."""
-    linear = sum(its.block_bytes for its in layout.groups if its.kind == "linear_state")
-    full = (its for its in layout.groups if its.kind == "full_attention")
+    linear = sum(group.block_bytes for group in layout.groups if group.kind == "linear_state")
+    full = (group for group in layout.groups if group.kind == "full_attention")
     return linear + sum(its.block_bytes * -(-num_tokens // its.block_tokens) for its in full)
 
 

@@ -103,8 +103,8 @@ def _measured(load: Load) -> dict[str, Any]:
     load.run(SLOW_SECONDS, every=every)
     steps = [its for its in logged(load.engine.child, "step.cost") if its["num_tokens"] == CHUNK_TOKENS]
     outcomes = collections.Counter(its["outcome"] for its in logged(load.engine.child, "request.sent"))
-    full = [its for its in steps if began[0] <= its["began"] < began[1]]
-    slow = [its for its in steps if its["began"] >= began[1]]
+    full = [step for step in steps if began[0] <= step["began"] < began[1]]
+    slow = [step for step in steps if step["began"] >= began[1]]
     return {
         "family": FAMILY,
         "prompt_tokens": PROMPT_TOKENS,
@@ -126,11 +126,11 @@ def _measured(load: Load) -> dict[str, Any]:
 
 
 def _longest(steps: Sequence[dict[str, Any]], name: str) -> float:
-    return max(float(its[name]) for its in steps)
+    return max(float(step[name]) for step in steps)
 
 
 def _steps(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
-    walls = sorted(1e3 * its["wall_seconds"] for its in steps)
+    walls = sorted(1e3 * step["wall_seconds"] for step in steps)
     last = len(walls) - 1
     at = {"median": walls[last // 2], "p99": walls[round(0.99 * last)], "max": walls[last]}
     return {"count": len(walls), **{name: round(value, 3) for name, value in at.items()}}

@@ -30,7 +30,7 @@ def main() -> None:
     for number in range(num_prompts):
         hashes = [os.urandom(16) for _ in range(BLOCKS_PER_PROMPT)]
         if number % max(1, num_prompts // KEPT_PROMPTS) == 0:
-            kept.append([ObjectKey(its, MODEL, 0) for its in hashes])
+            kept.append([ObjectKey(block_hash, MODEL, 0) for block_hash in hashes])
         for place, share in enumerate(_shares(num_nodes)):
             batch = _batch((number + place) % num_nodes, number, hashes[:share])
             started = time.perf_counter()
@@ -46,7 +46,7 @@ def _shares(num_nodes: int) -> list[int]:
 
 
 def _batch(node: int, number: int, hashes: list[bytes]) -> Any:
-    entries = [CacheEventEntry(EncodedObjectKey(its.hex(), MODEL, 0), size_bytes=1) for its in hashes]
+    entries = [CacheEventEntry(EncodedObjectKey(block_hash.hex(), MODEL, 0), size_bytes=1) for block_hash in hashes]
     return CacheEventBatch(f"n{node}", 1, number + 1, CacheEventType.STORE, Tier.L1, "dram", entries)
 
 

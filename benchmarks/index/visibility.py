@@ -55,7 +55,7 @@ async def measure(ports: tuple[int, int]) -> dict[str, Any]:
 
 
 async def _measure(managers: list[Managed]) -> dict[str, Any]:
-    writer, follower = (its.client("router") for its in managers)
+    writer, follower = (manager.client("router") for manager in managers)
     first = managers[0].channel("n0")
     await register(first, layout(hybrid=False))  # that manager writes the agent's cluster from here on
     await first.close()
@@ -85,7 +85,7 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
         "published_blocks_per_second": BLOCKS_PER_PUBLISH * PUBLISHES_PER_SECOND,
         "lookups_per_second": LOOKUPS_PER_SECOND,
         "samples": len(seconds),
-        "samples_given_up": sum(its > GIVE_UP_SECONDS for its in seconds),
+        "samples_given_up": sum(second > GIVE_UP_SECONDS for second in seconds),
         "bars": {"p99_microseconds": BAR_MICROSECONDS},
         "visible_at_the_writer": percentiles(seconds[::2]),
         "visible_at_another_manager": percentiles(seconds[1::2]),

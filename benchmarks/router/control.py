@@ -53,7 +53,7 @@ async def _role_change(directory: Path) -> list[dict[str, Any]]:
                 await asyncio.sleep(STEADY_SECONDS)
                 rate = (len(outcomes) - before) / STEADY_SECONDS
                 ratios.append(rate / shifted_mix.plan_of(site)["requests_per_second"])
-        failed = sum(not its.is_whole for its in outcomes)
+        failed = sum(not outcome.is_whole for outcome in outcomes)
     spread = _spread(ratios)
     holds = abs(spread["median"] - 1) <= 0.05 and not failed
     name = f"after a change of roles: throughput over the plan's; {failed} of {len(outcomes)} requests failed"
@@ -88,7 +88,7 @@ async def _cut(directory: Path) -> list[dict[str, Any]]:
                 site.relays["west"].reshape(WIDE)
                 returns.append(await _seconds_until(lambda: _multiplier(site) == 1, "t is back"))
                 changes.append(_num_changes(site) - before)
-    failed = sum(not its.is_whole for its in traffic.outcomes)
+    failed = sum(not outcome.is_whole for outcome in traffic.outcomes)
     return [
         _row("a link cut to a tenth: seconds until t rises", _spread(rises), "<= 5", holds=max(rises) <= 5),
         _row("a link that is back: seconds until t is too", _spread(returns), "<= 60", holds=max(returns) <= 60),

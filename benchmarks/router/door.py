@@ -175,7 +175,7 @@ async def load(pid: int, address: str, body: dict[str, Any], *, connections: int
     await _ask(address, request, min(num, NUM_WARM_UP))
     before = _cpu_seconds(pid)
     runs = await asyncio.gather(*(_ask(address, request, num // connections) for _ in range(connections)))
-    return Run(tuple(one for seconds, _ in runs for one in seconds), _cpu_seconds(pid) - before)
+    return Run(tuple(second for seconds, _ in runs for second in seconds), _cpu_seconds(pid) - before)
 
 
 async def directly(
@@ -206,7 +206,7 @@ async def _rows(directory: Path, behind: Engines) -> AsyncIterator[dict[str, Any
             async for who, run, direct in _round(directory, behind, body, rivals):
                 rates.setdefault(who, []).append(run[1].per_cpu_second)
                 added.setdefault(who, []).append(run[0].median - direct)
-        python = [its.name for its in rivals if its.is_python]
+        python = [rival.name for rival in rivals if rival.is_python]
         yield _row(
             f"{name}: requests per CPU second, 32 connections",
             rates,

@@ -139,7 +139,7 @@ def measure() -> list[dict[str, Any]]:
 def _by_trace(figures: dict[str, list[float]]) -> Iterator[tuple[float, list[float]]]:
     rivals = [theirs for name, theirs in figures.items() if name != "prfaas"]
     for number, ours in enumerate(figures["prfaas"]):
-        yield ours, [theirs[number] for theirs in rivals]
+        yield ours, [rival[number] for rival in rivals]
 
 
 def _row(name: str, figures: dict[str, list[float]], bar: str, *, holds: bool) -> dict[str, Any]:

@@ -137,11 +137,11 @@ def _probe(name: str) -> list[dict[str, Any]]:
         for _ in range(PROBE_REPEATS):
             with Ends(wan, pool_bytes=MIB) as ends:
                 runs.append(ends.probe(default(AgentConfig, "link_probe_bytes")))
-    errors = [abs(its["bytes_per_second"] / shape.payload_bytes_per_second - 1) for its in runs]
+    errors = [abs(run["bytes_per_second"] / shape.payload_bytes_per_second - 1) for run in runs]
     return [
         _row("a probe of the idle link, error of the rate", _spread(errors), "max <= 0.2"),
-        _row("a probe of the idle link, MB", _spread([its["moved_bytes"] / 1e6 for its in runs], digits=0), "-"),
-        _row("a probe of the idle link, seconds", _spread([its["seconds"] for its in runs], digits=2), "-"),
+        _row("a probe of the idle link, MB", _spread([run["moved_bytes"] / 1e6 for run in runs], digits=0), "-"),
+        _row("a probe of the idle link, seconds", _spread([run["seconds"] for run in runs], digits=2), "-"),
     ]
 
 
@@ -157,7 +157,7 @@ def _iperf_rows(wan: Wan, *, num_connections: int) -> list[dict[str, Any]]:
             for _ in range(1 if congestion_control == "cubic" else 3)
         ]
         figure = _spread(_shares(wan.shape, runs))
-        figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
+        figure["cpu_seconds_per_gb"] = round(statistics.median(run.cpu_seconds_per_gb for run in runs), 3)
         rows.append(_row(f"iperf3 -n 1G -P {num_streams} {congestion_control}, of the link", figure, "-"))
     small = [iperf.run(wan, 64 * MIB, num_streams=16, congestion_control="bbr") for _ in range(COLD_REPEATS)]
     rows.append(_row(COLD_IPERF, _spread(_shares(wan.shape, small)), "-"))
@@ -191,13 +191,13 @@ def _cold_write(wan: Wan, setting: kv_engine.Setting) -> kv_engine.EngineRun:
 
 def _engine_row(wan: Wan, name: str, runs: Sequence[kv_engine.EngineRun]) -> dict[str, Any]:
     figure = _spread(_shares(wan.shape, runs))
-    figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
+    figure["cpu_seconds_per_gb"] = round(statistics.median(run.cpu_seconds_per_gb for run in runs), 3)
     return _row(f"{name}, of the link", figure, "-")
 
 
 def _ahead_rows(name: str, engines: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How far ahead of other engines the first of our rows is: of their best bulk row, and of Mooncake's default."""
-    bulk = {its["name"]: its["figure"]["median"] for its in engines if "1 GiB" in its["name"]}
+    bulk = {engine["name"]: engine["figure"]["median"] for engine in engines if "1 GiB" in engine["name"]}
     if not bulk:
         return []
     mine, is_regional = ours[0]["figure"]["median"], name == "regional"
@@ -221,7 +221,7 @@ def _bulk_rows(wan: Wan, bars: Bars, runs: Sequence[Figures], peers: Sequence[di
     shares = _spread(_shares(wan.shape, warm))
     figure = {**shares, "cold": round(_shares(wan.shape, [cold])[0], 3)}
     rows = [_row("1 GiB as 64 layers, warm, of the link", figure, f"median >= {bars.bulk}")]
-    measured = [its["figure"] for its in peers if "-n 1G" in its["name"]]
+    measured = [peer["figure"] for peer in peers if "-n 1G" in peer["name"]]
     if measured:
         best = max(measured, key=lambda its: its["median"])
         rows.append(_row("the same over the best iperf3", round(shares["median"] / best["median"], 3), ">= 0.96"))
@@ -240,7 +240,7 @@ def _small_rows(wan: Wan, bars: Bars, peers: Sequence[dict[str, Any]]) -> list[d
         with Ends(wan) as ends:
             cold.append(ends.transfer(64 * MIB, num_layers=16))
     bar = f"median >= {bars.small}" if bars.small else "-"
-    best_cold = max((its["figure"]["median"] for its in peers if "cold" in its["name"]), default=0)
+    best_cold = max((peer["figure"]["median"] for peer in peers if "cold" in peer["name"]), default=0)
     return [
         _row("64 MiB as 16 layers, warm, of the link", _spread(_shares(wan.shape, warm)), bar),
         _row("64 MiB as 16 layers, cold, of the link", _spread(_shares(wan.shape, cold)), f">= {best_cold}"),
@@ -257,7 +257,7 @@ def _layerwise_row(wan: Wan, beyond_seconds: float) -> dict[str, Any]:
             for _ in range(LAYERWISE_REPEATS)
         ]
     bar = wan.shape.rtt_seconds / 2 + layer_bytes / limit + beyond_seconds
-    figure = _spread([its.exposed_seconds * 1e3 for its in runs], digits=1)
+    figure = _spread([run.exposed_seconds * 1e3 for run in runs], digits=1)
     return _row("exposed after the last of 64 layers, ms", figure, f"median <= {bar * 1e3:.1f}")
 
 
@@ -299,7 +299,7 @@ def _packing_rows(name: str) -> list[dict[str, Any]]:
                     for _ in range(REPEATS)
                 ]
             figure = _spread([without.seconds / its.seconds for its, without in pairs])
-            cpu = [statistics.median(its.cpu_seconds_per_gb for its in ends) for ends in zip(*pairs, strict=True)]
+            cpu = [statistics.median(ending.cpu_seconds_per_gb for ending in ends) for ends in zip(*pairs, strict=True)]
             figure |= {"cpu_seconds_per_gb": round(cpu[0], 2), "without": round(cpu[1], 2)}
             bar = "median >= 0.97" if content == "noise" else "median >= 1"
             rows.append(_row(f"512 MiB of {content}, packing over not packing", figure, bar))
@@ -317,7 +317,7 @@ def _tls_row() -> dict[str, Any]:
         ends.transfer(GIB, num_layers=64)
         runs = [ends.transfer(GIB, num_layers=64) for _ in range(REPEATS)]
     figure = _spread(_shares(wan.shape, runs))
-    figure["cpu_seconds_per_gb"] = round(statistics.median(its.cpu_seconds_per_gb for its in runs), 3)
+    figure["cpu_seconds_per_gb"] = round(statistics.median(run.cpu_seconds_per_gb for run in runs), 3)
     return _row("1 GiB under TLS 1.3, warm, of the link", figure, "median >= 0.85")
 
 
@@ -344,7 +344,7 @@ def _health_rows() -> list[dict[str, Any]]:
 
 def _shares(shape: WanShape, runs: Sequence[Figures | kv_engine.EngineRun | iperf.IperfRow]) -> list[float]:
     """What was carried of what the link could carry in just that time: on one whose rate alternates, of those phases."""
-    return [its.num_bytes / shape.payload_bytes_between(its.began_ns, its.ended_ns) for its in runs]
+    return [run.num_bytes / shape.payload_bytes_between(run.began_ns, run.ended_ns) for run in runs]
 
 
 def _spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:

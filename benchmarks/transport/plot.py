@@ -59,9 +59,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def _draw(axes: Axes, rows: Sequence[dict[str, Any]], engines: Sequence[Bars], *, title: str) -> None:
     drawn = [
-        (its, found) for its in engines if (found := [best(rows, link, its.words) for link in LINKS]) and any(found)
+        (engine, found)
+        for engine in engines
+        if (found := [best(rows, link, engine.words) for link in LINKS]) and any(found)
     ]
-    colours = dict(zip([its.label for its in engines], COLOURS, strict=False))
+    colours = dict(zip([engine.label for engine in engines], COLOURS, strict=False))
     for number, (engine, shares) in enumerate(drawn):
         at = [link + (number + 0.5) * WIDTH / len(drawn) - WIDTH / 2 for link in range(len(LINKS))]
         heights = [share or 0.0 for share in shares]
@@ -76,9 +78,9 @@ def _draw(axes: Axes, rows: Sequence[dict[str, Any]], engines: Sequence[Bars], *
 def best(rows: Sequence[dict[str, Any]], link: str, words: Sequence[str]) -> float | None:
     """The highest median of the rows of this link whose names have these words; None: it was not measured."""
     found = [
-        its["figure"]["median"]
-        for its in rows
-        if its["link"] == link and all(word in its["name"] for word in words) and isinstance(its["figure"], dict)
+        row["figure"]["median"]
+        for row in rows
+        if row["link"] == link and all(word in row["name"] for word in words) and isinstance(row["figure"], dict)
     ]
     return max(found, default=None)
 

@@ -63,7 +63,7 @@ def main() -> int:
     RESULT.write_text(json.dumps({name: results[name] for name in PARTS if name in results}, indent=1) + "\n")
     draw(results)
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
-    if not all(one["holds"] for name in measured for one in results[name]["figures"]):
+    if not all(result["holds"] for name in measured for result in results[name]["figures"]):
         return 1
     return 2 if set(sys.argv[1:]) - set(measured) else 0
 

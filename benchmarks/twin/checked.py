@@ -36,14 +36,16 @@ def theory() -> Iterator[Figure]:
     twin = Stations(setup.deployment, setup.workload, setup.plan)
     twin.run(requests)
     kv_bytes = setup.deployment.model.kv_bytes
-    offloaded = sum(kv_bytes(one.num_uncached_tokens) for one in requests if one.reason == "long")
+    offloaded = sum(kv_bytes(request.num_uncached_tokens) for request in requests if request.reason == "long")
     error = abs(twin.egress.bytes_out / offloaded - 1)
     yield Figure(
         "bytes that left the link against those offloaded, relative error", error, "at most 1e-9", error <= 1e-9
     )
     assert twin.local is not None
     assert twin.remote is not None
-    error = abs((twin.local.area + twin.remote.area) / sum(one.prefill_end - one.arrival for one in requests) - 1)
+    error = abs(
+        (twin.local.area + twin.remote.area) / sum(request.prefill_end - request.arrival for request in requests) - 1
+    )
     yield Figure("Little's law of the prefill stations, relative error", error, "at most 1e-9", error <= 1e-9)
 
 
@@ -100,14 +102,16 @@ def _interference() -> Iterator[Figure]:
     """The law against the slowdown as printed, and against the step time that the calibrated half gives."""
     for kind in measured_ppd.KINDS:
         cells = measured_ppd.slowdowns(kind)
-        raw = _within(f"{kind}, as measured", [one.law - one.measured for one in cells], [one.error for one in cells])
-        distances = [one.law - one.against_profile for one in cells]
+        raw = _within(
+            f"{kind}, as measured", [cell.law - cell.measured for cell in cells], [cell.error for cell in cells]
+        )
+        distances = [cell.law - cell.against_profile for cell in cells]
         yield raw
-        yield _within(f"{kind}, against the fitted step", distances, [one.error_against_profile for one in cells])
+        yield _within(f"{kind}, against the fitted step", distances, [cell.error_against_profile for cell in cells])
 
 
 def _within(name: str, distances: list[float], errors: list[float]) -> Figure:
-    within, middle = sum(abs(one) <= 0.15 for one in distances), statistics.median(map(abs, distances))
+    within, middle = sum(abs(distance) <= 0.15 for distance in distances), statistics.median(map(abs, distances))
     found = [round(middle, 3), f"{within} of {len(distances)}"]
     reachable = measured_ppd.expected_within(errors, 0.15)
     peer = f"a law that knew every true slowdown: {reachable:.1f} expected, by the five repeats' own standard errors"

@@ -39,7 +39,8 @@ def draw(results: Results) -> None:
     for part, study in DRAWN.items():
         if part in results:
             tables = [
-                Table(its["title"], tuple(its["columns"]), _tuples(its["rows"])) for its in results[part]["tables"]
+                Table(result["title"], tuple(result["columns"]), _tuples(result["rows"]))
+                for result in results[part]["tables"]
             ]
             study_plots.write(study, tables, IMAGES)
 
@@ -58,7 +59,7 @@ def _written(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _rows(results: Results, part: str, title: str) -> list[Cells]:
     """None where the part was measured without what this table needs."""
-    return [row for one in results[part]["tables"] if one["title"] == title for row in one["rows"]]
+    return [row for result in results[part]["tables"] if result["title"] == title for row in result["rows"]]
 
 
 def _queueing(results: Results) -> str:
@@ -110,10 +111,13 @@ def _ppd_latency(results: Results) -> str:
 def _interference(results: Results) -> str:
     """The cells within 15 points beside those that a law without any error of its own would be expected to have."""
     rows = []
-    for one in results["ppd"]["figures"]:
-        if one["name"].startswith("PPD interference, "):
-            against, (distance, within) = one["name"].removeprefix("PPD interference, ").split(":")[0], one["figure"]
-            expected = one["peer"].split(": ")[1].split()[0]
+    for result in results["ppd"]["figures"]:
+        if result["name"].startswith("PPD interference, "):
+            against, (distance, within) = (
+                result["name"].removeprefix("PPD interference, ").split(":")[0],
+                result["figure"],
+            )
+            expected = result["peer"].split(": ")[1].split()[0]
             rows.append([against, f"{100 * distance:.0f} points", within, f"{expected} of 30"])
     columns = (
         "prefills, slowdown",

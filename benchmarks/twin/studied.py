@@ -40,7 +40,7 @@ def searching() -> Iterator[Figure | Table]:
     """PrfaaS, Figure 5, in the twin."""
     tables = studies.searches(lambda *_: None)
     yield from tables
-    worst = max((float(served) / float(solved) - 1 for one in tables for _, solved, served in one.rows), key=abs)
+    worst = max((float(served) / float(solved) - 1 for table in tables for _, solved, served in table.rows), key=abs)
     name = "every split and threshold, saturated at 1.03 of the capacity: worst distance from the solver"
     yield Figure(name, round(worst, 4), "within 2 %", abs(worst) <= 0.02)
 

@@ -264,7 +264,7 @@ class AgentConfig:
         check_node_name("name", self.name)
         check_socket_path("socket", self.socket)
         policy_of(self.eviction)
-        if len({its.tenant for its in self.tenants}) < len(self.tenants):
+        if len({tenant.tenant for tenant in self.tenants}) < len(self.tenants):
             raise ValueError("tenants: one is named twice")
         if self.ssd_directory is not None and not self.ssd_bytes:
             raise ValueError("ssd_bytes: 0; write a size such as 64GiB, or no ssd_directory")
@@ -276,7 +276,7 @@ class AgentConfig:
         check_addresses("managers", self.managers)
         if self.traces_endpoint:
             check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
-        instances = [its.instance for its in self.engines]
+        instances = [engine.instance for engine in self.engines]
         if twice := sorted({name for name in instances if instances.count(name) > 1}):
             raise ValueError(f"engines: instance {twice[0]} is named twice")
         if self.cluster_kind not in ("prfaas", "pd"):
@@ -290,7 +290,7 @@ class AgentConfig:
 
     def shares(self) -> Shares:
         """Who may hold how much of the room for prefix blocks."""
-        tenants = {its.tenant: its.ratio for its in self.tenants}
+        tenants = {tenant.tenant: tenant.ratio for tenant in self.tenants}
         return Shares(self.newcomer_ratio, self.learn_newcomer_ratio, self.tenant_ratio, tenants)
 
     def ssd(self) -> SsdSettings | None:

@@ -259,7 +259,7 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
 
     def _measure(self, now: float) -> None:
-        occupancy.measure(self._pool, self._ssd, tenants=(its.tenant for its in self._config.tenants))
+        occupancy.measure(self._pool, self._ssd, tenants=(tenant.tenant for tenant in self._config.tenants))
         self._link_metrics.refresh(now)
         metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
 
@@ -405,7 +405,9 @@ class Agent:
             "cluster": its.cluster,
             "cluster_kind": its.cluster_kind,
             "wire_address": its.advertise or self._wire,
-            "engines": [{"instance": one.instance, "url": one.url, "role": one.role} for one in its.engines],
+            "engines": [
+                {"instance": engine.instance, "url": engine.url, "role": engine.role} for engine in its.engines
+            ],
         }
 
     def _status(self) -> dict[str, Any]:

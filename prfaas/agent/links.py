@@ -33,7 +33,7 @@ class RateLimits:
     """The budgets that hold for each peer: those that its link sends from, or those that it sends to this node within."""
 
     def __init__(self, entries: Iterable[EgressConfig | IngressConfig]) -> None:
-        self._entries = [(its, RateBudget(its.max_rate)) for its in entries]
+        self._entries = [(entry, RateBudget(entry.max_rate)) for entry in entries]
 
     def of(self, peer: str) -> tuple[RateBudget, ...]:
         """Those of one that is made for this peer: shared with others, or its own."""
@@ -105,7 +105,7 @@ class Links:
     def page(self) -> list[dict[str, Any]]:
         """Each link's figures, with those of each of its connections."""
         return [
-            link.snapshot().to_dict() | {"connections": [asdict(its) for its in link.connections()]}
+            link.snapshot().to_dict() | {"connections": [asdict(connection) for connection in link.connections()]}
             for link in list(self._links.values())
         ]
 

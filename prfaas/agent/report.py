@@ -98,7 +98,9 @@ class EngineLoads:
     def __init__(self, engines: Iterable[EngineConfig], certificates: Certificates | None = None) -> None:
         """`certificates`: what engines at https are shown and asked for; None: the system's authorities vouch for them."""
         self._certificates = certificates
-        self._urls: Mapping[InstanceId, str] = {InstanceId(its.instance): its.url.rstrip("/") for its in engines}
+        self._urls: Mapping[InstanceId, str] = {
+            InstanceId(engine.instance): engine.url.rstrip("/") for engine in engines
+        }
         self._seen: dict[InstanceId, _Seen] = {}
         self._silent: set[InstanceId] = set()
 
@@ -285,7 +287,10 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
         cluster_kind=kind,
         wire_address=config.advertise or wire_address,
         epoch=epoch,
-        engines=tuple(Engine(InstanceId(its.instance), its.url, _role(its.role), its.model) for its in config.engines),
+        engines=tuple(
+            Engine(InstanceId(engine.instance), engine.url, _role(engine.role), engine.model)
+            for engine in config.engines
+        ),
         hardware=config.hardware or gpu_names(),
         takes_probes=config.link_probe_bytes > 0,
     )

@@ -80,8 +80,8 @@ class LinkMetrics:
             return
         self._refreshed_at = now
         states = sorted(self._states(), key=lambda its: its.num_connections)
-        metrics.CONNECTIONS.labels(direction="out").set(sum(its.num_connections for its in states))
-        by_peer = {its.peer: its for its in states}  # of a peer that has moved, the link that is in use
+        metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in states))
+        by_peer = {state.peer: state for state in states}  # of a peer that has moved, the link that is in use
         for peer in self._peers - set(by_peer):
             _forget(peer)
         for peer, state in by_peer.items():

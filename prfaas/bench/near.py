@@ -85,7 +85,7 @@ class Near:
             RemoteProtocolError: the far end refused, or went.
         """
         watch = self._watch = _Watch()
-        transfer_id, sizes = os.urandom(16), [len(its) for its in self._layers]
+        transfer_id, sizes = os.urandom(16), [len(layer) for layer in self._layers]
         self._link.open(Outgoing(transfer_id, b"", sizes, self._layers.__getitem__, 0, DEADLINE_SECONDS))
         self._wait(watch, watch.accepted, DEADLINE_SECONDS, progress)
         cpu, began = _cpu_seconds(), time.monotonic()

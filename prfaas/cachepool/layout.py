@@ -66,7 +66,7 @@ class Layout:
         return fingerprint_of(msgpack.packb(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
-        groups = [{**_plain(its), "layers": list(map(_plain, its.layers))} for its in self.groups]
+        groups = [{**_plain(group), "layers": list(map(_plain, group.layers))} for group in self.groups]
         return {"version": LAYOUT_VERSION, **_plain(self), "shard": _plain(self.shard), "groups": groups}
 
     @staticmethod

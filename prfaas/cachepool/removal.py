@@ -33,7 +33,7 @@ def removal(tables: Sequence[Slots], end_hash: BlockHash) -> list[Cut]:
     if end_hash not in path:
         return []
     followers = chains.beyond([end_hash], path[end_hash] - 1)
-    own = {its for cut in followers for its in cut.run.hashes[cut.num_left :]} | path.keys()
+    own = {block_hash for cut in followers for block_hash in cut.run.hashes[cut.num_left :]} | path.keys()
     kept_tokens = max(
         (tokens for its, tokens in path.items() if its != end_hash and chains.branches(its, own)), default=0
     )

@@ -162,9 +162,9 @@ def _item_bytes(layer: LayerSlice, dtype: str) -> int:
 
 def _numbers(layer: LayerSlice, shape: str) -> list[int]:
     sizes = shape.split("x")
-    if not all(its.isdecimal() and int(its) > 0 for its in sizes):
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise LayoutError(f"layer {layer.name}: {layer.axis_order!r} has no shape")
-    return [int(its) for its in sizes]
+    return [int(size) for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _group_obstacle(theirs: KVGroup, ours: KVGroup, there: Layout, here: Layout)
     for name in ("kind", "window_tokens"):
         if getattr(ours, name) != getattr(theirs, name):
             return f"{name}: {getattr(ours, name)} here, {getattr(theirs, name)} there"
-    if [its.name for its in ours.layers] != [its.name for its in theirs.layers]:
+    if [layer.name for layer in ours.layers] != [layer.name for layer in theirs.layers]:
         return "its layers are others here and there"
     if is_packed(here) and ours.block_tokens != theirs.block_tokens:
         sizes = f"{ours.block_tokens} tokens here, {theirs.block_tokens} there"
@@ -264,7 +264,7 @@ def whole_blocks(source: Side, target: Side, position: int, *, num_tokens: int) 
     length = source.layouts[0].groups[theirs.group].block_tokens
     start, end = theirs.first_block * length, min(num_tokens, (theirs.first_block + theirs.num_blocks) * length)
     firsts = [(ours.first_block + its) * group.block_tokens for its in range(ours.num_blocks)]
-    return [start <= its and min(num_tokens, its + group.block_tokens) <= end for its in firsts]
+    return [start <= first and min(num_tokens, first + group.block_tokens) <= end for first in firsts]
 
 
 def _pairs(source: Side, target: Side, position: int) -> dict[int, list[tuple[int, int]]]:
@@ -289,7 +289,8 @@ def _boxes(sources: Sequence[Layout], target: Layout, index: int, delta: int) ->
     group = target.groups[index]
     for number, layer in enumerate(group.layers):
         held = [
-            layer_parts(its, its.groups[index], its.groups[index].layers[number], first_token=delta) for its in sources
+            layer_parts(source, source.groups[index], source.groups[index].layers[number], first_token=delta)
+            for source in sources
         ]
         for part in layer_parts(target, group, layer):
             same = [[its for its in parts if its.name == part.name] for parts in held]
@@ -311,9 +312,9 @@ def _shared_out(
     """
     ours, theirs = target.axes[0].count, sources[0][0].axes[0].count
     if ours * here.shard.size == theirs * there[0].shard.size:
-        return target, [list(its) for its in sources]
+        return target, [list(source) for source in sources]
     if ours == theirs:  # what a share of its own would make smaller
-        return _from_zero(target), [[_from_zero(its) for its in parts] for parts in sources]
+        return _from_zero(target), [[_from_zero(part) for part in parts] for parts in sources]
     sizes = f"{ours} of each of {here.shard.size} ranks here, {theirs} of each of {there[0].shard.size} there"
     raise LayoutError(f"{target.axes[0].name}s of {target.name}: {sizes}")
 
@@ -353,14 +354,14 @@ def _box(source: Part, target: Part, first: int, end: int) -> Box | None:
         (count, theirs.stride_bytes, ours.stride_bytes)
         for count, theirs, ours in zip(counts, source.axes, target.axes, strict=True)
     ]
-    axes, item_bytes = _merged([its for its in axes if its[0] > 1], target.item_bytes)
-    counts, source_strides, target_strides = ([its[n] for its in axes] for n in range(3))
+    axes, item_bytes = _merged([axis for axis in axes if axis[0] > 1], target.item_bytes)
+    counts, source_strides, target_strides = ([axis[n] for axis in axes] for n in range(3))
     return Box(source_offset, target_offset, tuple(counts), tuple(source_strides), tuple(target_strides), item_bytes)
 
 
 def _merged(axes: list[tuple[int, int, int]], item_bytes: int) -> tuple[list[tuple[int, int, int]], int]:
     """Axes along which items lie together on both sides become part of the item."""
-    while dense := next((its for its in axes if its[1] == its[2] == item_bytes), None):
-        axes = [its for its in axes if its is not dense]
+    while dense := next((axis for axis in axes if axis[1] == axis[2] == item_bytes), None):
+        axes = [axis for axis in axes if axis is not dense]
         item_bytes *= dense[0]
     return axes, item_bytes

@@ -198,7 +198,7 @@ class Ssd:
         """
         self._on_change(change)
         if isinstance(change, BlocksRemoved) and self._settings.budget_bytes > self._memory.budget_bytes:
-            keys = ((change.layout, change.group, its) for its in change.hashes)
+            keys = ((change.layout, change.group, block_hash) for block_hash in change.hashes)
             self._to_write.extend(key for key in keys if self._source(key) is not None)
 
     def _source(self, key: Key) -> tuple[Arena, int] | None:
@@ -376,7 +376,7 @@ class Ssd:
 def disk_bytes(directory: Path) -> int:
     """The size of the disk on which a directory is, or would be made."""
     return shutil.disk_usage(
-        next(its for its in (directory.absolute(), *directory.absolute().parents) if its.exists())
+        next(parent for parent in (directory.absolute(), *directory.absolute().parents) if parent.exists())
     ).total
 
 

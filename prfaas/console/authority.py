@@ -70,7 +70,7 @@ class Authority:
         certificate, path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         key = _made_key(path)
         made = self._builder(_subject(name), key.public_key(), valid_for)
-        made = made.add_extension(x509.SubjectAlternativeName([_host(its) for its in hosts]), critical=False)
+        made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         signed = made.sign(self._key, hashes.SHA256())
         certificate.write_bytes(signed.public_bytes(_PEM))
         return self._issued(path, signed)

@@ -117,6 +117,6 @@ def first_json(
         if found is not None:
             return found
     if bases and len(failures) == len(bases):
-        is_refusal = any(its.is_refusal for its in failures)
+        is_refusal = any(failure.is_refusal for failure in failures)
         raise PageUnreachable("; ".join(map(str, failures)), is_refusal=is_refusal)
     return None

@@ -165,15 +165,15 @@ def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:
     """What the pools hold, by cluster, node, model, KV group and tier."""
     rows = tuple(
         (
-            its["cluster"],
-            its["node"],
-            its["model"],
-            its["kind"],
-            its["tier"],
-            f"{its['num_blocks']:,}",
-            size(its["num_bytes"]),
+            holding["cluster"],
+            holding["node"],
+            holding["model"],
+            holding["kind"],
+            holding["tier"],
+            f"{holding['num_blocks']:,}",
+            size(holding["num_bytes"]),
         )
-        for its in holdings
+        for holding in holdings
     )
     return Table("Pool", ("cluster", "node", "model", "KV group", "tier", "blocks", "bytes"), rows)
 
@@ -182,13 +182,13 @@ def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
     """What a manager was asked for most of late, with the hash that `prfaas pool pin` and `rm` take."""
     rows = tuple(
         (
-            its["hash"],
-            its["model"],
-            f"{its['num_tokens']:,}",
-            f"{its['hits_per_second']:.1f}",
-            ", ".join(its["holders"]),
+            prefix["hash"],
+            prefix["model"],
+            f"{prefix['num_tokens']:,}",
+            f"{prefix['hits_per_second']:.1f}",
+            ", ".join(prefix["holders"]),
         )
-        for its in prefixes
+        for prefix in prefixes
     )
     return Table("Hot prefixes", ("hash", "model", "tokens", "asked/s", "held by"), rows)
 

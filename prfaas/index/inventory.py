@@ -139,7 +139,7 @@ class Inventory:
 
     def _is_missed(self, block_tokens: int, hashes: Iterable[BlockHash]) -> bool:
         """Whether one of these is the parent that some orphan waits for."""
-        return bool(self._orphans) and any((block_tokens, its) in self._orphans for its in hashes)
+        return bool(self._orphans) and any((block_tokens, block_hash) in self._orphans for block_hash in hashes)
 
     def _remove_run(self, event: BlocksRemoved, fresh: _Fresh) -> bool:
         """Take the end of blocks that are all held as one; False where it has to be taken block by block."""

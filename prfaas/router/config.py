@@ -54,7 +54,7 @@ class ClusterConfig:
     instances: tuple[InstanceConfig, ...] = setting(records(InstanceConfig), default=(), doc="Its engines.")
 
     def __post_init__(self) -> None:
-        decoding = [its.name for its in self.instances if its.role == "decode"]
+        decoding = [instance.name for instance in self.instances if instance.role == "decode"]
         if self.kind == "prfaas" and decoding:
             raise ValueError(f"instances: {decoding[0]} decodes, and a prfaas cluster never does; write role: prefill")
 
@@ -313,10 +313,10 @@ class RouterConfig:
             )
 
     def _check_clients(self) -> None:
-        if len({its.client for its in self.quotas}) < len(self.quotas):
+        if len({quota.client for quota in self.quotas}) < len(self.quotas):
             raise ValueError("quotas: a client is named twice")
-        members = [client for its in self.tenants for client in its.clients]
-        if len({its.tenant for its in self.tenants}) < len(self.tenants) or len(set(members)) < len(members):
+        members = [client for tenant in self.tenants for client in tenant.clients]
+        if len({tenant.tenant for tenant in self.tenants}) < len(self.tenants) or len(set(members)) < len(members):
             raise ValueError("tenants: a tenant is named twice, or a client is of two")
         try:
             check_salt(self.tenant)
@@ -332,11 +332,11 @@ class RouterConfig:
 
     def quotas_by_client(self) -> dict[str, Quota]:
         """Of those that have."""
-        return {its.client: Quota(its.requests_per_minute, its.tokens_per_minute) for its in self.quotas}
+        return {quota.client: Quota(quota.requests_per_minute, quota.tokens_per_minute) for quota in self.quotas}
 
     def client_tenants(self) -> Tenants:
         """Whose cache each client's requests use."""
-        return Tenants({client: its.tenant for its in self.tenants for client in its.clients}, self.tenant)
+        return Tenants({client: tenant.tenant for tenant in self.tenants for client in tenant.clients}, self.tenant)
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
         """What gateways are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""

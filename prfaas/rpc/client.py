@@ -98,7 +98,7 @@ class ManagerClient:
         try:
             return await channel.call(method, request, timeout_seconds=timeout_seconds)
         except Fenced as error:
-            writer = next((its for its in self._channels if its.address == error.writer), None)
+            writer = next((channel for channel in self._channels if channel.address == error.writer), None)
             if writer is None:
                 raise ManagerUnreachable(f"the cluster's writer, {error.writer}, is none of ours") from error
         try:

@@ -36,7 +36,10 @@ from prfaas.types import (
 
 def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
     layouts = [msgpack.packb(layout.to_dict()) for layout in node.layouts] if with_layouts else []
-    engines = [pb.Engine(instance=its.instance, url=its.url, role=its.role, model=its.model) for its in node.engines]
+    engines = [
+        pb.Engine(instance=engine.instance, url=engine.url, role=engine.role, model=engine.model)
+        for engine in node.engines
+    ]
     return pb.Node(
         name=node.name,
         cluster=node.cluster,
@@ -65,7 +68,7 @@ def node_from(message: pb.Node) -> Node:
         message.wire_address,
         message.epoch,
         layouts,
-        tuple(_engine(its) for its in message.engines),
+        tuple(_engine(engine) for engine in message.engines),
         message.hardware,
         message.takes_probes,
     )
@@ -106,7 +109,10 @@ def _engine(message: pb.Engine) -> Engine:
 
 def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset: bool = False) -> pb.Batch:
     positions: dict[Holding, int] = {}
-    changes = [_change(its, lambda holding: positions.setdefault(holding, len(positions))) for its in announcements]
+    changes = [
+        _change(announcement, lambda holding: positions.setdefault(holding, len(positions)))
+        for announcement in announcements
+    ]
     return pb.Batch(sequence=sequence, reset=reset, holdings=map(_holding_message, positions), changes=changes)
 
 
@@ -227,8 +233,8 @@ def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int
 
 def answer_message(answer: Answer) -> pb.MatchResponse:
     return pb.MatchResponse(
-        nodes=[pb.NodeMatch(**its._asdict()) for its in answer.nodes],
-        clusters=[pb.ClusterMatch(**its._asdict()) for its in answer.clusters],
+        nodes=[pb.NodeMatch(**node._asdict()) for node in answer.nodes],
+        clusters=[pb.ClusterMatch(**cluster._asdict()) for cluster in answer.clusters],
         odd_lengths=answer.odd_lengths,
         world=None if answer.world is None else pb.WorldMatch(**answer.world._asdict()),
     )

@@ -23,7 +23,7 @@ def fetch_to(snapshot: Snapshot, request: RequestFacts, site: InstanceState) -> 
     It is when it spares at least `fetch_tokens` tokens, and comes from the same cluster or over a link that is up and
     abundant. Among nodes that hold as much: one of the same cluster, then the first by name.
     """
-    clusters = {one.agent: one.cluster for one in snapshot.instances}
+    clusters = {instance.agent: instance.cluster for instance in snapshot.instances}
     best: Fetch | None = None
     best_rank = (0, False, "")
     for source, num_tokens in request.cached_tokens.items():

@@ -19,8 +19,10 @@ _ROLES: dict[InstanceRole, str] = {"prefill": "prefill", "decode": "decode", "bo
 
 def pick_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
     """The decode profile's choice among the healthy instances that decode; None where it leaves nobody."""
-    candidates = _usable((one for one in snapshot.instances if one.decodes), request)
-    picked = _picker(snapshot).pick_decode([_endpoint(one, request) for one in candidates], _asked(snapshot, request))
+    candidates = _usable((instance for instance in snapshot.instances if instance.decodes), request)
+    picked = _picker(snapshot).pick_decode(
+        [_endpoint(candidate, request) for candidate in candidates], _asked(snapshot, request)
+    )
     return _named(candidates, picked[0]) if picked else None
 
 
@@ -28,8 +30,10 @@ def pick_prefill(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState
 ) -> tuple[InstanceState | None, PickReason]:
     """The decider's verdict for a decode instance, and the prefill profile's choice among its cluster's PD-P instances."""
-    candidates = _usable((one for one in snapshot.instances if one.prefills_within(decode.cluster)), request)
-    endpoints = [_endpoint(one, request) for one in candidates]
+    candidates = _usable(
+        (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster)), request
+    )
+    endpoints = [_endpoint(candidate, request) for candidate in candidates]
     asked = _asked(snapshot, request)
     picked, reason = _picker(snapshot).pick_prefill(endpoints, asked, _endpoint(decode, request))
     return (_named(candidates, picked) if picked else None), reason
@@ -41,12 +45,12 @@ def _picker(snapshot: Snapshot) -> EndpointPicker:
 
 def _usable(instances: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
     """In an order of each request's own: of equal scores the picker takes the first."""
-    usable = (one for one in instances if one.healthy and one.instance not in request.excluded)
+    usable = (instance for instance in instances if instance.healthy and instance.instance not in request.excluded)
     return sorted(usable, key=lambda one: tie(one, request))
 
 
 def _named(candidates: Iterable[InstanceState], endpoint: Endpoint) -> InstanceState:
-    return next(one for one in candidates if one.instance == endpoint.name)
+    return next(candidate for candidate in candidates if candidate.instance == endpoint.name)
 
 
 def _endpoint(its: InstanceState, request: RequestFacts) -> Endpoint:
@@ -66,6 +70,6 @@ def _endpoint(its: InstanceState, request: RequestFacts) -> Endpoint:
 
 def _asked(snapshot: Snapshot, request: RequestFacts) -> PickRequest:
     """The request, with matches counted in tokens. Its session's endpoint is the first one on the session's node."""
-    own = [one.instance for one in snapshot.instances if one.agent == request.session_agent]
+    own = [instance.instance for instance in snapshot.instances if instance.agent == request.session_agent]
     token = b64encode(own[0].encode()).decode() if own else None
     return PickRequest(request.num_prompt_tokens, 1, session_token=token)

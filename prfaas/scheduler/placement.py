@@ -60,7 +60,7 @@ def session_node(candidates: Iterable[InstanceState], request: RequestFacts) -> 
 
 
 def _usable(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
-    return [one for one in candidates if one.healthy and one.instance not in request.excluded]
+    return [candidate for candidate in candidates if candidate.healthy and candidate.instance not in request.excluded]
 
 
 def _roomy(usable: list[InstanceState]) -> list[InstanceState]:

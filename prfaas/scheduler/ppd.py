@@ -108,11 +108,11 @@ class PpdTable:
 
     @cached_property
     def _cells(self) -> Mapping[tuple[ContextClass, WorkloadType, float], PpdEntry]:
-        return {(one.context_class, one.workload_type, one.qps): one for one in self.entries}
+        return {(entry.context_class, entry.workload_type, entry.qps): entry for entry in self.entries}
 
     @cached_property
     def _measured_qps(self) -> frozenset[float]:
-        return frozenset(one.qps for one in self.entries)
+        return frozenset(entry.qps for entry in self.entries)
 
     def nearest_qps(self, qps: float) -> float:
         """The measured rate next to `qps`, the higher one of two equally near."""
@@ -291,7 +291,7 @@ class PpdRefresh:
 
 def _averages(turns: Iterable[Served], since: float) -> tuple[float | None, float | None]:
     """Mean TTFT and TPOT in seconds, each when enough turns have it."""
-    late = [its for its in turns if its.at > since]
+    late = [turn for turn in turns if turn.at > since]
     tpots = [its.tpot_seconds for its in late if its.tpot_seconds is not None]
     return _mean([its.ttft_seconds for its in late]), _mean(tpots)
 

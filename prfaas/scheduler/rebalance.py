@@ -104,11 +104,12 @@ def _refilled(state: Rebalance, cast: Cast, *, now: float, limits: Limits) -> Re
         state,
         ordered_at={its: at for its, at in state.ordered_at.items() if now - at < limits.repeat_seconds},
         egress={
-            its: state.egress.get(its, empty).filled(limits.egress_bytes_per_second, burst, now) for its in clusters
+            cluster: state.egress.get(cluster, empty).filled(limits.egress_bytes_per_second, burst, now)
+            for cluster in clusters
         },
         intake={
-            its: state.intake.get(its, empty).filled(limits.intake_bytes_per_second, burst, now)
-            for its in cast.clusters
+            cluster: state.intake.get(cluster, empty).filled(limits.intake_bytes_per_second, burst, now)
+            for cluster in cast.clusters
         },
     )
 
@@ -179,5 +180,5 @@ def _charged(state: Rebalance, move: Move, cast: Cast, *, now: float) -> Rebalan
 
 def drain_order(prefixes: Collection[HotPrefix], leaving: AgentName) -> list[HotPrefix]:
     """What of a leaving node is worth moving: prefixes that are asked for and that nobody else holds, hottest first."""
-    only_there = (its for its in prefixes if its.holders == {leaving} and its.hits_per_second > 0)
+    only_there = (prefix for prefix in prefixes if prefix.holders == {leaving} and prefix.hits_per_second > 0)
     return sorted(only_there, key=lambda its: (-its.hits_per_second, its.key))

@@ -102,7 +102,7 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
 def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
     if snapshot.local_policy == "endpoint_picker":
         return pick_decode(snapshot, request)
-    candidates = [one for one in snapshot.instances if one.decodes]
+    candidates = [instance for instance in snapshot.instances if instance.decodes]
     own = session_node(candidates, request) if keeps_session_nodes(snapshot, request) else []
     return choose(own if isinstance(own, list) and own else candidates, request)
 
@@ -112,8 +112,14 @@ def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -
     uncached = request.uncached_at(decode.agent)
     if not request.counted or request.num_prompt_tokens < 2 or uncached <= _lowest_threshold(snapshot, decode):
         return None  # of one token nothing can be transferred
-    candidates = [one for one in snapshot.instances if one.prefills_for_others and one.instance not in request.excluded]
-    reachable = [one for one in candidates if (one.cluster, decode.cluster) not in snapshot.links_down]
+    candidates = [
+        instance
+        for instance in snapshot.instances
+        if instance.prefills_for_others and instance.instance not in request.excluded
+    ]
+    reachable = [
+        candidate for candidate in candidates if (candidate.cluster, decode.cluster) not in snapshot.links_down
+    ]
     if reachable:
         return _over_a_path(snapshot, request, decode, reachable)
     if uncached <= snapshot.threshold_tokens:

@@ -63,7 +63,7 @@ def within(
     reason = _wish(policy, snapshot, request, decode)
     if reason in _STAYS:
         return None, reason
-    prefill = choose((one for one in snapshot.instances if one.prefills_within(decode.cluster)), request)
+    prefill = choose((instance for instance in snapshot.instances if instance.prefills_within(decode.cluster)), request)
     return (prefill, reason) if prefill is not None else (None, "no_pd_prefill_instance")
 
 
@@ -97,7 +97,7 @@ def keeps_session_nodes(snapshot: Snapshot, request: RequestFacts) -> bool:
 def _opening(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> WithinReason | None:
     """Why it is prefilled as a conversation's first turn is; None: it is a later one whose KV is on the decode node."""
     if keeps_session_nodes(snapshot, request):
-        own = session_node((one for one in snapshot.instances if one.decodes), request)
+        own = session_node((instance for instance in snapshot.instances if instance.decodes), request)
         if not isinstance(own, list):
             return _LEAVES[own]
     return "ppd_first_turn" if request.turn == 1 or not request.cached_at(decode.agent) else None
@@ -111,7 +111,9 @@ def _static(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) ->
         return "static_local"
     if opening := _opening(snapshot, request, decode):
         return opening
-    its = (one for one in snapshot.instances if one.cluster == decode.cluster and one.role == "decode")
+    its = (
+        instance for instance in snapshot.instances if instance.cluster == decode.cluster and instance.role == "decode"
+    )
     names = sorted(one.instance for one in its)
     share = snapshot.local_turns_ratio * len(names) - (len(names) - 1 - names.index(decode.instance))
     return "static_local" if request.seed < share * _SEEDS else "static_pd"

@@ -50,7 +50,7 @@ def deploy(
         requests_per_second=settings.requests_per_second,
     )
     path = settings.path
-    egress = {ClusterName(its.name): path.carried(deployment.egress(its)) for its in deployment.prfaas}
+    egress = {ClusterName(cluster.name): path.carried(deployment.egress(cluster)) for cluster in deployment.prfaas}
     wires = Wires(
         deployment.model.curve(),
         egress,
@@ -70,7 +70,7 @@ def deploy(
 
 def refuse_longer_than_memory(twin: Twin, longest_tokens: int) -> None:
     """Raise ConfigError where an engine's KV memory does not hold the longest request, prompt and answer: vLLM refuses it."""
-    room = min(one.kv_tokens for one in twin.instances.values())
+    room = min(instance.kv_tokens for instance in twin.instances.values())
     if longest_tokens > room:
         raise ConfigError(
             f"kv_tokens: {room:g} do not hold the longest request, whose prompt and answer are {longest_tokens} tokens; "
@@ -82,7 +82,7 @@ def with_bursts(settings: InstanceSettings, deployment: Deployment, *, end: floa
     """The settings with what others send until `end` drawn, over the egress of each PrfaaS cluster."""
     if settings.cross_traffic is None:
         return settings
-    clusters = [ClusterName(its.name) for its in deployment.prfaas]
+    clusters = [ClusterName(cluster.name) for cluster in deployment.prfaas]
     drawn = bursts(settings.cross_traffic, clusters, end=end, seed=settings.seed)
     operations = settings.operations
     return replace(settings, operations=replace(operations, link_changes=(*operations.link_changes, *drawn)))

@@ -46,7 +46,7 @@ def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tup
     A request that never ended is left out.
     """
     edges = _edges(end)
-    ended = [one for one in requests if one.decode_end == one.decode_end]
+    ended = [request for request in requests if request.decode_end == request.decode_end]
     counts = {}
     for name, between in _STAGES.items():
         moments = np.array([between(one) for one in ended]).reshape(-1, 2)
@@ -177,7 +177,7 @@ def summarise(
     start, end = counted[0].arrival, requests[-1].arrival
     span = max(end - start, 1e-12)
     in_time = [one for one in counted if one.end_to_end <= counting.timeout_seconds]
-    ended = sum(1 for one in requests if start < one.decode_end <= end)
+    ended = sum(1 for request in requests if start < request.decode_end <= end)
     reasons = Counter(one.reason for one in counted)
     attainment = sum(1 for one in in_time if counting.slo.met(one)) / len(counted)
     prompts = sum(one.num_prompt_tokens for one in counted)
@@ -212,12 +212,12 @@ def _mean(load: Load, end: float) -> float:
 
 
 def _of(requests: Sequence[Request], value: Callable[[Request], float]) -> Distribution:
-    return distribution(np.array([value(one) for one in requests]))
+    return distribution(np.array([value(request) for request in requests]))
 
 
 def _gaps(requests: Sequence[Request]) -> Distribution:
     """Where decode steps are equally long, a request's gaps all equal its TPOT."""
-    decoded = [one for one in requests if one.num_output_tokens > 1]
+    decoded = [request for request in requests if request.num_output_tokens > 1]
     weights = np.array([one.num_output_tokens - 1 for one in decoded], dtype=float)
     return distribution(np.array([one.tpot for one in decoded]), weights)
 

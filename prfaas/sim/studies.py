@@ -82,18 +82,18 @@ def _same_arrivals(progress: Progress) -> Table:
 def rapid_serve(progress: Progress) -> list[Table]:
     """RAPID-Serve's ratios, printed and simulated."""
     cells = rapid.cells(progress)
-    claims = tuple((one.name, one.printed, one.found, one.tolerance) for one in rapid.claims(cells))
+    claims = tuple((claim.name, claim.printed, claim.found, claim.tolerance) for claim in rapid.claims(cells))
     baselines = (*rapid.CHUNKS, "disaggregated")
-    sustained: Rows = tuple((one.model, one.trace.name, *one.sustained.values()) for one in cells)
-    gains: Rows = tuple((one.model, one.trace.name, *(one.gain(name) for name in baselines)) for one in cells)
+    sustained: Rows = tuple((cell.model, cell.trace.name, *cell.sustained.values()) for cell in cells)
+    gains: Rows = tuple((cell.model, cell.trace.name, *(cell.gain(name) for name in baselines)) for cell in cells)
     goodput: Rows = tuple(
-        (one.model, one.trace.name, *(one.goodput_gain(name) or "baseline near 0" for name in baselines))
-        for one in cells
+        (cell.model, cell.trace.name, *(cell.goodput_gain(name) or "baseline near 0" for name in baselines))
+        for cell in cells
     )
     loads: Rows = tuple(
-        (one.model, one.trace.name, system, run.arrivals, run.throughput, run.goodput, run.itl.mean)
-        for one in cells
-        for system, runs in one.runs.items()
+        (cell.model, cell.trace.name, system, run.arrivals, run.throughput, run.goodput, run.itl.mean)
+        for cell in cells
+        for system, runs in cell.runs.items()
         for run in runs
     )
     where = ("model", "trace")
@@ -120,7 +120,8 @@ def rapid_sensitivity(progress: Progress) -> list[Table]:
 def overlap(progress: Progress) -> list[Table]:
     """What PD instances that share their time are worth to a homogeneous and to a PrfaaS-PD deployment."""
     found = {
-        (one.case.variant, one.case.tokens_per_second, one.case.shared): one for one in overlap_study.outcomes(progress)
+        (outcome.case.variant, outcome.case.tokens_per_second, outcome.case.shared): outcome
+        for outcome in overlap_study.outcomes(progress)
     }
     rows: list[Row] = []
     for (variant, rate, shared), one in found.items():
@@ -167,7 +168,7 @@ def ppd_weights(progress: Progress) -> list[Table]:
     table = ppd.ppd_table(1, 3, progress=progress)
     rows = []
     for weight in TPOT_WEIGHTS:
-        scores = [one.score(ttft_weight=1.0, tpot_weight=weight) for one in table.entries]
+        scores = [entry.score(ttft_weight=1.0, tpot_weight=weight) for entry in table.entries]
         rows.append((weight, sum(score > 0 for score in scores) / len(scores)))
     return [Table("1P_3D, w_ttft = 1", ("w_tpot", "local share of cells"), tuple(rows))]
 
@@ -229,8 +230,10 @@ def _mode(case: figures.Case) -> str:
 def searches(progress: Progress) -> list[Table]:
     """Figure 5 of PrfaaS: capacity over the split and over t, solved and simulated."""
     splits, thresholds = search_study.search(progress)
-    by_split: Rows = tuple((one.num_prefill, one.solved, one.served) for one in splits)
-    by_threshold: Rows = tuple((one.threshold_tokens, one.solved, one.served) for one in thresholds)
+    by_split: Rows = tuple((split.num_prefill, split.solved, split.served) for split in splits)
+    by_threshold: Rows = tuple(
+        (threshold.threshold_tokens, threshold.solved, threshold.served) for threshold in thresholds
+    )
     figures_of = ("solver (req/s)", "twin (req/s)")
     return [
         Table("t = 19.4K, N_p of 8", ("N_p", *figures_of), by_split),

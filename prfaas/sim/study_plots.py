@@ -70,7 +70,7 @@ def _queueing(figure: Figure, tables: Sequence[Table]) -> None:
 
 def _search(figure: Figure, tables: Sequence[Table]) -> None:
     """PrfaaS, Figure 5: capacity over the split, and over t."""
-    for (_, axes), table in zip(_panels(figure, [one.title for one in tables]), tables, strict=True):
+    for (_, axes), table in zip(_panels(figure, [table.title for table in tables]), tables, strict=True):
         axes.plot(_numbers(table.rows, 0), _numbers(table.rows, 1), "-", color=_LOCAL, label="solver, exact")
         axes.plot(_numbers(table.rows, 0), _numbers(table.rows, 2), "o", color=_BASELINE, label="twin, saturated")
         axes.set(xlabel=table.columns[0], ylabel="requests/s")
@@ -130,8 +130,8 @@ def _overlap(figure: Figure, tables: Sequence[Table]) -> None:
     for name, axes in _panels(figure, _of(table, 0)):
         rows = [row for row in table.rows if row[0] == name]
         places = range(len(rows))
-        axes.bar([one - 0.2 for one in places], _numbers(rows, 4), 0.4, color=_BASELINE, label="planned")
-        axes.bar([one + 0.2 for one in places], _numbers(rows, 5), 0.4, color=_LOCAL, label="in the twin")
+        axes.bar([place - 0.2 for place in places], _numbers(rows, 4), 0.4, color=_BASELINE, label="planned")
+        axes.bar([place + 0.2 for place in places], _numbers(rows, 5), 0.4, color=_LOCAL, label="in the twin")
         axes.axhline(0.0, color="black", linewidth=0.8)
         axes.set_xticks(list(places), [f"{float(row[1]):g}" for row in rows])
         axes.set(xlabel="tokens/s asked of each answer", ylabel="gain of capacity")
@@ -142,7 +142,7 @@ def _rapid(column: int, label: str) -> Draw:
     """RAPID-Serve, Figures 6 and 9: what is served, or served well, over what is asked."""
 
     def draw(figure: Figure, tables: Sequence[Table]) -> None:
-        table = next(one for one in tables if one.title == "Over the load")
+        table = next(table for table in tables if table.title == "Over the load")
         for place, axes in _panels(figure, [f"{model}, {trace}" for model, trace in _pairs(table)]):
             for colour, system in zip(_COLOURS, _of(table, 2), strict=False):
                 rows = [row for row in table.rows if f"{row[0]}, {row[1]}" == place and row[2] == system]

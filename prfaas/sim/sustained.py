@@ -11,9 +11,9 @@ from prfaas.sim.model.request import Request
 def sustained(requests: Sequence[Request]) -> float:
     """Requests per second: the least, over the reasons, of its rate over its share. The faster way was never full."""
     ends = defaultdict[str, list[float]](list)
-    for one in requests:
-        ends[one.reason].append(one.decode_end)
-    return min(_rate(sorted(its)) * len(requests) / len(its) for its in ends.values())
+    for request in requests:
+        ends[request.reason].append(request.decode_end)
+    return min(_rate(sorted(ending)) * len(requests) / len(ending) for ending in ends.values())
 
 
 def _rate(ends: Sequence[float]) -> float:

@@ -111,10 +111,10 @@ class Twin:
         """How busy each cluster's instances of a role are, how full their KV memory is, and each egress in bytes/s."""
         found: dict[str, Load] = {}
         for group, engines in self._groups.items():
-            found[f"busy {group}"] = Load([one.busy for one in engines], len(engines))
-            room = sum(one.kv_tokens for one in engines)
+            found[f"busy {group}"] = Load([engine.busy for engine in engines], len(engines))
+            room = sum(engine.kv_tokens for engine in engines)
             if math.isfinite(room):
-                found[f"memory {group}"] = Load([one.held for one in engines], room)
+                found[f"memory {group}"] = Load([engine.held for engine in engines], room)
         return found | {f"egress {name}": Load([self.egress[name].sent]) for name in self._shares}
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -281,13 +281,15 @@ class Twin:
     # Operations
 
     def _plan_operations(self, operations: Operations) -> None:
-        _refuse_unknown("outages", "instance", (one.instance for one in operations.outages), self._nodes)
-        _refuse_unknown("role_changes", "instance", (one.instance for one in operations.role_changes), self._nodes)
+        _refuse_unknown("outages", "instance", (outage.instance for outage in operations.outages), self._nodes)
+        _refuse_unknown(
+            "role_changes", "instance", (change.instance for change in operations.role_changes), self._nodes
+        )
         only_prefill = {state.instance for state in self._states if state.cluster_kind == "prfaas"}
         for change in operations.role_changes:
             if change.instance in only_prefill:
                 raise ConfigError(f"role_changes: {change.instance} is of a PrfaaS cluster, which only prefills")
-        clusters = (one.cluster for one in operations.link_changes)
+        clusters = (change.cluster for change in operations.link_changes)
         _refuse_unknown("link_changes", "cluster with egress", clusters, self._shares)
         for outage in operations.outages:
             self.timeline.at(outage.start, self._die, outage)

@@ -125,7 +125,7 @@ class ScheduledEngine:
             kv_transfer_config=transfer,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = kv.num_blocks
-        if any(its.kept_states for its in block_map(kv).groups):
+        if any(group.kept_states for group in block_map(kv).groups):
             config.cache_config.mamba_cache_mode = "align"
         modules = {name: SilentLayer() for name in caches}
         config.compilation_config.static_forward_context.update(modules)
@@ -246,7 +246,7 @@ class ScheduledEngine:
         """Have vLLM's own prefix cache lose all states, and keep all attention."""
         pool = self.scheduler.kv_cache_manager.block_pool
         linear = {index for index, its in enumerate(self._groups) if its.kind == "linear_state"}
-        cached = [its for its in pool.blocks if its.block_hash is not None]
+        cached = [block for block in pool.blocks if block.block_hash is not None]
         states = {its.block_id for its in cached if get_group_id(its.block_hash) in linear}
         assert states, "vLLM's cache holds no state"
         pool.evict_blocks(states)
@@ -289,9 +289,9 @@ class ScheduledEngine:
         return int(output.total_num_scheduled_tokens)
 
     def _take(self, core: EngineCoreOutputs) -> None:
-        for its in core.outputs:
-            if its.finish_reason is not None:
-                self.told.finished[its.request_id] = str(its.finish_reason)
+        for output in core.outputs:
+            if output.finish_reason is not None:
+                self.told.finished[output.request_id] = str(output.finish_reason)
         counts = (core.scheduler_stats and core.scheduler_stats.kv_connector_stats) or {}
         for name, count in counts.items():
             if name.startswith("transfers "):
@@ -309,7 +309,7 @@ class ScheduledEngine:
 
     def _run_model(self, output: SchedulerOutput) -> None:
         """Each layer in turn: read what came before, write this step's tokens, say so as vLLM does."""
-        work = [(its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs]
+        work = [(req.req_id, req.num_computed_tokens) for req in output.scheduled_new_reqs]
         cached = output.scheduled_cached_reqs
         work += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         for request_id, before in work:
@@ -366,7 +366,10 @@ class ScheduledEngine:
         """A token for each request whose prompt is computed."""
         ids = list(output.num_scheduled_tokens)
         requests = (self._requests[its] for its in ids)
-        sampled = [[self._next_token(its)] if its.num_computed_tokens >= its.num_tokens else [] for its in requests]
+        sampled = [
+            [self._next_token(request)] if request.num_computed_tokens >= request.num_tokens else []
+            for request in requests
+        ]
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={its: index for index, its in enumerate(ids)},
@@ -388,7 +391,7 @@ def _changed(group: EngineGroup, before: int, after: int) -> list[tuple[int, int
     if group.kind == "linear_state":
         return [(group.state_entry(after), after)]
     positions = range(before // group.block_tokens, -(-after // group.block_tokens))
-    return [(its, min(after, (its + 1) * group.block_tokens)) for its in positions]
+    return [(position, min(after, (position + 1) * group.block_tokens)) for position in positions]
 
 
 def _held(group: EngineGroup, num_tokens: int) -> list[tuple[int, int]]:

@@ -69,7 +69,7 @@ class Site:
     def num_come(self) -> int:
         """Transfers that have come to the west, of all tests."""
         transfers = get_json(f"{self.nodes.west.status_url}/transfers")
-        return sum((its["direction"], its["outcome"]) == ("in", "completed") for its in transfers)
+        return sum((transfer["direction"], transfer["outcome"]) == ("in", "completed") for transfer in transfers)
 
     def run_until_finished(self, request_ids: Sequence[str]) -> None:
         """Step all engines in turn until these requests have ended."""

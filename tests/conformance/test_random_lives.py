@@ -152,7 +152,7 @@ class Lives:
     def leave_after_each_step(self) -> None:
         """Clients that leave the one engine or the other. What is given up then is not given up for its grant's sake."""
         self.grant_seconds = 3600.0
-        self.run([partial(self.begin, {one: n}) for one in self.engines for n in range(LEAVING_STEPS)])
+        self.run([partial(self.begin, {engine: n}) for engine in self.engines for n in range(LEAVING_STEPS)])
 
     def assert_nothing_is_left(self) -> None:
         self.site.assert_nothing_is_left()

@@ -80,7 +80,7 @@ class SilentEngines:
     def _start(self, model: Path, agent: AgentProcess, role: str) -> ScheduledEngine:
         kv = config_of(*SHAPES["dense"], num_blocks=NUM_BLOCKS)
         caches = caches_of(kv)
-        self._block_bytes = sum(its[0].nbytes for its in caches.values())
+        self._block_bytes = sum(cache[0].nbytes for cache in caches.values())
         return ScheduledEngine(
             model,
             agent.socket,
@@ -198,8 +198,8 @@ def _ends(connection: http.client.HTTPConnection) -> list[str]:
     """Why each answer of a stream has ended."""
     with contextlib.closing(connection):
         lines = [line[6:] for line in connection.getresponse() if line.startswith(b"data: {")]
-    choices = itertools.chain.from_iterable(json.loads(its)["choices"] for its in lines)
-    return [its["finish_reason"] for its in choices if its["finish_reason"]]
+    choices = itertools.chain.from_iterable(json.loads(line)["choices"] for line in lines)
+    return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
 
 
 def _parameters(direction: str, grant: str) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _status(agent: AgentProcess) -> dict[str, Any]:
 
 def _num_come(pair: Pair) -> int:
     transfers = get_json(f"{pair.west.status_url}/transfers")
-    return sum((its["direction"], its["outcome"]) == ("in", "completed") for its in transfers)
+    return sum((transfer["direction"], transfer["outcome"]) == ("in", "completed") for transfer in transfers)
 
 
 def _nothing_is_left(pair: Pair) -> bool:

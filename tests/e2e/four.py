@@ -73,7 +73,7 @@ class FourEngines:
     def sent_by_transfer(self) -> dict[str, int]:
         """Bytes of KV that a receiver has acknowledged, by whole transfer, of the last 1,024 of each agent."""
         records = (its for agent in self.agents.values() for its in get_json(f"{agent.status_url}/transfers"))
-        whole = (its for its in records if (its["direction"], its["outcome"]) == ("out", "completed"))
+        whole = (record for record in records if (record["direction"], record["outcome"]) == ("out", "completed"))
         return {its["transfer_id"]: its["acknowledged_bytes"] for its in whole}
 
 

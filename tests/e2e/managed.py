@@ -61,7 +61,7 @@ class Deployment:
         that each of them holds."""
         try:
             known = get_json(f"{self.manager_url}/digests")
-            status = {its.name: get_json(f"{its.status_url}/status") for its in self.agents.values()}
+            status = {agent.name: get_json(f"{agent.status_url}/status") for agent in self.agents.values()}
         except OSError:
             return False
         held = {

@@ -147,7 +147,7 @@ class Pair:
         """Whether no transfer is under way in either agent, and no slot or lease of one is left."""
         pages = [get_json(f"{agent.status_url}/status") for agent in (self.east, self.west)]
         words = ("sending", "receiving", "keeping", "early", "leases")
-        return not any(its["pool"]["transfer"] + sum(its[word] for word in words) for its in pages)
+        return not any(page["pool"]["transfer"] + sum(page[word] for word in words) for page in pages)
 
     def last_sent(self) -> dict[str, Any]:
         """What the east's agent says of its latest transfer."""
@@ -189,9 +189,9 @@ def outcome(direction: str, word: str) -> str:
 
 def resumes_at(layout: Layout, num_tokens: int) -> int:
     """Where a prompt that begins with `num_tokens` held ones is resumed: at a state, or else at a block's end."""
-    if any(its.kind == "linear_state" for its in layout.groups):
+    if any(group.kind == "linear_state" for group in layout.groups):
         return num_tokens
-    block_tokens = max(its.block_tokens for its in layout.groups)
+    block_tokens = max(group.block_tokens for group in layout.groups)
     return num_tokens // block_tokens * block_tokens
 
 
@@ -239,7 +239,7 @@ def running_pair(
         east, west = (stack.start_agent(name, reconnect_seconds="60s", **node) for name in ("east", "west"))
         stack.await_agent(east)
         stack.await_agent(west)
-        prefilling, decoding = ((*flags(family), *extra, "--tensor-parallel-size", str(its)) for its in ranks)
+        prefilling, decoding = ((*flags(family), *extra, "--tensor-parallel-size", str(rank)) for rank in ranks)
         is_compiled = family in COMPILED
         prefill = stack.start_engine(
             "east",

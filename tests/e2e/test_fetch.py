@@ -51,7 +51,7 @@ def _sequence(deployment: Deployment, name: str) -> int:
 def _arrived(deployment: Deployment, name: str) -> list[dict[str, Any]]:
     """What came to a node, oldest first."""
     records = get_json(f"{deployment.agents[name].status_url}/transfers")
-    return [its for its in records if its["direction"] == "in"]
+    return [record for record in records if record["direction"] == "in"]
 
 
 def _prefilled(deployment: Deployment) -> dict[str, int]:

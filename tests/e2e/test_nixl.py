@@ -131,7 +131,7 @@ def test_what_carries_a_grant_comes_through_ours(cluster: Cluster) -> None:
 
 
 def _outcomes(cluster: Cluster) -> list[list[str]]:
-    return [[its["outcome"] for its in transfers(agent.status_url).values()] for agent in cluster.agents]
+    return [[transfer["outcome"] for transfer in transfers(agent.status_url).values()] for agent in cluster.agents]
 
 
 def test_a_granted_leg_that_has_no_transfer_is_not_taken_for_nixls(cluster: Cluster) -> None:
@@ -149,5 +149,5 @@ def _num_nixl_transfers(engine: EngineProcess) -> int:
     """How many NIXL says it has pulled into an engine."""
     lines = get_text(f"{engine.url}/metrics").splitlines()
     return int(
-        sum(float(its.rpartition(" ")[2]) for its in lines if its.startswith("vllm:nixl_xfer_time_seconds_count"))
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:nixl_xfer_time_seconds_count"))
     )

@@ -56,7 +56,7 @@ def _await_prefill(engine_url: str, *, beyond: int) -> None:
 
 def _num_arrived(deployment: Deployment) -> int:
     records = get_json(f"{deployment.agents['west'].status_url}/transfers")
-    return sum(its["direction"] == "in" and its["outcome"] == "completed" for its in records)
+    return sum(record["direction"] == "in" and record["outcome"] == "completed" for record in records)
 
 
 @pytest.mark.timeout(900)

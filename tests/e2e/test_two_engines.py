@@ -158,7 +158,7 @@ def test_only_what_neither_prefix_cache_holds_is_computed_and_loaded(pair: Pair)
     assert pair.through_both(prompt) == pair.alone(prompt)
     loaded = counts(pair.decode)['prfaas_connector_copied_bytes_total{direction="receive"}'] - before
     block, states = (
-        sum(its.block_bytes for its in pair.layout().groups if linear == (its.kind == "linear_state"))
+        sum(group.block_bytes for group in pair.layout().groups if linear == (group.kind == "linear_state"))
         for linear in (False, True)
     )
     assert loaded == block + states  # one block of 256 tokens

@@ -36,7 +36,7 @@ class Vandal:
     def slots_of(self, prompt: list[int]) -> list[list[int]]:
         """By group, where the agent holds the blocks of a prompt, once they have come from the east."""
         grant, token = self.pair.signed(prompt)
-        shapes = (EngineGroup(its.kind, its.block_tokens, its.window_tokens) for its in self._layout.groups)
+        shapes = (EngineGroup(group.kind, group.block_tokens, group.window_tokens) for group in self._layout.groups)
         chain = self.pair.chain(prompt)
         groups = BlockMap(tuple(shapes)).transfer_groups(chain, grant.num_tokens)
         self._scheduler.post(Receive(grant.transfer_id, token, chain.at(grant.num_tokens), groups))

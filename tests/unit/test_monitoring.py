@@ -55,8 +55,8 @@ def parts(node: Any) -> Iterator[Any]:
 
 def series_of(expr: str) -> dict[str, set[str]]:
     """Every series that an expression selects, with the labels that it is selected by."""
-    selectors = [one for one in parts(promql.parse(expr)) if isinstance(one, promql.VectorSelector)]
-    return {one.name: {matcher.name for matcher in one.matchers.matchers} for one in selectors}
+    selectors = [part for part in parts(promql.parse(expr)) if isinstance(part, promql.VectorSelector)]
+    return {selector.name: {matcher.name for matcher in selector.matchers.matchers} for selector in selectors}
 
 
 @pytest.mark.parametrize("expr", asked())

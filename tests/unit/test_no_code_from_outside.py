@@ -45,7 +45,7 @@ def findings(source: str) -> Iterator[str]:
     """What in some code could make code of data."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (its.name for its in node.names if its.name.split(".")[0] in MODULES)
+            yield from (name.name for name in node.names if name.name.split(".")[0] in MODULES)
         elif isinstance(node, ast.ImportFrom):
             if (node.module or "").split(".")[0] in MODULES:
                 yield node.module or ""
@@ -56,7 +56,7 @@ def findings(source: str) -> Iterator[str]:
 
 def _of_call(call: ast.Call) -> Iterator[str]:
     name = ast.unparse(call.func)
-    given = {its.arg: ast.unparse(its.value) for its in call.keywords}
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     if name in CALLS or given.get("shell") == "True":
         yield name
     if name in LOADERS:

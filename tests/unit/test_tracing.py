@@ -86,7 +86,7 @@ def test_a_trace_is_continued_where_one_is_named_and_begun_at_the_door_alone(tak
     assert tracing.child("step") is tracing.NO_SPAN
     assert tracing.root("request", parent="nonsense").traceparent.startswith(f"00-{'f' * 32}-")
     assert tracing.continued("call", PARENT).traceparent.split("-")[1] == PARENT.split("-")[1]
-    assert [(its.parent, its.is_remote) for its in taking.spans] == [("", True), (PARENT, True)]
+    assert [(span.parent, span.is_remote) for span in taking.spans] == [("", True), (PARENT, True)]
 
 
 def test_spans_within_each_other_are_parent_and_child(taking: Taking) -> None:
@@ -96,7 +96,7 @@ def test_spans_within_each_other_are_parent_and_child(taking: Taking) -> None:
         assert tracing.current() is outer
     assert tracing.headers() == {}
     assert (taking.spans[1].parent, taking.spans[1].is_remote) == (taking.spans[0].traceparent, False)
-    assert [its.failures for its in taking.spans] == [[""], [""]]
+    assert [span.failures for span in taking.spans] == [[""], [""]]
 
 
 def test_an_exception_is_the_failure_of_every_span_that_it_leaves(taking: Taking) -> None:
@@ -106,7 +106,7 @@ def test_an_exception_is_the_failure_of_every_span_that_it_leaves(taking: Taking
         tracing.within(tracing.child("step")),
     ):
         raise ValueError("broken")
-    assert [its.failures for its in taking.spans] == [["ValueError: broken"]] * 2
+    assert [span.failures for span in taking.spans] == [["ValueError: broken"]] * 2
 
 
 def test_nothing_is_made_or_told_while_nobody_takes_spans() -> None:

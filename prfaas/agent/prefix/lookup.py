@@ -56,11 +56,11 @@ def servable_lengths(
     A state within 16 tokens may be another prompt's that only begins alike, which the engine can tell by its hash. One at
     their end is this prompt's for certain: it is the last of the list.
     """
-    reaches = [_Reach(its, path) for its in ranks]
+    reaches = [_Reach(rank, path) for rank in ranks]
     states = reaches[0].rules.states
     if not states:
-        length = min(its.usable_tokens(limit_tokens) for its in reaches)
-        is_served = length and all(its.usable_tokens(length) == length for its in reaches)
+        length = min(reach.usable_tokens(limit_tokens) for reach in reaches)
+        is_served = length and all(reach.usable_tokens(length) == length for reach in reaches)
         return [(length, path[length // HASH_UNIT_TOKENS])] if is_served else []
     found, num_uncertain = [], 0
     for length, block_hash in _states(ranks[0], states, path, limit_tokens):
@@ -68,7 +68,7 @@ def servable_lengths(
         num_uncertain += not is_certain
         if not is_certain and num_uncertain > MAX_UNCERTAIN:
             continue
-        if all(its.serves_state(length, block_hash) for its in reaches):
+        if all(reach.serves_state(length, block_hash) for reach in reaches):
             found.append((length, block_hash))
             if is_certain:
                 break

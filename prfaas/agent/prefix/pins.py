@@ -37,7 +37,9 @@ class Pins:
     def take(self, command: PoolCommand) -> None:
         """Carry out a command and report it; a removal once nothing of the prefix is being written to the SSD."""
         if command.order == "remove" and self._ssd is not None:
-            leaving = {its for cut in self._cuts(command.end_hash) for its in cut.run.hashes[cut.num_left :]}
+            leaving = {
+                block_hash for cut in self._cuts(command.end_hash) for block_hash in cut.run.hashes[cut.num_left :]
+            }
             if not self._ssd.write_none_of(leaving, lambda: self.take(command)):  # by then others may be
                 return
         self._carry_out(command)

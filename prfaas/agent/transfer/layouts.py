@@ -99,7 +99,7 @@ class LayoutsHere:
         Raises:
             Refusal: too much was read of late.
         """
-        if all(self._pool.arena_of(its) is not None for its in fingerprints):
+        if all(self._pool.arena_of(fingerprint) is not None for fingerprint in fingerprints):
             return False
         if not self.may_describe(peer, num_bytes):
             raise Refusal("no_memory", TOO_MUCH)
@@ -110,7 +110,7 @@ class LayoutsHere:
         self._foreign.pop(layout.fingerprint, None)
 
     def are_foreign(self, layouts: Collection[Layout]) -> bool:
-        return any(its.fingerprint in self._foreign for its in layouts)
+        return any(layout.fingerprint in self._foreign for layout in layouts)
 
     def conflict(self, theirs: Layout) -> str | None:
         """What keeps the engines of the same model here from reading blocks of `theirs`, in words; None where nothing does.
@@ -118,7 +118,7 @@ class LayoutsHere:
         Where no rank of a model is cut as theirs is, blocks are cut anew; where another rank is, theirs has not come yet.
         """
         ours = self._of_model(theirs.model)
-        alike = [its for its in ours if its.shard.size == theirs.shard.size]
+        alike = [our for our in ours if our.shard.size == theirs.shard.size]
         same = next((its for its in alike if its.shard == theirs.shard), None)
         if theirs in ours or not ours or (alike and same is None):
             return None
@@ -141,12 +141,12 @@ class LayoutsHere:
         Raises:
             Refusal: they are not the ranks of one engine, or nobody here can read what they hold.
         """
-        if found := next((text for its in opened.layouts if (text := self.conflict(its))), None):
+        if found := next((text for layout in opened.layouts if (text := self.conflict(layout))), None):
             raise Refusal("layout_mismatch", found)
         first = self._arena(opened, opened.fingerprints[0])
         if len(opened.fingerprints) != first.layout.shard.size:
             raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
-        arenas = tuple(self._arena(opened, its) for its in opened.fingerprints)
+        arenas = tuple(self._arena(opened, fingerprint) for fingerprint in opened.fingerprints)
         for rank, layout in enumerate(arena.layout for arena in arenas):
             its = replace(first.layout.shard, rank=rank)
             if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, its):
@@ -186,4 +186,4 @@ class LayoutsHere:
     def _can_be_cut(self, theirs: Layout) -> bool:
         """Whether engines here have the model, none of them in as many ranks; that nothing is in the way is known."""
         ours = self._of_model(theirs.model)
-        return bool(ours) and all(its.shard.size != theirs.shard.size for its in ours)
+        return bool(ours) and all(our.shard.size != theirs.shard.size for our in ours)

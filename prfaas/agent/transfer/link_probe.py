@@ -111,7 +111,7 @@ class SentProbes:
 
     def _idle_link(self, grant: Grant) -> Link:
         """Raises Refusal: it is not idle, it is known, or it was probed a moment ago."""
-        if self._under_way is not None or any(its.num_transfers for its in self._states()):
+        if self._under_way is not None or any(state.num_transfers for state in self._states()):
             raise Refusal("cancelled", "this node is sending")
         if time.monotonic() - self._began_at.get(grant.destination, float("-inf")) < PAUSE_SECONDS:
             raise Refusal("cancelled", f"the link was probed within {PAUSE_SECONDS:.0f} s")
@@ -147,7 +147,7 @@ class SentProbes:
         probe = self._under_way
         if probe is None or probe.has_ended:
             return
-        if sum(its.num_transfers for its in self._states()) > 1:
+        if sum(state.num_transfers for state in self._states()) > 1:
             self._finish(probe, "cancelled", "transfers have begun")
         elif probe.accepted_at is not None and (probe.link.has_found or now - probe.accepted_at >= SENDING_SECONDS):
             self._finish(probe)

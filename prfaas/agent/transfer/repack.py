@@ -153,7 +153,7 @@ def obstacle(theirs: Layout, ours: Layout) -> str | None:
 
 def agree(one: Side, other: Side, *, num_tokens: int) -> bool:
     """Whether two engines' blocks can be of one prompt: equal where they cut it alike, else equal at common ends."""
-    if [its.group for its in one.groups] != [its.group for its in other.groups]:
+    if [group.group for group in one.groups] != [group.group for group in other.groups]:
         return False
     return all(
         _agree(mine, theirs, [_width(side, mine) for side in (one, other)], num_tokens)

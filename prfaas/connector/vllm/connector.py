@@ -231,7 +231,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _scheduled(self, output: Any) -> Iterator[Scheduled]:
         cached = output.scheduled_cached_reqs
-        new = ((its.req_id, its.num_computed_tokens) for its in output.scheduled_new_reqs)
+        new = ((req.req_id, req.num_computed_tokens) for req in output.scheduled_new_reqs)
         for request_id, computed in chain(new, zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
             after = computed + output.num_scheduled_tokens.get(request_id, 0)
             tables = self._resolver(output, request_id)

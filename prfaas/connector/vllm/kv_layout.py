@@ -89,7 +89,7 @@ def _only_spec(index: int, group: KVCacheGroupSpec) -> Any:
     specs = list(iter_layer_specs(group.kv_cache_spec))
     for spec in specs:
         _check_known(index, spec)
-    shapes = {(type(its), its.block_size, getattr(its, "sliding_window", None)) for its in specs}
+    shapes = {(type(spec), spec.block_size, getattr(spec, "sliding_window", None)) for spec in specs}
     if len(shapes) != 1:
         raise LayoutError(f"KV group {index}: layers of different kinds share blocks: {sorted(map(str, shapes))}")
     return specs[0]
@@ -156,7 +156,7 @@ def _spec_of(group: KVCacheGroupSpec, name: str) -> Any:
 def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int, size: int) -> LayerSlice:
     if isinstance(spec, MambaSpec):
         shapes = " ".join("x".join(map(str, shape)) for shape in spec.shapes)
-        dtype = " ".join(_dtype_name(its) for its in spec.dtypes)
+        dtype = " ".join(_dtype_name(dtype) for dtype in spec.dtypes)
         return LayerSlice(name, offset, size, dtype, f"{spec.mamba_type.name.lower()} {shapes}")
     axes = _ATTENTION_AXES if cache.dim() == 1 + len(_ATTENTION_AXES) else _SPLIT_AXES
     if cache.dim() != 1 + len(axes):

@@ -104,7 +104,7 @@ class WorkerSide:
         if self._unpushed:
             self.tally.ring_overflows += 1
         for save in self._step.saves:
-            for its in (its for span in save.spans for its in span.copies(self._rank)):
+            for its in (copy for span in save.spans for copy in span.copies(self._rank)):
                 for name in self._by_group[its.span.group]:
                     self._pending.setdefault(name, []).append((save, its))
 
@@ -164,15 +164,15 @@ class WorkerSide:
 
     def _report(self, step: Step, *, is_back: bool) -> None:
         """Say what the step has ended, once its copies are made."""
-        entries = [RingEntry(EntryKind.FORWARD_ENDED, its.handle, group=int(its.last)) for its in step.saves]
-        over = [*(its.handle for its in step.saves if its.last), *step.ends]
+        entries = [RingEntry(EntryKind.FORWARD_ENDED, save.handle, group=int(save.last)) for save in step.saves]
+        over = [*(save.handle for save in step.saves if save.last), *step.ends]
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
         if is_back:
             self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_BACK, self._session))
         if entries or self._unpushed:
             self._copier.then_saved(partial(self._push, entries))
-        released = [its.release for its in step.saves if its.release is not None]
+        released = [save.release for save in step.saves if save.release is not None]
         if released:
             self._copier.then_saved(partial(self._release, released))
         self._copier.fence()  # now: the next step may zero blocks that it gives away before it calls any hook
@@ -198,7 +198,7 @@ class WorkerSide:
                 _log.error("load.refused", request=load.request_id, why="it names no slots of this rank")
                 self._fail(load.request_id)
                 continue
-            copies = [its for span in load.spans for its in span.copies(self._rank)]
+            copies = [copy for span in load.spans for copy in span.copies(self._rank)]
             for its in copies:
                 for name in self._by_group[its.span.group]:
                     copied = self._copier.load(self._layers[name], its.span.block_ids, its.slots)
@@ -206,7 +206,7 @@ class WorkerSide:
             self._copier.then_loaded(partial(self._finish, load.request_id, copies))
 
     def _finish(self, request_id: str, copies: Sequence[Copy]) -> None:
-        moved = any(self._moved(its) for its in copies)
+        moved = any(self._moved(copy) for copy in copies)
         with self._lock:
             self._finished.add(request_id)
             if moved:

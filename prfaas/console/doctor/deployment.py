@@ -14,7 +14,7 @@ Nodes = Sequence[Mapping[str, Any]]  # as managers have them at /state
 
 def agent_findings(agent: AgentConfig, nodes: Nodes) -> Iterator[Finding]:
     """Whether managers would take this agent beside the others."""
-    others = [its for its in nodes if its["name"] != agent.name]
+    others = [node for node in nodes if node["name"] != agent.name]
     yield _node_name(agent, nodes)
     yield from _instance_names(agent, others)
     yield _cluster_kind(agent, others)
@@ -22,16 +22,16 @@ def agent_findings(agent: AgentConfig, nodes: Nodes) -> Iterator[Finding]:
 
 def _node_name(agent: AgentConfig, nodes: Nodes) -> Finding:
     here = agent.advertise or agent.listen
-    for its in nodes:
-        if its["name"] == agent.name and its["wire_address"] != here:
-            message = f"a live node at {its['wire_address']} is named {agent.name}, and this one would be at {here}"
+    for node in nodes:
+        if node["name"] == agent.name and node["wire_address"] != here:
+            message = f"a live node at {node['wire_address']} is named {agent.name}, and this one would be at {here}"
             remedy = "write another name, unique in the deployment; restart this agent if it is that node"
             return bad("node_name", "agent", message, remedy=remedy)
     return good("node_name", "agent", f"no other live node is named {agent.name}")
 
 
 def _instance_names(agent: AgentConfig, others: Nodes) -> Iterator[Finding]:
-    holders = {engine["instance"]: its["name"] for its in others for engine in its.get("engines", [])}
+    holders = {engine["instance"]: other["name"] for other in others for engine in other.get("engines", [])}
     for engine in agent.engines:
         if holder := holders.get(engine.instance):
             message = f"{engine.instance} stands beside {holder}, which lives; managers refuse this agent"
@@ -40,10 +40,10 @@ def _instance_names(agent: AgentConfig, others: Nodes) -> Iterator[Finding]:
 
 
 def _cluster_kind(agent: AgentConfig, others: Nodes) -> Finding:
-    for its in others:
-        if its["cluster"] == agent.cluster and its["cluster_kind"] != agent.cluster_kind:
-            kind = its["cluster_kind"]
-            says = f"{its['name']} says that {agent.cluster} is {kind}"
+    for other in others:
+        if other["cluster"] == agent.cluster and other["cluster_kind"] != agent.cluster_kind:
+            kind = other["cluster_kind"]
+            says = f"{other['name']} says that {agent.cluster} is {kind}"
             message = f"cluster_kind is {agent.cluster_kind}, and {says}; managers refuse this agent"
             remedy = f"write cluster_kind: {kind}, or another cluster"
             return bad("cluster_kind", "agent", message, remedy=remedy)
@@ -52,7 +52,7 @@ def _cluster_kind(agent: AgentConfig, others: Nodes) -> Finding:
 
 def router_finding(router: RouterConfig, nodes: Nodes) -> Finding:
     """Whether a router's cluster is there."""
-    live = sorted({its["cluster"] for its in nodes if its["cluster_kind"] == "pd"})
+    live = sorted({node["cluster"] for node in nodes if node["cluster_kind"] == "pd"})
     if router.cluster and router.cluster not in live:
         message = f"managers know no PD cluster {router.cluster}; every request would be refused (no_decode_instance)"
         known = f"write cluster: {' or '.join(live)}" if live else "have its agents name these managers"

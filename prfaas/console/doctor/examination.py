@@ -93,11 +93,11 @@ def _once(component: str, findings: list[Finding], patient: Patient) -> list[Fin
     try:
         config.load(COMPONENTS[component], component=component, file=path, check=check)
     except ConfigError as error:
-        same = next((its for its in findings if _is_told(said.partition(":")[0], its, component)), None)
+        same = next((finding for finding in findings if _is_told(said.partition(":")[0], finding, component)), None)
         if same is None:
             return [_misconfigured(path, error), *findings]
         placed = replace(same, message=f"{str(error).removesuffix(said)}{same.message}")
-        return [placed if its is same else its for its in findings]
+        return [placed if finding is same else finding for finding in findings]
     return [good("configuration", str(path), "the start takes it"), *findings]
 
 
@@ -247,7 +247,7 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
     yield good("secret", where, f"{path} is long enough and not open to everybody")
     managers: tuple[str, ...] = getattr(settings, "managers", ())
     tls = CertificateFiles.of(settings)
-    if managers and (tls is None or all(its.is_file() for its in tls.paths)):
+    if managers and (tls is None or all(path.is_file() for path in tls.paths)):
         seconds = patient.console.timeout
         yield from patient.ask_managers(
             managers, name=name, secret=secret, tls=tls, where=where, timeout_seconds=seconds

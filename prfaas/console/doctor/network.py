@@ -160,7 +160,7 @@ def _is_own(host: str) -> bool:
 
 def wires_findings(router: RouterConfig, *, timeout_seconds: float) -> Iterator[Finding]:
     """Whether the agents that a router names take connections, asked at the same time."""
-    named = [its for cluster in router.clusters for its in cluster.instances]
+    named = [instance for cluster in router.clusters for instance in cluster.instances]
     with ThreadPoolExecutor(MAX_ASKED) as threads:
         ask = functools.partial(why_unreached, timeout_seconds=timeout_seconds)
         answers = list(threads.map(ask, [its.wire for its in named]))

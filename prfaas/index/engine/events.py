@@ -99,7 +99,7 @@ def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:
     if name not in ("BlockStored", "BlockRemoved") or str(fields.get("medium") or _GPU).upper() != _GPU:
         return None
     hashes, group = tuple(fields["block_hashes"]), fields.get("group_idx")
-    if not all(isinstance(its, int | bytes) for its in hashes):
+    if not all(isinstance(block_hash, int | bytes) for block_hash in hashes):
         raise ValueError("a block hash is a number or bytes")
     if not isinstance(group, int | None):
         raise ValueError("a group is a number")

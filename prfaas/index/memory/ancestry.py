@@ -36,7 +36,12 @@ class Ancestry:
     def deepest_first(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
         """Known blocks, those with the most before them first."""
         parts = self._places.parts
-        return [its for _, its in sorted([(parts[its[0]][its], its) for its in hashes], reverse=True)]
+        return [
+            its
+            for _, its in sorted(
+                [(parts[block_hash[0]][block_hash], block_hash) for block_hash in hashes], reverse=True
+            )
+        ]
 
     def follows(self, parent: BlockHash, index: int) -> bool:
         """Whether the block at `index` of a chain can have this parent, which is known."""

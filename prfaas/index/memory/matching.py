@@ -110,9 +110,9 @@ class Evidence:
             for family, place, bits in found:
                 self.add(family, place, bits)
             return
-        named = [(family, place, [lengths[its] for its in _ones(bits)]) for family, place, bits in entries]
+        named = [(family, place, [lengths[one] for one in _ones(bits)]) for family, place, bits in entries]
         for grid, found in marks.items():
-            named += [(family, place, [(its + 1) * grid for its in _ones(bits)]) for family, place, bits in found]
+            named += [(family, place, [(one + 1) * grid for one in _ones(bits)]) for family, place, bits in found]
         self._ends = sorted({length for _, _, at in named for length in at})
         positions = {length: position for position, length in enumerate(self._ends)}
         for family, place, at in named:
@@ -171,8 +171,8 @@ def _ones(bits: int) -> Iterator[int]:
 
 
 def _union(places: Sequence[Held]) -> Held:
-    blocks = [functools.reduce(or_, bits) for bits in zip(*(its.blocks for its in places), strict=True)]
-    exact = [functools.reduce(or_, bits) for bits in zip(*(its.exact for its in places), strict=True)]
+    blocks = [functools.reduce(or_, bits) for bits in zip(*(place.blocks for place in places), strict=True)]
+    exact = [functools.reduce(or_, bits) for bits in zip(*(place.exact for place in places), strict=True)]
     return Held(tuple(blocks), tuple(exact), places[0].ends)
 
 

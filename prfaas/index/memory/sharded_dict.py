@@ -47,11 +47,11 @@ class SpreadDict(Generic[Value]):
 
     def has_none(self, hashes: Iterable[BlockHash]) -> bool:
         parts = self.parts
-        return not any(its in parts[its[0]] for its in hashes)
+        return not any(block_hash in parts[block_hash[0]] for block_hash in hashes)
 
     def has_all(self, hashes: Iterable[BlockHash]) -> bool:
         parts = self.parts
-        return all(its in parts[its[0]] for its in hashes)
+        return all(block_hash in parts[block_hash[0]] for block_hash in hashes)
 
 
 class SpreadSet:
@@ -86,8 +86,8 @@ class SpreadSet:
     def lacking(self, hashes: Iterable[BlockHash]) -> set[BlockHash]:
         """Those that are not here."""
         parts = self._parts
-        return {its for its in hashes if its not in parts[its[0]]}
+        return {block_hash for block_hash in hashes if block_hash not in parts[block_hash[0]]}
 
     def has_all(self, hashes: Iterable[BlockHash]) -> bool:
         parts = self._parts
-        return all(its in parts[its[0]] for its in hashes)
+        return all(block_hash in parts[block_hash[0]] for block_hash in hashes)

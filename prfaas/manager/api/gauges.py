@@ -56,17 +56,17 @@ class Gauges:
     def _links(self) -> None:
         for gauge in (metrics.PATH_GOODPUT, metrics.PATH_CAPACITY, metrics.PATH_UP, metrics.PATH_MULTIPLIER):
             gauge.clear()
-        for its in self._paths.views():
-            labels = {"source": its.source, "destination": its.destination}
-            metrics.PATH_GOODPUT.labels(**labels).set(its.bytes_per_second)
-            metrics.PATH_CAPACITY.labels(**labels).set(its.capacity_bytes_per_second)
-            metrics.PATH_UP.labels(**labels).set(not its.is_down)
-            metrics.PATH_MULTIPLIER.labels(**labels).set(its.congestion.multiplier)
+        for view in self._paths.views():
+            labels = {"source": view.source, "destination": view.destination}
+            metrics.PATH_GOODPUT.labels(**labels).set(view.bytes_per_second)
+            metrics.PATH_CAPACITY.labels(**labels).set(view.capacity_bytes_per_second)
+            metrics.PATH_UP.labels(**labels).set(not view.is_down)
+            metrics.PATH_MULTIPLIER.labels(**labels).set(view.congestion.multiplier)
 
     def _holdings(self) -> None:
         metrics.MANAGER_HELD_BLOCKS.clear()
         metrics.MANAGER_HELD_BYTES.clear()
-        for its in holdings(self._world):
-            labels = {"cluster": its["cluster"], "group": its["kind"], "tier": its["tier"]}
-            metrics.MANAGER_HELD_BLOCKS.labels(**labels).inc(its["num_blocks"])
-            metrics.MANAGER_HELD_BYTES.labels(**labels).inc(its["num_bytes"])
+        for holding in holdings(self._world):
+            labels = {"cluster": holding["cluster"], "group": holding["kind"], "tier": holding["tier"]}
+            metrics.MANAGER_HELD_BLOCKS.labels(**labels).inc(holding["num_blocks"])
+            metrics.MANAGER_HELD_BYTES.labels(**labels).inc(holding["num_bytes"])

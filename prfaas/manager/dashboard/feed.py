@@ -95,8 +95,10 @@ class Feed:
             plan_version=plan.version if plan else 0,
             plan_limit=plan.limit if plan else "",
             paths={_name(path): _path_sample(path) for path in its.path_records()},
-            counts={f"{its['route']}/{its['reason']}": its["count"] for its in decision_counts()},
-            answered={f"{one['route']}/{one['reason']}/{one['outcome']}": one["count"] for one in outcomes.counts()},
+            counts={f"{count['route']}/{count['reason']}": count["count"] for count in decision_counts()},
+            answered={
+                f"{count['route']}/{count['reason']}/{count['outcome']}": count["count"] for count in outcomes.counts()
+            },
             ttft=outcomes.times(),
             roles={engine.instance: engine.role for member in live for engine in member.node.engines},
             draining=dict(plan.draining.items()) if plan else {},

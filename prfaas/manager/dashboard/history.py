@@ -83,14 +83,14 @@ class History:
 
     def drawn(self) -> list[dict[str, Any]]:
         """Every sample, oldest first."""
-        return [its.drawn() for its in self._samples]
+        return [sample.drawn() for sample in self._samples]
 
     def latest(self) -> dict[str, Any] | None:
         return self._samples[-1].drawn() if self._samples else None
 
     def changes(self) -> list[dict[str, Any]]:
         """Newest first."""
-        return [asdict(its) for its in reversed(self._changes)]
+        return [asdict(change) for change in reversed(self._changes)]
 
 
 def changes(before: Sample, now: Sample) -> Iterator[Change]:

@@ -110,17 +110,17 @@ class Overview:
 
     def path_records(self) -> Iterator[dict[str, Any]]:
         """Each watched path between two clusters, with its own t."""
-        for its in self.paths.views():
+        for view in self.paths.views():
             yield {
-                "source": its.source,
-                "destination": its.destination,
-                "is_down": its.is_down,
-                "bytes_per_second": its.bytes_per_second,
-                "capacity_bytes_per_second": its.capacity_bytes_per_second,
-                "multiplier": its.congestion.multiplier,
-                "cause": its.congestion.cause,
-                "pressures": its.pressures,
-                "threshold_tokens": raised_threshold(self.routing.threshold_tokens, its.congestion),
+                "source": view.source,
+                "destination": view.destination,
+                "is_down": view.is_down,
+                "bytes_per_second": view.bytes_per_second,
+                "capacity_bytes_per_second": view.capacity_bytes_per_second,
+                "multiplier": view.congestion.multiplier,
+                "cause": view.congestion.cause,
+                "pressures": view.pressures,
+                "threshold_tokens": raised_threshold(self.routing.threshold_tokens, view.congestion),
             }
 
     def _sessions(self) -> dict[str, Any]:

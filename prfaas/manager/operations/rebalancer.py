@@ -116,7 +116,7 @@ class Rebalancing:
         """The nodes that hold all of it."""
         query = Query(prefix.model, prefix.units, prefix.num_tokens, ((prefix.num_tokens, prefix.end_hash),))
         answer = self._world.index.match(query)
-        return (its.node for its in answer.nodes if its.usable_tokens == prefix.num_tokens)
+        return (node.node for node in answer.nodes if node.usable_tokens == prefix.num_tokens)
 
     def _cast(self, members: dict[AgentName, Member]) -> Cast:
         clusters = {name: its.node.cluster for name, its in members.items()}
@@ -126,8 +126,8 @@ class Rebalancing:
             leaving=self._world.leaving,
             full_links=frozenset(_full_links(members)),
             under_way=tuple(
-                Move(_key(its.prefix), its.source.name, its.destination.name, its.max_bytes)
-                for its in self._copies.orders()
+                Move(_key(order.prefix), order.source.name, order.destination.name, order.max_bytes)
+                for order in self._copies.orders()
             ),
         )
 
@@ -186,7 +186,7 @@ def _key(prefix: Prefix) -> PrefixKey:
 
 def _num_bytes(node: Node, prefix: Prefix) -> int:
     """What the prefix has on all ranks of a node; 0 when it has no layout of the model."""
-    return sum(prefix_bytes(its, prefix.num_tokens) for its in node.layouts if its.model == prefix.model)
+    return sum(prefix_bytes(layout, prefix.num_tokens) for layout in node.layouts if layout.model == prefix.model)
 
 
 def _full_links(members: dict[AgentName, Member]) -> Iterator[tuple[ClusterName, ClusterName]]:

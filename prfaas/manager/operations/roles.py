@@ -47,7 +47,7 @@ class RoleOrders:
         async with self._turn:
             before = live_member(self._world, name)
             after = self._check(before, role)
-            self._world.turn(before.node.cluster, frozenset(its.instance for its in before.node.engines))
+            self._world.turn(before.node.cluster, frozenset(engine.instance for engine in before.node.engines))
             try:
                 idle = await until_idle(self._world, name, seconds=seconds, clock=self._clock)
             finally:

@@ -58,7 +58,7 @@ class _Inputs:
 
     def has_rates_of(self, other: _Inputs) -> bool:
         """Whether the links carry about the same."""
-        if [its[:2] for its in self.rates] != [its[:2] for its in other.rates]:
+        if [rate[:2] for rate in self.rates] != [rate[:2] for rate in other.rates]:
             return False
         pairs = zip(self.rates, other.rates, strict=True)
         return all(abs(mine[2] - theirs[2]) <= RATE_CHANGE_RATIO * theirs[2] for mine, theirs in pairs)
@@ -154,7 +154,7 @@ class Planning:
     def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair], frozenset[Pair]]:
         """Of each path what it carries, 0 where that is not known; those that a probe has found, and bounded from below."""
         within, file = remembered_seconds(self._config), self._deployment
-        pairs = [(its.name, pd.name) for its in file.prfaas for pd in file.pd]
+        pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
         found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
         least = {pair: self._paths.least_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
         probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
@@ -218,7 +218,11 @@ class Planning:
         """The file's deployment with the instances that live and the rates that were measured."""
         roles = {cluster: Counter(dict(counts)) for cluster, counts in inputs.roles}
         file = self._deployment
-        prfaas = [replace(its, num_instances=roles[its.name].total()) for its in file.prfaas if its.name in roles]
+        prfaas = [
+            replace(cluster, num_instances=roles[cluster.name].total())
+            for cluster in file.prfaas
+            if cluster.name in roles
+        ]
         pd = [_with_roles(its, roles[its.name]) for its in file.pd if its.name in roles]
         kept = [its for its in links_with(inputs.rates, file) if its.source in roles and its.target in roles]
         return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), links=tuple(kept))
@@ -316,7 +320,7 @@ def _is_near(before: int, now: int, dead_band: float) -> bool:
 
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
-    return {its.cluster: (its.num_prefill, its.num_decode) for its in plan.splits}
+    return {split.cluster: (split.num_prefill, split.num_decode) for split in plan.splits}
 
 
 def remembered_seconds(config: ManagerConfig) -> float:
@@ -332,7 +336,7 @@ def probed_within(
 
     `least` is what probes that found no rate have shown: it lowers none, and raises one that is known up to the file's.
     """
-    listed = {(its.source, its.target): its.bytes_per_second for its in file.links}
+    listed = {(link.source, link.target): link.bytes_per_second for link in file.links}
 
     def within(pair: Pair, rate: float) -> float:
         most = listed.get(pair, math.inf)
@@ -345,7 +349,7 @@ def probed_within(
 def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[Link]:
     """The file's links with the rates that were measured. Where it lists none, every pair that was not measured is
     limited by its cluster's egress alone."""
-    links = {(its.source, its.target): its.bytes_per_second for its in file.links}
+    links = {(link.source, link.target): link.bytes_per_second for link in file.links}
     measured = {(source, target): rate for source, target, rate in rates}
     if measured and not file.links:
         links = {(prfaas.name, pd.name): math.inf for prfaas in file.prfaas for pd in file.pd}
@@ -359,9 +363,9 @@ def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:
         return {}
     kv_bytes = deployment.model.kv_bytes(tokens)
     return {
-        its.name: ClusterSupply(deployment.egress(its) / kv_bytes, _rate(its, tokens))
-        for its in deployment.prfaas
-        if np.isfinite(deployment.egress(its))
+        cluster.name: ClusterSupply(deployment.egress(cluster) / kv_bytes, _rate(cluster, tokens))
+        for cluster in deployment.prfaas
+        if np.isfinite(deployment.egress(cluster))
     }
 
 

@@ -70,7 +70,7 @@ class RoleChanges:
             for member in self._world.live()
             for load in member.figures.engines
         }
-        here = {its.instance for member in self._world.live() for its in member.node.engines}
+        here = {engine.instance for member in self._world.live() for engine in member.node.engines}
         waited = now - self._drained_since
         busy = [name for name in plan.draining if name in here and loads.get(name, 1)]  # 1: nobody says what it runs
         if (busy and waited < self._config.role_drain_seconds) or waited < SETTLE_SECONDS:

@@ -35,8 +35,8 @@ def form(present: Present) -> dict[str, Any]:
         "arrivals_per_second": present.arrivals_per_second,
         "clusters": [
             *(
-                {"name": one.name, "kind": "prfaas", "instances": one.num_instances, **_rate(its, one)}
-                for one in its.prfaas
+                {"name": cluster.name, "kind": "prfaas", "instances": cluster.num_instances, **_rate(its, cluster)}
+                for cluster in its.prfaas
             ),
             *(
                 {"name": one.name, "kind": "pd", "instances": one.num_instances, "num_prefill": one.num_prefill}
@@ -73,10 +73,10 @@ def answer(present: Present, question: Mapping[str, Any]) -> dict[str, Any]:
 def _changed(deployment: Deployment, asked: Any) -> Deployment:
     if not isinstance(asked, dict) or not all(isinstance(its, dict) for its in asked.values()):
         raise ValueError("clusters: names with what changes")
-    unknown = asked.keys() - {its.name for its in deployment.clusters}
+    unknown = asked.keys() - {cluster.name for cluster in deployment.clusters}
     if unknown:
         raise ValueError(f"clusters: {sorted(unknown)[0]!r} is not alive")
-    prfaas = tuple(_prfaas(its, asked.get(its.name, {})) for its in deployment.prfaas)
+    prfaas = tuple(_prfaas(cluster, asked.get(cluster.name, {})) for cluster in deployment.prfaas)
     changed = replace(deployment, prfaas=prfaas, pd=tuple(_pd(its, asked.get(its.name, {})) for its in deployment.pd))
     for its in deployment.prfaas:
         if "egress_bytes_per_second" in asked.get(its.name, {}):
@@ -105,7 +105,7 @@ def _pd(cluster: PdCluster, asked: Mapping[str, Any]) -> PdCluster:
 
 def _with_egress(deployment: Deployment, name: str, *, before: float) -> Deployment:
     """The links of a cluster as wide, in the same proportions, as its egress is now."""
-    cluster = next(its for its in deployment.prfaas if its.name == name)
+    cluster = next(cluster for cluster in deployment.prfaas if cluster.name == name)
     after = cluster.egress_bytes_per_second
     share = after / before if before and math.isfinite(before) else math.inf
     links = tuple(

@@ -165,7 +165,7 @@ class Replication:
 
     @property
     def _followed(self) -> list[ClusterName]:
-        return [its for its in self._clusters if its not in self._writers]
+        return [cluster for cluster in self._clusters if cluster not in self._writers]
 
     async def _retire_if_over(self, cluster: ClusterName) -> None:
         """Forget the nodes of a cluster when all have been silent for long and no writer is there to forget them."""

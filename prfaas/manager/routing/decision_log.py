@@ -52,7 +52,7 @@ class Decided:
 
     def _num_uncached_tokens(self) -> int | None:
         """What the decode node lacks: what t is compared with. None where nobody decodes."""
-        agents = {its.instance: its.agent for its in self.snapshot.instances}
+        agents = {instance.instance: instance.agent for instance in self.snapshot.instances}
         agent = agents.get(self.decision.decode) if self.decision.decode is not None else None
         return None if agent is None else self.facts.uncached_at(agent)
 

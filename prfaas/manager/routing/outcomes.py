@@ -175,9 +175,9 @@ def counts() -> Iterator[dict[str, Any]]:
     """Requests since the start, by route, reason and outcome, as /metrics counts them."""
     for metric in metrics.MANAGER_ANSWERED.collect():
         yield from (
-            {**its.labels, "count": its.value, "explanation": WORDS[its.labels["reason"]]}
-            for its in metric.samples
-            if its.name.endswith("_total")
+            {**sample.labels, "count": sample.value, "explanation": WORDS[sample.labels["reason"]]}
+            for sample in metric.samples
+            if sample.name.endswith("_total")
         )
 
 

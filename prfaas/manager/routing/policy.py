@@ -48,7 +48,9 @@ class LiveTable:
         answered = its.status == 200 and its.streamed and 0 < its.ttft_seconds < MAX_SECONDS
         if self._refresh is None or was_local is None or not (failed or answered):
             return
-        decode = next(one for one in decided.snapshot.instances if one.instance == decided.decision.decode)
+        decode = next(
+            instance for instance in decided.snapshot.instances if instance.instance == decided.decision.decode
+        )
         is_tpot = not failed and 0 < its.tpot_seconds < MAX_SECONDS
         self._refresh.note(
             Served(

@@ -116,7 +116,7 @@ class Routing:
         instances = self._instances.states(places, cluster=request.cluster, in_flight=request.in_flight)
         always_abundant = self._config.bandwidth == "abundant"
         states = self._paths.states(
-            (one.cluster for one in instances),
+            (instance.cluster for instance in instances),
             threshold_tokens=self.threshold_tokens,
             always_abundant=always_abundant,
             cost=self.path_cost,

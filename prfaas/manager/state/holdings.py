@@ -20,7 +20,7 @@ def holdings(world: World) -> list[dict[str, Any]]:
 
 
 def _record(node: Node, holding: Holding, num_blocks: int) -> dict[str, Any]:
-    layout = next(its for its in node.layouts if its.fingerprint == holding.layout)
+    layout = next(layout for layout in node.layouts if layout.fingerprint == holding.layout)
     group = layout.groups[holding.group]
     return {
         "cluster": node.cluster,

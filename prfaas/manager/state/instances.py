@@ -152,7 +152,7 @@ class Instances:
 
 
 def _load(instance: InstanceId, member: Member) -> EngineLoad:
-    load = next((its for its in member.figures.engines if its.instance == instance), None)
+    load = next((engine for engine in member.figures.engines if engine.instance == instance), None)
     return load or EngineLoad(instance, 0, 0, 0.0)
 
 

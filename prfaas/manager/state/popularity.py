@@ -60,8 +60,8 @@ class Popularity:
 
     def hottest(self, num_prefixes: int, least_hits_per_second: float, *, now: float) -> list[tuple[Prefix, float]]:
         """The prefixes that were asked for most of late and at least so often, with their hits per second."""
-        rates = [(its.prefix, _faded(its, now) / MEMORY_SECONDS) for its in self._hits.values()]
-        rates = [its for its in rates if its[1] >= least_hits_per_second]
+        rates = [(hit.prefix, _faded(hit, now) / MEMORY_SECONDS) for hit in self._hits.values()]
+        rates = [rate for rate in rates if rate[1] >= least_hits_per_second]
         return sorted(rates, key=lambda its: -its[1])[:num_prefixes]
 
     def forget_below(self, hits_per_second: float, *, now: float) -> None:

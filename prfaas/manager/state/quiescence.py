@@ -24,12 +24,12 @@ def live_member(world: World, name: AgentName) -> Member:
 
 def requests_of(member: Member) -> dict[InstanceId, int]:
     """Running and waiting requests by instance, as the node's agent reports them."""
-    return {its.instance: its.num_running + its.num_waiting for its in member.figures.engines}
+    return {engine.instance: engine.num_running + engine.num_waiting for engine in member.figures.engines}
 
 
 def unknown_of(member: Member) -> set[InstanceId]:
     """Instances of which the node's agent says nothing: they may run anything."""
-    return {its.instance for its in member.node.engines} - requests_of(member).keys()
+    return {engine.instance for engine in member.node.engines} - requests_of(member).keys()
 
 
 async def until_idle(world: World, name: AgentName, *, seconds: float, clock: Callable[[], float]) -> Member:

@@ -24,7 +24,7 @@ class Seen:
 
 def likely_output_tokens(requests: Iterable[Seen]) -> float | None:
     """The median of the answers' limits, so that a few clients with absurd ones do not count; None where nobody stated one."""
-    stated = [min(its.max_output_tokens, MAX_OUTPUT_TOKENS) for its in requests if its.max_output_tokens]
+    stated = [min(request.max_output_tokens, MAX_OUTPUT_TOKENS) for request in requests if request.max_output_tokens]
     return median(stated) if stated else None
 
 

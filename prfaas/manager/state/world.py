@@ -330,7 +330,9 @@ class World:
     def resting(self) -> frozenset[InstanceId]:
         """The live instances that get nothing new."""
         leaving = self.leaving
-        gone = (its.instance for member in self.live() if member.node.name in leaving for its in member.node.engines)
+        gone = (
+            engine.instance for member in self.live() if member.node.name in leaving for engine in member.node.engines
+        )
         return self.draining | frozenset(gone)
 
     def silent_for(self, seconds: float, cluster: ClusterName) -> list[AgentName]:
@@ -494,7 +496,7 @@ def tells_blocks(record: bytes) -> bool:
 
 def without_blocks(records: Iterable[bytes]) -> list[bytes]:
     """All records but those that agents tell again."""
-    return [its for its in records if not tells_blocks(its)]
+    return [record for record in records if not tells_blocks(record)]
 
 
 def node_record(node: Node) -> bytes:

@@ -111,7 +111,7 @@ class Discovery:
         addresses = sorted(self._addresses(), key=lambda its: its.name)
         if addresses != self._told:
             self._told = addresses
-            _log.info("fleet.discovered", instances=[its.name for its in addresses])
+            _log.info("fleet.discovered", instances=[address.name for address in addresses])
             self._found(addresses)
 
     async def _ask(self, page: str) -> _Node | None:
@@ -128,11 +128,11 @@ class Discovery:
 
     def _addresses(self) -> Iterator[InstanceAddress]:
         for _, node in self._heard.values():
-            for its in node.engines:
+            for engine in node.engines:
                 yield InstanceAddress(
-                    name=InstanceId(its.instance),
-                    url=its.url,
-                    role=its.role,
+                    name=InstanceId(engine.instance),
+                    url=engine.url,
+                    role=engine.role,
                     agent=AgentName(node.name),
                     wire=node.wire_address,
                     cluster=ClusterName(node.cluster),

@@ -167,7 +167,7 @@ class Fleet:
     def update(self, addresses: Iterable[InstanceAddress]) -> None:
         """These are the instances; those at the same URL keep what is known of them, new ones are probed at once."""
         known = self._instances
-        self._instances = {its.name: self._at(its, known.get(its.name)) for its in addresses}
+        self._instances = {address.name: self._at(address, known.get(address.name)) for address in addresses}
         self._changed.set()
 
     def _at(self, address: InstanceAddress, before: Instance | None) -> Instance:
@@ -186,7 +186,9 @@ class Fleet:
         `is_alone`: no manager answers, so that their policy is kept as far as it can be.
         """
         own = self._config.cluster
-        serving = [its for its in self._instances.values() if model in its.models] or list(self._instances.values())
+        serving = [instance for instance in self._instances.values() if model in instance.models] or list(
+            self._instances.values()
+        )
         serving = [
             its for its in serving if not own or its.address.cluster == own or its.address.cluster_kind == "prfaas"
         ]
@@ -247,13 +249,13 @@ class Fleet:
 
 def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]:
     for cluster in clusters:
-        for its in cluster.instances:
+        for instance in cluster.instances:
             yield InstanceAddress(
-                name=InstanceId(its.name),
-                url=its.url,
-                role=its.role,
-                agent=AgentName(its.agent),
-                wire=its.wire,
+                name=InstanceId(instance.name),
+                url=instance.url,
+                role=instance.role,
+                agent=AgentName(instance.agent),
+                wire=instance.wire,
                 cluster=ClusterName(cluster.name),
                 cluster_kind=cluster.kind,
             )

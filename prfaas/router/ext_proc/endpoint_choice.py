@@ -116,7 +116,7 @@ class Choosing:
     def _any(self, asked: Asked, record: Record, model: str | None) -> Chosen:
         """A decode instance for a request that needs no decision; one that serves `model`, where some do."""
         outside = self._outside(asked.subset)
-        ready = (its for its in self.fleet.snapshot(model).instances if its.decodes and its.healthy)
+        ready = (instance for instance in self.fleet.snapshot(model).instances if instance.decodes and instance.healthy)
         chosen = choose((its for its in ready if its.instance not in outside), RequestFacts(0))
         if chosen is None:
             raise NobodyReady("no engine is ready")

@@ -25,7 +25,9 @@ _PHASES = (
 
 def headers_of(message: Any) -> dict[str, str]:
     """Header names, in small letters, and their values; of several the last."""
-    return {its.key.lower(): (its.raw_value.decode("latin-1") or its.value) for its in message.headers.headers}
+    return {
+        header.key.lower(): (header.raw_value.decode("latin-1") or header.value) for header in message.headers.headers
+    }
 
 
 def subset_of(request: Any) -> frozenset[str] | None:

@@ -80,11 +80,11 @@ class ManagerLink:
         self._fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
         addresses = list(_addresses(state))
         if state.settling or state.index_stale:  # it may not have heard of all
-            named = {its.name for its in addresses}
+            named = {address.name for address in addresses}
             addresses += [instance.address for instance in self._fleet if instance.address.name not in named]
         if addresses != [instance.address for instance in self._fleet]:
             self._fleet.update(addresses)
-            _log.info("fleet.changed", manager=state.manager, instances=[its.name for its in addresses])
+            _log.info("fleet.changed", manager=state.manager, instances=[address.name for address in addresses])
 
     async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
         """Where a request runs; None when no manager answers in time or knows the model: the router decides itself."""

@@ -21,9 +21,9 @@ _ROLES: dict[str, frozenset[str | None]] = {
 def by_label(endpoints: Sequence[Endpoint], request: PickRequest, its: ByLabel) -> list[Endpoint]:
     """Those whose label has one of the values, or that have no such label where that is allowed."""
     return [
-        one
-        for one in endpoints
-        if (its.allowsNoLabel if its.label not in one.labels else one.labels[its.label] in its.validValues)
+        endpoint
+        for endpoint in endpoints
+        if (its.allowsNoLabel if its.label not in endpoint.labels else endpoint.labels[its.label] in its.validValues)
     ]
 
 
@@ -31,10 +31,10 @@ def by_selector(endpoints: Sequence[Endpoint], request: PickRequest, its: Select
     """Those that a Kubernetes label selector selects; an empty one selects all."""
     wanted = its.matchLabels.items()
     return [
-        one
-        for one in endpoints
-        if all(one.labels.get(key) == value for key, value in wanted)
-        and all(_holds(one.labels, expression) for expression in its.matchExpressions)
+        endpoint
+        for endpoint in endpoints
+        if all(endpoint.labels.get(key) == value for key, value in wanted)
+        and all(_holds(endpoint.labels, expression) for expression in its.matchExpressions)
     ]
 
 
@@ -55,7 +55,7 @@ def by_role(role: str) -> Filter:
     """The filter of those that can do a stage: decode, prefill or encode."""
 
     def keep(endpoints: Sequence[Endpoint], request: PickRequest, its: Any) -> list[Endpoint]:
-        return [one for one in endpoints if one.labels.get(ROLE_LABEL) in _ROLES[role]]
+        return [endpoint for endpoint in endpoints if endpoint.labels.get(ROLE_LABEL) in _ROLES[role]]
 
     return keep
 
@@ -65,11 +65,11 @@ def prefix_cache_affinity(
 ) -> list[Endpoint]:
     """Those that hold most of the prompt, unless the best of them would answer too much later than the best other."""
     total = max(1, request.num_blocks)
-    sticky = [one for one in endpoints if (one.num_matched_blocks or 0) / total >= its.affinityThreshold]
-    others = [one for one in endpoints if one not in sticky]
+    sticky = [endpoint for endpoint in endpoints if (endpoint.num_matched_blocks or 0) / total >= its.affinityThreshold]
+    others = [endpoint for endpoint in endpoints if endpoint not in sticky]
     if not sticky or not others:
         return list(endpoints)
-    penalty = min(_ttft_seconds(one, its) for one in sticky) - min(_ttft_seconds(one, its) for one in others)
+    penalty = min(_ttft_seconds(one, its) for one in sticky) - min(_ttft_seconds(other, its) for other in others)
     breaks = its.maxTTFTPenaltyMs > 0 and penalty * 1000 > its.maxTTFTPenaltyMs
     return list(endpoints) if breaks else sticky
 
@@ -82,7 +82,7 @@ def _ttft_seconds(endpoint: Endpoint, its: PrefixCacheAffinity) -> float:
 
 def by_session(endpoints: Sequence[Endpoint], request: PickRequest, its: Any) -> list[Endpoint]:
     """The session's own endpoint while it is there, all otherwise."""
-    own = [one for one in endpoints if one.name == session_endpoint(request)]
+    own = [endpoint for endpoint in endpoints if endpoint.name == session_endpoint(request)]
     return own or list(endpoints)
 
 

@@ -22,17 +22,17 @@ Scorer = Callable[[Sequence[Endpoint], PickRequest, Any], list[float]]
 
 def load_aware(endpoints: Sequence[Endpoint], request: PickRequest, its: LoadAware) -> list[float]:
     """0.5 · (1 − min(q, t)/t) for q waiting requests: an empty queue alone is worth half."""
-    return [0.5 * (1 - min(one.num_waiting, its.threshold) / its.threshold) for one in endpoints]
+    return [0.5 * (1 - min(endpoint.num_waiting, its.threshold) / its.threshold) for endpoint in endpoints]
 
 
 def queue(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
     """Fewest waiting 1, most 0."""
-    return _spread([one.num_waiting for one in endpoints])
+    return _spread([endpoint.num_waiting for endpoint in endpoints])
 
 
 def running(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
     """Fewest running 1, most 0."""
-    return _spread([one.num_running for one in endpoints])
+    return _spread([endpoint.num_running for endpoint in endpoints])
 
 
 def _spread(values: Sequence[int]) -> list[float]:
@@ -42,14 +42,14 @@ def _spread(values: Sequence[int]) -> list[float]:
 
 def kv_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
     """The share of KV space that is free."""
-    return [1 - one.kv_usage_ratio for one in endpoints]
+    return [1 - endpoint.kv_usage_ratio for endpoint in endpoints]
 
 
 def prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: PrefixCache) -> list[float]:
     """w · min(1, m·b/s)² + (1 − w) · m/n for m matched of n blocks of b tokens, scale s and weight w of the length."""
     weight, total = its.matchLengthWeight, max(1, request.num_blocks)
-    lengths = [min(1.0, request.cached_tokens(one) / its.matchLengthScaleTokens) for one in endpoints]
-    shares = [(one.num_matched_blocks or 0) / total for one in endpoints]
+    lengths = [min(1.0, request.cached_tokens(endpoint) / its.matchLengthScaleTokens) for endpoint in endpoints]
+    shares = [(endpoint.num_matched_blocks or 0) / total for endpoint in endpoints]
     return [weight * length**2 + (1 - weight) * share for length, share in zip(lengths, shares, strict=True)]
 
 
@@ -60,7 +60,7 @@ def precise_prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, it
 
 def active_requests(endpoints: Sequence[Endpoint], request: PickRequest, its: ActiveRequests) -> list[float]:
     """1 for an idle endpoint, (max − x)/max · maxBusyScore for a busy one."""
-    counts = [one.num_in_flight or 0 for one in endpoints]
+    counts = [endpoint.num_in_flight or 0 for endpoint in endpoints]
     highest = max(counts, default=0)
     return [1.0 if count <= its.idleThreshold else (highest - count) / highest * its.maxBusyScore for count in counts]
 
@@ -70,7 +70,9 @@ def token_load(endpoints: Sequence[Endpoint], request: PickRequest, its: TokenLo
 
     An endpoint without figures counts as empty.
     """
-    return [1 - min(_load(one, request), its.queueThresholdTokens) / its.queueThresholdTokens for one in endpoints]
+    return [
+        1 - min(_load(endpoint, request), its.queueThresholdTokens) / its.queueThresholdTokens for endpoint in endpoints
+    ]
 
 
 def _load(endpoint: Endpoint, request: PickRequest) -> int:
@@ -81,10 +83,10 @@ def _load(endpoint: Endpoint, request: PickRequest) -> int:
 
 def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, its: NoHitLru) -> list[float]:
     """For a request that nobody has cached: the longest without such a request 1, the last one that took one 0."""
-    if len(endpoints) < 2 or any(one.num_matched_blocks for one in endpoints):
+    if len(endpoints) < 2 or any(endpoint.num_matched_blocks for endpoint in endpoints):
         return [0.5] * len(endpoints)
     never = float("-inf")
-    times = [never if one.last_cold_use is None else one.last_cold_use for one in endpoints]
+    times = [never if endpoint.last_cold_use is None else endpoint.last_cold_use for endpoint in endpoints]
     order = sorted(range(len(endpoints)), key=lambda position: times[position])
     return [1 - order.index(position) / (len(endpoints) - 1) for position in range(len(endpoints))]
 
@@ -92,12 +94,12 @@ def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, its: NoHitLr
 def session_affinity(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
     """1 for the endpoint that the session token names."""
     own = session_endpoint(request)
-    return [float(one.name == own) for one in endpoints]
+    return [float(endpoint.name == own) for endpoint in endpoints]
 
 
 def lora_affinity(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
     """1 where the adapter is active, 0.8 where a place is free, 0.6 where it waits to be loaded, else 0."""
-    return [_lora(one, request.adapter) for one in endpoints]
+    return [_lora(endpoint, request.adapter) for endpoint in endpoints]
 
 
 def _lora(endpoint: Endpoint, adapter: str) -> float:

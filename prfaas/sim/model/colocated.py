@@ -42,7 +42,7 @@ class MeasuredSharing:
     def overlap(self) -> float:
         """What an instance gains by sharing, in instances: the best a + b − 1 of a split, or over-allocated."""
         splits = (Partition(share, 1.0 - share) for share, _ in self.decode)
-        return max(self.decode_speed(its) + self.prefill_speed(its) for its in (*splits, OVERALLOCATED)) - 1.0
+        return max(self.decode_speed(split) + self.prefill_speed(split) for split in (*splits, OVERALLOCATED)) - 1.0
 
     def decode_speed(self, partition: Partition) -> float:
         """Of the decode side under a partition, prefill being busy where it has a share."""
@@ -75,7 +75,7 @@ def read_sharing(file: Path) -> MeasuredSharing:
     if 1.0 not in prefill:
         raise ConfigError(f"{file}: colocation: prefill: no point with a share of 1, which is over-allocation")
     return MeasuredSharing(
-        decode=_points(zip(its.decode.shares, (_speed(batches, one) for one in columns), strict=True)),
+        decode=_points(zip(its.decode.shares, (_speed(batches, column) for column in columns), strict=True)),
         prefill=_points((share, min(1.0, median(speeds))) for share, speeds in prefill.items() if share < 1.0),
         overallocated_decode=_speed(batches, its.decode.overallocated_seconds),
         overallocated_prefill=min(1.0, median(prefill[1.0])),

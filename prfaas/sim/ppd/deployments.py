@@ -143,7 +143,7 @@ def twin(
         sends_all=True,
     )
     conversations = Conversations(scripts, finds_answers=harness.finds_answers)
-    return Twin([_node(*one, model) for one in nodes], wires, rules, follow_up=conversations.following)
+    return Twin([_node(*node, model) for node in nodes], wires, rules, follow_up=conversations.following)
 
 
 def _node(kind: NodeKind, name: InstanceId, model: PpdModel) -> Node:

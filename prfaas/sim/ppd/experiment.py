@@ -71,13 +71,13 @@ def measure(
     effort = effort or Effort()
     runs = [converse(configuration, [turns], qps=qps, effort=effort, seed=seed) for seed in effort.seeds]
     requests = [one for run in runs for one in run]
-    return [_figures([one for one in requests if one.turn == turn + 1]) for turn in range(len(turns))]
+    return [_figures([request for request in requests if request.turn == turn + 1]) for turn in range(len(turns))]
 
 
 def _figures(requests: Sequence[Request]) -> TurnFigures:
     count = len(requests)
-    in_time = sum(one.served_seconds <= TIMEOUT_SECONDS for one in requests)
-    ttft, tpot = (math.fsum(one.ttft for one in requests), math.fsum(one.tpot for one in requests))
+    in_time = sum(request.served_seconds <= TIMEOUT_SECONDS for request in requests)
+    ttft, tpot = (math.fsum(request.ttft for request in requests), math.fsum(request.tpot for request in requests))
     return TurnFigures(ttft / count, tpot / count, in_time / count)
 
 

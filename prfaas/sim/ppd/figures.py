@@ -72,14 +72,14 @@ def outcome(case: Case) -> Outcome:
         later=case.later,
         count=case.count,
     )
-    later = [one for one in requests if one.turn > 1]
-    tokens = sum(one.num_output_tokens for one in requests)
+    later = [request for request in requests if request.turn > 1]
+    tokens = sum(request.num_output_tokens for request in requests)
     return Outcome(
-        float(np.quantile([one.ttft for one in requests], 0.99)),
-        tokens / max(one.decode_end for one in requests),
-        distribution(np.array([one.end_to_end for one in requests])),
-        sum(one.served_seconds > TIMEOUT_SECONDS for one in requests),
-        sum(one.num_preemptions for one in requests),
+        float(np.quantile([request.ttft for request in requests], 0.99)),
+        tokens / max(request.decode_end for request in requests),
+        distribution(np.array([request.end_to_end for request in requests])),
+        sum(request.served_seconds > TIMEOUT_SECONDS for request in requests),
+        sum(request.num_preemptions for request in requests),
         _mean([one.ttft for one in later]),
         _mean([one.tpot for one in later]),
         sum(_is_local(one) for one in later) / len(later),
@@ -115,7 +115,7 @@ def multi_turn(scripts: Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
     Raises:
         ConfigError: there is none.
     """
-    several = [one for one in scripts if len(one) > 1]
+    several = [script for script in scripts if len(script) > 1]
     if not several:
         raise ConfigError("conversations: none of them has a second turn")
     return several[:: max(1, len(several) // NUM_CHATS)][:NUM_CHATS]
@@ -123,12 +123,12 @@ def multi_turn(scripts: Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
 
 def heavy(chats: Chats) -> list[Sequence[Turn]]:
     """Those whose later turns bring more new tokens than answers have; all where none does."""
-    everyone = [one for scripts in chats.values() for one in scripts]
+    everyone = [script for scripts in chats.values() for script in scripts]
     return [one for one in everyone if _is_heavy(one[1:])] or everyone
 
 
 def _is_heavy(turns: Sequence[Turn]) -> bool:
-    return sum(one.num_new_tokens for one in turns) > sum(one.num_output_tokens for one in turns)
+    return sum(turn.num_new_tokens for turn in turns) > sum(turn.num_output_tokens for turn in turns)
 
 
 def tables_of_splits(progress: Progress) -> Tables:

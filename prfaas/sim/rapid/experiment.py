@@ -128,6 +128,6 @@ def run(system: str, setting: Setting, trace: Trace, *, rate: float, count: int 
 def saturated_throughput(system: str, setting: Setting, trace: Trace, *, count: int = 400) -> float:
     """Requests per second while all wait that there will be, from the first tenth of them answered to the last."""
     twin = _run(system, setting, trace.requests(count, _AT_ONCE, 1))
-    ends = sorted(one.decode_end for one in twin.requests)
+    ends = sorted(request.decode_end for request in twin.requests)
     first, last = count // 10, count - count // 10
     return (last - first) / (ends[last] - ends[first])

@@ -118,4 +118,4 @@ def recorded_requests(path: Path, *, count: int) -> list[Request]:
 
 def longest_tokens(requests: Iterable[Request]) -> int:
     """Prompt and answer of the longest one."""
-    return max(one.num_prompt_tokens + one.num_output_tokens for one in requests)
+    return max(request.num_prompt_tokens + request.num_output_tokens for request in requests)

@@ -126,7 +126,7 @@ class PackingChoice:
             self._tried(samples)
 
     def _tried(self, samples: Sequence[PackSample]) -> None:
-        gains = {its: self._gain(_Cost.of(its)) for its in samples}
+        gains = {sample: self._gain(_Cost.of(sample)) for sample in samples}
         best = min(gains, key=gains.__getitem__)
         if gains[best] > BEGIN_BELOW:
             self._patience = min(2 * self._patience, MAX_RETRY_SECONDS)

@@ -154,7 +154,7 @@ class RateBudget:
         return min(fair_shares(total, wanted)[link], max(total / len(wanted), member.wants_bytes_per_second))
 
     def _learn(self, now: float) -> None:
-        busy = [its for its in self._members.values() if its.is_busy]
+        busy = [member for member in self._members.values() if member.is_busy]
         if any(its.is_full for its in busy):
             self._learned.observe(
                 now,

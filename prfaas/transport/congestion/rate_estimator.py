@@ -268,7 +268,7 @@ class LinkMeter:
         """What the link carries, by bytes that waited throughout the window; None where none did."""
         oldest = self._samples[0]
         seconds = sample.at - oldest.at
-        if not all(its.queued_bytes for its in self._samples):
+        if not all(sample.queued_bytes for sample in self._samples):
             self._saturated_rates.clear()
             return None
         if seconds >= WINDOW_SECONDS:

@@ -111,11 +111,11 @@ class StallWatch(Generic[_Key]):
 
     def look(self, pulses: Mapping[_Key, Pulse], *, now: float) -> Verdict[_Key]:
         """Whoever asks ends the connections that are stalled."""
-        if any(its.acknowledged_at > self._ended_at for its in pulses.values()):
+        if any(pulse.acknowledged_at > self._ended_at for pulse in pulses.values()):
             self._num_ended = 0
-        took = max((its.chunk_seconds for its in pulses.values()), default=0.0)
+        took = max((pulse.chunk_seconds for pulse in pulses.values()), default=0.0)
         patience = max(STALL_SECONDS, STALL_ANSWERS * took) * 2**self._num_ended
-        answered = max((its.answered for its in pulses.values()), default=0.0)
+        answered = max((pulse.answered for pulse in pulses.values()), default=0.0)
         ends = {key: since + patience for key, its in pulses.items() if (since := its.waits_since) is not None}
         overtaken = [key for key, end in ends.items() if end <= answered]
         self._overtaken_at = {key: self._overtaken_at.get(key, now) for key in overtaken}

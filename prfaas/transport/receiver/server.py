@@ -150,7 +150,7 @@ class Receiver:
         """Over which others may send to this end, or are about to prove that they may."""
         with self._lock:
             accepted = len(self._connections) - self._num_outgoing
-        return accepted + sum(its.num_connections for its in self.inlets())
+        return accepted + sum(inlet.num_connections for inlet in self.inlets())
 
     def inlets(self) -> list[InletState]:
         """How the connections stand that this end dials."""

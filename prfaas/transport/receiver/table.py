@@ -389,7 +389,7 @@ class Arrivals:
             if arrival is None or arrival.has_ended or arrival.assembler is None:
                 return None
             connections = arrival.latest_first
-        if not any(its.takes_at_once() for its in connections):
+        if not any(connection.takes_at_once() for connection in connections):
             return Answer(transfer_id, connections, None)
         with self._changed:
             have = have_of(arrival.assembler)

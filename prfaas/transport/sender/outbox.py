@@ -57,7 +57,7 @@ class Outbox:
     @property
     def is_owed(self) -> bool:
         """Whether something depends on the peer."""
-        return any(its.is_owed for its in self._sendings.values() if not its.has_ended)
+        return any(sending.is_owed for sending in self._sendings.values() if not sending.has_ended)
 
     @property
     def queued_bytes(self) -> int:
@@ -147,12 +147,16 @@ class Outbox:
         """Transfers whose time is up, and why; the peer has been out of reach for too long for those opened before."""
         self._cancels.expire(now)
         sendings = self._sendings.values()
-        reasons = {its.id: its.lateness(now, unreachable_before=unreachable_before) for its in sendings}
+        reasons = {sending.id: sending.lateness(now, unreachable_before=unreachable_before) for sending in sendings}
         return [(transfer_id, reason) for transfer_id, reason in reasons.items() if reason is not None]
 
     def stuck(self, *, ended_before: float) -> set[bytes]:
         """Transfers that ended before then and whose memory a connection still reads."""
-        return {its.id for its in self._sendings.values() if its.ended_at is not None and its.ended_at < ended_before}
+        return {
+            sending.id
+            for sending in self._sendings.values()
+            if sending.ended_at is not None and sending.ended_at < ended_before
+        }
 
     # What the connections take
 

@@ -70,5 +70,5 @@ class Peer:
         return self.end(transfer_id)
 
     def ends(self, transfer_id: TransferId) -> list[SendEvent]:
-        ended = (its for its in self.events if isinstance(its, SendCompleted | SendFailed))
+        ended = (event for event in self.events if isinstance(event, SendCompleted | SendFailed))
         return [its for its in ended if its.transfer_id == transfer_id]

@@ -149,6 +149,6 @@ def test_a_process_with_many_open_files_may_wait_for_the_agent(listener: Listene
         client.close()
         connection.close()
     finally:
-        for its in others:
-            its.close()
+        for other in others:
+            other.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

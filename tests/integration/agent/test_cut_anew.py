@@ -63,7 +63,7 @@ class RankedEngine:
         described: Callable[[Layout], Layout] = lambda its: its,
     ) -> None:
         self._groups, self._cut = groups, cut
-        self.layouts = tuple(described(its) for its in layouts(groups, cut))
+        self.layouts = tuple(described(layout) for layout in layouts(groups, cut))
         socket = str(agent.socket)
         self._workers = [
             AgentClient(socket, instance=name, role="worker", rank=rank, layout=its)
@@ -73,7 +73,7 @@ class RankedEngine:
         self._unread: list[Message] = []
 
     def lists(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
-        shapes = (EngineGroup(its.kind, its.block_tokens, its.window_tokens) for its in self.layouts[0].groups)
+        shapes = (EngineGroup(group.kind, group.block_tokens, group.window_tokens) for group in self.layouts[0].groups)
         return BlockMap(tuple(shapes)).transfer_groups(chain, chain.num_tokens)
 
     def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> SendOpened:
@@ -250,7 +250,7 @@ def test_what_the_reader_holds_in_its_own_layout_does_not_travel_again(site_of: 
     ready = site.transfer(longer)
     assert site.receiver.wrong_blocks(ready, longer) == []
     records = site.west.transfers()
-    full_block = sum(its.groups[0].block_bytes for its in site.sender.layouts)  # of 16 tokens on both ranks
+    full_block = sum(layout.groups[0].block_bytes for layout in site.sender.layouts)  # of 16 tokens on both ranks
     held = NUM_TOKENS // 32 * 32 // 16  # what lies in whole blocks of the reader
     assert records[0]["held_bytes"] == 0
     assert int(str(records[1]["held_bytes"])) >= held * full_block
@@ -286,7 +286,7 @@ def test_what_was_left_out_for_one_engine_is_not_taken_for_there_by_an_engine_of
 def _wide(layout: Layout) -> Layout:
     """The same with twice the bytes for each value."""
     return replace(
-        layout, groups=tuple(replace(its, layers=tuple(map(_wide_layer, its.layers))) for its in layout.groups)
+        layout, groups=tuple(replace(group, layers=tuple(map(_wide_layer, group.layers))) for group in layout.groups)
     )
 
 

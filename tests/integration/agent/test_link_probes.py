@@ -112,7 +112,7 @@ def test_two_probes_do_not_arrive_at_once(agents: Agents) -> None:
         south = Peer(agents, west, name="south")
         first, before = TransferId(os.urandom(16)), _refused("probed")
         east.offer(first, encode_link_probe(east.grant(first)))
-        wait_until(lambda: any(isinstance(its, SendAccepted) for its in east.events), what="its acceptance")
+        wait_until(lambda: any(isinstance(event, SendAccepted) for event in east.events), what="its acceptance")
         second = TransferId(os.urandom(16))
         end = south.probe(second, south.grant(second))
         assert (

@@ -80,7 +80,9 @@ class Site:
 
     def has_come(self) -> None:
         """Wait until the agent knows that every byte is there."""
-        wait_until(lambda: [its["outcome"] for its in self.west.transfers()] == ["completed"], what="its last byte")
+        wait_until(
+            lambda: [transfer["outcome"] for transfer in self.west.transfers()] == ["completed"], what="its last byte"
+        )
 
 
 @pytest.fixture
@@ -137,7 +139,7 @@ def test_a_grant_of_one_kind_stands_for_no_other(site: Site) -> None:
     ends = [site.send(*its, OURS) for its in (site.ordered(), site.grant(kind="probe"))]
     ends += [site.copy(*its, _prefix(OURS).units) for its in (site.grant(), site.grant(kind="probe"))]
     ends += [site.east.probe(*its) for its in (site.grant(), site.ordered())]
-    assert [its.reason for its in ends if isinstance(its, SendFailed)] == ["grant_refused"] * 6
+    assert [ending.reason for ending in ends if isinstance(ending, SendFailed)] == ["grant_refused"] * 6
     assert _refused("other_use") == before + 6
     heard = site.claim(*site.ordered())
     assert isinstance(heard, TransferFailed) and heard.reason == "grant_refused"

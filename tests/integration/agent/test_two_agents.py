@@ -309,7 +309,7 @@ def test_the_transfer_of_a_more_urgent_request_overtakes_one_that_has_begun(agen
         west.wire = link.address
         begun = _open_wide(agents, west, sender, first=0, priority=0)
         urgent = _open_wide(agents, west, sender, first=5000, priority=-1)
-        wait_until(lambda: all(its["accepted_seconds"] is not None for its in east.transfers()))
+        wait_until(lambda: all(transfer["accepted_seconds"] is not None for transfer in east.transfers()))
         link.hold()
         _layer_ready(sender, begun)
         wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == WIDE_BYTES)

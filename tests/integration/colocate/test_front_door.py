@@ -40,8 +40,8 @@ def test_answers_to_many_at_once_through_the_router_are_the_sequential_ones(site
     prompts = [prompt_of(20 + 9 * i, seed=i) for i in range(12)]
     with ThreadPoolExecutor(len(prompts)) as clients:
         answers = list(clients.map(lambda prompt: ask(site, prompt), prompts))
-    assert [list(its.token_ids) for its in answers] == [sequential(prompt, NUM_TOKENS) for prompt in prompts]
-    assert {its.headers["x-prfaas-route"] for its in answers} == {"local"}
+    assert [list(answer.token_ids) for answer in answers] == [sequential(prompt, NUM_TOKENS) for prompt in prompts]
+    assert {answer.headers["x-prfaas-route"] for answer in answers} == {"local"}
 
 
 def test_the_next_turn_resumes_where_the_answer_ended_and_the_index_knows_what_is_kept(site: Site) -> None:
@@ -82,7 +82,7 @@ def test_the_death_of_a_side_under_the_router_changes_no_token(site: Site, side:
     with ThreadPoolExecutor(len(prompts)) as clients:
         answers = running_answers(site, clients, prompts)
         os.kill(pid, signal.SIGKILL)
-        tokens = [list(its.result().token_ids) for its in answers]
+        tokens = [list(answer.result().token_ids) for answer in answers]
     assert tokens == [sequential(prompt, 200) for prompt in prompts]
     wait_until(lambda: site.status("west")["restarts"][side] == 1, what="the restart")
     pids_of(site, "west")
@@ -94,7 +94,7 @@ def running_answers(site: Site, clients: ThreadPoolExecutor, prompts: list[list[
         answers = [clients.submit(ask, site, prompt, 200) for prompt in prompts]
 
         def are_over(answers: list[Future[Answer]] = answers) -> bool:
-            return all(its.done() for its in answers)
+            return all(answer.done() for answer in answers)
 
         wait_until(lambda: site.status("west")["running"] >= 1 or are_over(), what="a request that runs")
         if not are_over():

@@ -90,7 +90,7 @@ def memory_of(shapes: Sequence[GroupShape], *, model: str = MODEL) -> Memory:
             offset += size
         block_tokens = 16 if shape.engine.kind == "linear_state" else shape.engine.block_tokens
         groups.append(KVGroup(shape.engine.kind, block_tokens, tuple(slices), shape.engine.window_tokens))
-    return Memory(Layout(model, "", Shard(), tuple(groups)), layers, tuple(its.engine for its in shapes))
+    return Memory(Layout(model, "", Shard(), tuple(groups)), layers, tuple(shape.engine for shape in shapes))
 
 
 @dataclass
@@ -124,7 +124,7 @@ class FakeEngine:
         self._dropped: set[int] = set()  # pinned blocks that no request holds any more
         self._loading: set[str] = set()  # requests that have blocks for what was offered, and wait for it
         self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads or fills
-        self.caches = {(its.group, its.layer): its.pages for its in memory.layers.values()}
+        self.caches = {(layer.group, layer.layer): layer.pages for layer in memory.layers.values()}
         self._names = {(its.group, its.layer): name for name, its in memory.layers.items()}
         layout = memory.layout
         worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)

@@ -63,8 +63,8 @@ def test_without_transfer_blocks_new_prefills_go_without_and_running_ones_finish
         wait_until(lambda: link.is_held, what="the hold")
         pairs = [(its, _grant(nodes, link, its)) for its in map(prompt_of, range(40, 40 + NUM_REQUESTS))]
         short = _grant(nodes, link, pairs[-1][0], expires_at=time.time() + 1.0)  # nothing comes of the last one
-        decoding = [receiving(decoder, *its) for its in [*pairs[:-1], (pairs[-1][0], short)]]
-        prefilling = [sending(prefiller, *its) for its in pairs]
+        decoding = [receiving(decoder, *pair) for pair in [*pairs[:-1], (pairs[-1][0], short)]]
+        prefilling = [sending(prefiller, *pair) for pair in pairs]
         for its in prefilling:
             assert prefiller.await_answer(its) == 0
         num_refused = prefiller.outcomes()["send no_memory"]

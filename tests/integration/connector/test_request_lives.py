@@ -93,8 +93,8 @@ def test_several_requests_in_one_step_do_not_mix(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
     prompts = [prompt_of(seed) for seed in (3, 4, 5)]
     pairs = [(prompt, nodes.grant(prompt)) for prompt in prompts]
-    parked = [receiving(decoder, *its) for its in pairs]
-    prefilling = [sending(prefiller, *its) for its in pairs]
+    parked = [receiving(decoder, *pair) for pair in pairs]
+    prefilling = [sending(prefiller, *pair) for pair in pairs]
     for its in prefilling:
         prefiller.await_answer(its)
     while any(its.computed < NUM_TOKENS for its in prefilling):
@@ -410,7 +410,7 @@ def test_a_decode_leg_that_cannot_have_its_transfer_frees_it(nodes: Nodes, stage
 def _has_come(nodes: Nodes, grant: str) -> bool:
     name = grants.unverified(grants.from_text(grant)).transfer_id.hex()
     transfers = get_json(f"{nodes.west.status_url}/transfers")
-    return any((its["transfer_id"], its["outcome"]) == (name, "completed") for its in transfers)
+    return any((transfer["transfer_id"], transfer["outcome"]) == (name, "completed") for transfer in transfers)
 
 
 def test_a_transfer_that_one_request_waits_for_is_not_given_up_for_another(nodes: Nodes) -> None:

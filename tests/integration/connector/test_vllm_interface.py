@@ -54,7 +54,7 @@ def test_hybrids_that_no_cpu_runs_are_described_group_by_group(linear: MambaSpec
     groups = [([f"linear.{index}"], linear) for index in range(count)]
     config = config_of(*groups, (["full.0", "full.1"], full))
     layout, layers = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
-    assert [its.kind for its in layout.groups] == ["linear_state"] * count + ["full_attention"]
+    assert [group.kind for group in layout.groups] == ["linear_state"] * count + ["full_attention"]
     assert layout.groups[0].block_bytes == linear.state_content_size_bytes
     assert layout.groups[-1].block_bytes == 2 * full.unpadded_page_size_bytes
     assert list(layers) == [*(f"linear.{index}" for index in range(count)), "full.0", "full.1"]
@@ -153,8 +153,16 @@ def test_every_method_takes_what_vllm_passes() -> None:
         theirs = getattr(KVConnectorBase_V1, name, None)
         if name.startswith("_") or theirs is None:
             continue
-        wanted = [its.name for its in inspect.signature(theirs).parameters.values() if its.kind is not its.VAR_KEYWORD]
-        got = [its.name for its in inspect.signature(ours).parameters.values() if its.kind is not its.VAR_KEYWORD]
+        wanted = [
+            parameter.name
+            for parameter in inspect.signature(theirs).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        got = [
+            parameter.name
+            for parameter in inspect.signature(ours).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         assert got == wanted, name
 
 
@@ -172,7 +180,10 @@ def test_every_method_takes_what_vllm_passes() -> None:
 )
 def test_what_would_give_wrong_blocks_is_refused_by_its_name(name: str) -> None:
     contexts = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    sizes = {its: 2 if its == name else 1 for its in ("pipeline_parallel_size", *contexts, "nnodes", "ubatch_size")}
+    sizes = {
+        context: 2 if context == name else 1
+        for context in ("pipeline_parallel_size", *contexts, "nnodes", "ubatch_size")
+    }
     parallel = SimpleNamespace(**sizes, enable_dbo=name == "enable_dbo")
     speculative = object() if name == "speculative_config" else None
     with pytest.raises(ConfigError, match=f"does not support {name}"):
@@ -304,7 +315,7 @@ def test_every_extra_changes_the_hash() -> None:
         request(prompt_embeds=torch.zeros(100, 4)),
         request(prompt_embeds=torch.ones(100, 4)),
     ]
-    assert len({hash_of(its) for its in variants}) == len(variants)
+    assert len({hash_of(variant) for variant in variants}) == len(variants)
 
 
 def test_a_prompt_without_token_ids_makes_no_claim() -> None:

@@ -23,13 +23,15 @@ def test_what_it_makes_is_well_and_what_it_revokes_is_not(tmp_path: Path) -> Non
     assert made.status == 0, made.error
     assert [(its["name"], its["state"]) for its in made.document] == [("east-0", "valid"), ("west-0", "valid")]
     files = _files(directory, "west-0")
-    assert {its.outcome for its in certificate_findings(files, name="west-0", where="")} == {"good"}
+    assert {finding.outcome for finding in certificate_findings(files, name="west-0", where="")} == {"good"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in directory.glob("*.key"))
     shown = ssl._ssl._test_decode_cert(str(files.certificate))  # type: ignore[attr-defined]
     assert {value for _, value in shown["subjectAltName"]} >= {"127.0.0.1", "localhost", "10.0.1.1", "west.example"}
     revoked = run_here("certs", "revoke", str(directory), "west-0")
     assert {its["name"]: its["state"] for its in revoked.document} == {"east-0": "valid", "west-0": "revoked"}
-    assert "certificate_revoked" in {its.subject for its in certificate_findings(files, name="west-0", where="")}
+    assert "certificate_revoked" in {
+        finding.subject for finding in certificate_findings(files, name="west-0", where="")
+    }
     assert "revoked" in run_here_on_terminal("certs", "ls", str(directory)).output
 
 

@@ -122,7 +122,7 @@ async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site, de
     await _reported(site, deployment, "pd-0")
     ran = await prfaas(site, "top", "--refreshes=2", "--every=0.01")
     documents = [json.loads(line) for line in ran.output.splitlines()]
-    assert [len(its["state"]["nodes"]) for its in documents] == [1, 1]
+    assert [len(document["state"]["nodes"]) for document in documents] == [1, 1]
     screen = await prfaas(site, "top", "--refreshes=1", terminal=True)
     assert screen.output.startswith("\x1b[?1049h") and "west" in screen.output
 
@@ -177,7 +177,7 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
     await _reported(site, deployment, "turning", "other")
 
     def roles() -> dict[str, str]:
-        return {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
+        return {engine.instance: engine.role for member in site.manager.world.live() for engine in member.node.engines}
 
     ran = await prfaas(site, "flip", "turning", "prefill", "--within=100ms", secret=deployment.secret_file)
     change = {"instance": "turning-engine", "before": "both", "after": "prefill", "num_requests_left": None}
@@ -207,7 +207,7 @@ async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_n
         flipping.kill()
         await flipping.wait()
         await until(lambda: "target=turning outcome=cut_off" in caplog.text, what="its end on record")
-    roles = {its.instance: its.role for member in site.manager.world.live() for its in member.node.engines}
+    roles = {engine.instance: engine.role for member in site.manager.world.live() for engine in member.node.engines}
     assert roles == {"turning-engine": "both", "other-engine": "both"} and not site.manager.world.draining
 
 
@@ -265,7 +265,7 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
     bad.write_text("listen: nowhere\npool_byte: 4GiB\negress: [{peers: a, rate: 1}, {}]\nsecret_file: /s\n")
     (several,) = run_here("config", "check", str(bad)).document
     faults = [line.removeprefix(f"{bad} ") for line in several["outcome"].splitlines()]
-    assert [tuple(its.split(": ")[:2]) for its in faults] == [
+    assert [tuple(fault.split(": ")[:2]) for fault in faults] == [
         ("line 1", "listen"),
         ("line 2", "pool_byte"),
         ("line 3", "egress[0].rate"),
@@ -286,7 +286,7 @@ def _secret(directory: Path) -> Path:
 def test_top_outlives_managers_that_do_not_answer() -> None:
     ran = run_here("top", "--json", "--refreshes=2", "--every=1ms", "--pages=http://127.0.0.1:9", "--timeout=2")
     lines = [json.loads(line) for line in ran.output.splitlines()]
-    assert (ran.status, ["http://127.0.0.1:9/state" in its["error"] for its in lines]) == (0, [True, True])
+    assert (ran.status, ["http://127.0.0.1:9/state" in line["error"] for line in lines]) == (0, [True, True])
 
 
 def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def _keep_asking(site: Doubled, outcomes: list[Outcome], is_over: asyncio.
     doors = itertools.cycle(site.doors)
     async with client() as session:
         while not is_over.is_set():
-            door = next(its for its in doors if its.is_open)
+            door = next(door for door in doors if door.is_open)
             door.num_requests += 1
             outcomes.append(await ask(session, door.url, fresh_prompt(next(lengths))))
             door.num_requests -= 1

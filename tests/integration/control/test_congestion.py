@@ -70,7 +70,9 @@ def _num_changes(site: Site) -> int:
 async def _state(site: Site, outcomes: list[Outcome], reason: str, *, raised: bool) -> None:
     """Wait until an answer that ended from here on has this reason, and t is raised, or as configured."""
     start = len(outcomes)
-    await until(lambda: any(its.reason == reason for its in outcomes[start:]), seconds=STATE_SECONDS, what=reason)
+    await until(
+        lambda: any(outcome.reason == reason for outcome in outcomes[start:]), seconds=STATE_SECONDS, what=reason
+    )
     await until(lambda: (_multiplier(site) > 1) == raised, seconds=STATE_SECONDS, what=f"raised: {raised}")
 
 
@@ -87,5 +89,5 @@ async def test_t_rises_while_the_link_is_cut_to_a_tenth_and_returns_with_it_and_
         site.relays["west"].reshape(WIDE)
         if returns:
             await _state(site, outcomes, "long", raised=False)
-    assert all(its.is_whole for its in outcomes)
+    assert all(outcome.is_whole for outcome in outcomes)
     assert 1 + returns <= _num_changes(site) <= MAX_CHANGES

@@ -26,8 +26,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def _kills(site: Site) -> dict[str, Callable[[], None]]:
     return {
-        **{its: partial(site.kill_engine, its) for its in site.engines},
-        **{f"agent {its}": partial(site.kill_agent, its) for its in site.agents},
+        **{engine: partial(site.kill_engine, engine) for engine in site.engines},
+        **{f"agent {agent}": partial(site.kill_agent, agent) for agent in site.agents},
         "manager": site.kill_manager,
         "redis": site.kill_redis,
     }
@@ -47,10 +47,10 @@ async def _run(site: Site, kills: list[str], *, requests_between: int, seed: int
 
     clients = [asyncio.create_task(keep_asking()) for _ in range(NUM_CLIENTS)]
     try:
-        for its in kills:
+        for kill in kills:
             await _more(outcomes, requests_between)
             await until(lambda: _is_well(site), seconds=HEAL_SECONDS, what="healthy engines")
-            await asyncio.to_thread(_kills(site)[its])
+            await asyncio.to_thread(_kills(site)[kill])
         await _more(outcomes, requests_between)
     finally:
         is_over.set()
@@ -64,8 +64,12 @@ async def _more(outcomes: list[Outcome], num_requests: int) -> None:
 
 
 def _check(site: Site, outcomes: list[Outcome], kills: list[str]) -> None:
-    assert not [(its.token_ids, its.wanted, its.error, its.headers) for its in outcomes if not its.is_honest]
-    failed = [its for its in outcomes if not its.is_whole]
+    assert not [
+        (outcome.token_ids, outcome.wanted, outcome.error, outcome.headers)
+        for outcome in outcomes
+        if not outcome.is_honest
+    ]
+    failed = [outcome for outcome in outcomes if not outcome.is_whole]
     num_decode_kills = sum(name.startswith("west/") for name in kills)
     assert len(failed) <= num_decode_kills * NUM_CLIENTS, [its.error for its in failed]
     assert all(its.token_ids for its in failed), "what had no token out is retried"
@@ -78,9 +82,9 @@ def _is_well(site: Site) -> bool:
 
 async def _transfers_again(site: Site) -> None:
     """A long prompt goes through the whole path once more."""
-    received = sum(site.transfers(its)["right"] for its in site.engines if its.startswith("west/"))
+    received = sum(site.transfers(engine)["right"] for engine in site.engines if engine.startswith("west/"))
     async with asyncio.timeout(HEAL_SECONDS), client() as session:
-        while sum(site.transfers(its)["right"] for its in site.engines if its.startswith("west/")) <= received:
+        while sum(site.transfers(engine)["right"] for engine in site.engines if engine.startswith("west/")) <= received:
             assert (await ask(session, site.router_url, fresh_prompt(3 * T))).is_whole
 
 
@@ -89,7 +93,7 @@ async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_kill
     kills = ["east/0", "west/0", "agent east", "redis", "manager", "west/1", "agent west", "east/1"]
     outcomes = await _run(site, kills, requests_between=12, seed=1)
     _check(site, outcomes, kills)
-    assert {its.reason for its in outcomes} >= {"short", "long"}
+    assert {outcome.reason for outcome in outcomes} >= {"short", "long"}
     await _transfers_again(site)
 
 
@@ -101,6 +105,6 @@ async def test_at_least_98_percent_are_served_while_fifty_processes_are_killed_a
     kills = [source.choice(sorted(_kills(site))) for _ in range(50)]
     outcomes = await _run(site, kills, requests_between=100, seed=seed)
     _check(site, outcomes, kills)
-    served = sum(its.is_whole for its in outcomes)
+    served = sum(outcome.is_whole for outcome in outcomes)
     assert served >= 0.98 * len(outcomes), f"{served} of {len(outcomes)}"
     await _transfers_again(site)

@@ -42,8 +42,8 @@ async def test_one_prefill_instance_turns_to_decode_and_no_request_fails(
             )
             assert plan_of(site)["best_splits"] == {"west": [1.0, 3.0]}
     plan = plan_of(site)
-    assert [its for its in outcomes if not its.is_whole] == []
-    assert {its.reason for its in outcomes} == {"pd"}
+    assert [outcome for outcome in outcomes if not outcome.is_whole] == []
+    assert {outcome.reason for outcome in outcomes} == {"pd"}
     assert plan["inputs"]["lengths"].startswith("measured: ")
     assert _roles(site) == (["decode"] * 3 + ["prefill"] if applies else sorted(ROLES))
     assert num_changes(site, "done") == (1 if applies else 0)

@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Iterator[Doubled]:
 @pytest.mark.timeout(300)
 async def test_no_request_fails_while_every_component_is_restarted(site: Doubled) -> None:
     await site.is_whole()
-    before = {its.process.pid for its in (site.manager, site.doors[0].child, *site.engines.values())}
+    before = {engine.process.pid for engine in (site.manager, site.doors[0].child, *site.engines.values())}
     async with load(site) as outcomes:
         for restart in (
             site.restart_manager,
@@ -39,7 +39,7 @@ async def test_no_request_fails_while_every_component_is_restarted(site: Doubled
             await restart()
             await site.is_whole()
             await until_more(outcomes)
-    assert Counter(its.error for its in outcomes if not its.is_whole) == {}
-    assert {its.reason for its in outcomes} >= {"short", "long"}
-    after = {its.process.pid for its in (site.manager, site.doors[0].child, *site.engines.values())}
+    assert Counter(outcome.error for outcome in outcomes if not outcome.is_whole) == {}
+    assert {outcome.reason for outcome in outcomes} >= {"short", "long"}
+    after = {engine.process.pid for engine in (site.manager, site.doors[0].child, *site.engines.values())}
     assert len(before & after) == 2, "w1 and e1 have been left alone"

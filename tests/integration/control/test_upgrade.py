@@ -83,7 +83,7 @@ def _restart(site: Doubled, name: str) -> Callable[[], Awaitable[None]]:
 def _sent_bytes(site: Doubled, sender: str, receiver: str) -> int:
     """What one agent has sent to another, as it says itself."""
     links = get_json(f"{site.agents[sender].status_url}/status")["links"]
-    return sum(its["acknowledged_bytes"] for its in links if its["peer"] == receiver)
+    return sum(link["acknowledged_bytes"] for link in links if link["peer"] == receiver)
 
 
 async def _until_sent(site: Doubled, *pairs: tuple[str, str]) -> None:
@@ -121,5 +121,5 @@ async def test_no_request_fails_while_a_deployment_is_upgraded(
             if name == "e0":  # and w0: of each cluster one node is of each version
                 await _until_sent(site, ("e0", "w1"), ("e1", "w0"))
         await _until_sent(site, ("e0", "w1"), ("e1", "w0"))
-    assert Counter(its.error for its in outcomes if not its.is_whole) == {}
-    assert {its.reason for its in outcomes} >= {"short", "long"}
+    assert Counter(outcome.error for outcome in outcomes if not outcome.is_whole) == {}
+    assert {outcome.reason for outcome in outcomes} >= {"short", "long"}

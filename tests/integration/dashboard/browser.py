@@ -51,7 +51,7 @@ class Window:
 
     def forget_unanswered(self) -> None:
         """Leave out what Chromium itself says of connections while nobody listens."""
-        self.errors = [its for its in self.errors if UNANSWERED not in its]
+        self.errors = [error for error in self.errors if UNANSWERED not in error]
 
     async def text(self, selector: str) -> str:
         """What people read there; "" when it is not there."""

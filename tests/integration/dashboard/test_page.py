@@ -101,8 +101,8 @@ class Stage:
         """What /metrics says, by name as it writes it."""
         async with aiohttp.ClientSession() as session, session.get(f"http://{self.address}/metrics") as response:
             text = await response.text()
-        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-        return {_written(one.name, one.labels): one.value for one in samples}
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {_written(sample.name, sample.labels): sample.value for sample in samples}
 
     async def differs(self, panel: str) -> dict[str, tuple[float, float | None]]:
         """What a panel shows unlike the metrics, as (shown, said)."""

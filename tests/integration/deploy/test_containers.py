@@ -45,7 +45,7 @@ def test_the_container_is_built_without_secrets_and_runs_as_nobody_special() -> 
 
 def test_what_the_container_file_copies_is_there_and_not_ignored() -> None:
     copies = [line.split()[1:-1] for line in CONTAINERFILE.read_text().splitlines() if re.match(r"COPY [^-]", line)]
-    sources = [source for its in copies for source in its]
+    sources = [source for copy in copies for source in copy]
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert sources and all((ROOT / source).exists() for source in sources)
     assert not set(sources) & set(ignored)
@@ -82,7 +82,7 @@ def test_others_reach_what_is_told_to_be_reached() -> None:
     assert found["manager"].insecure_plaintext and found["manager"].listen == "10.0.1.1:7410"
     keys = found["router"].api_keys_file
     assert found["router"].listen == "10.0.1.1:80" and keys.name in [
-        its["target"] for its in services["router"]["secrets"]
+        service["target"] for service in services["router"]["secrets"]
     ]
 
 

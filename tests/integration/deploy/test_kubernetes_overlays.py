@@ -79,7 +79,7 @@ def test_the_probes_of_managers_show_the_manager_s_certificate() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_engines_are_asked_over_tls_with_the_deployment_s_certificates(overlay: str) -> None:
     agent = settings_of("agent", environments(overlay)["agent"])
-    assert [its.url for its in agent.engines] == ["https://10.0.1.1:8000"]
+    assert [engine.url for engine in agent.engines] == ["https://10.0.1.1:8000"]
     assert agent.engine_tls == "deployment"
 
 

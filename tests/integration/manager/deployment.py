@@ -118,7 +118,7 @@ class Deployment:
         await manager.close()
 
     def client(self, *managers: Manager, name: str = "router", deadline_seconds: float = 1.0) -> ManagerClient:
-        addresses = [its.address for its in managers]
+        addresses = [manager.address for manager in managers]
         client = ManagerClient(addresses, name=name, secret=SECRET, deadline_seconds=deadline_seconds)
         self._stack.push_async_callback(client.close)
         return client
@@ -146,7 +146,7 @@ class Deployment:
             (hybrid_layout(),),
             (engine,),
         )
-        targets = addresses or tuple(its.address for its in managers)
+        targets = addresses or tuple(manager.address for manager in managers)
         return Reporter(
             targets, node=node, secret=SECRET, figures=(lambda: figures) if isinstance(figures, Figures) else figures
         )

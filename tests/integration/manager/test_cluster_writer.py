@@ -43,7 +43,7 @@ class Writing:
         self.replication.start(owner=f"{name}:7410 x")
 
     def roles(self) -> dict[str, InstanceRole]:
-        return {its.instance: its.role for member in self.world.live() for its in member.node.engines}
+        return {engine.instance: engine.role for member in self.world.live() for engine in member.node.engines}
 
     def live(self) -> list[str]:
         return [member.node.name for member in self.world.live()]

@@ -116,7 +116,7 @@ async def test_what_is_no_question_is_refused(deployment: Deployment, page: str,
 
 def _num_refused(page: str) -> float:
     refused = (
-        its for family in REGISTRY.collect() if family.name == "prfaas_manager_refusals" for its in family.samples
+        sample for family in REGISTRY.collect() if family.name == "prfaas_manager_refusals" for sample in family.samples
     )
     return sum(its.value for its in refused if its.name.endswith("_total") and its.labels["call"] == page)
 

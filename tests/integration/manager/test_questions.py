@@ -42,7 +42,7 @@ async def test_questions_that_are_asked_at_once_get_their_own_answers(deployment
     asked = [client.match(match_request(chain_of(limit + 1))) for limit in limits]
     nobodys = asyncio.create_task(client.match(pb.MatchRequest(model="?")))
     found = await asyncio.gather(*asked)
-    assert [max((its.attention_tokens for its in answer.nodes), default=0) for answer in found] == limits
+    assert [max((node.attention_tokens for node in answer.nodes), default=0) for answer in found] == limits
     with pytest.raises(IndexRefusal) as refusal:
         await nobodys
     assert refusal.value.reason == "unknown_model"
@@ -71,7 +71,7 @@ async def test_what_all_clusters_hold_together_is_answered_where_it_is_asked_for
 def _whole(answer: pb.MatchResponse) -> tuple[list[int], int, int, str]:
     """What single clusters could serve, and the world."""
     world = answer.world
-    alone = [its.usable_tokens for its in answer.clusters]
+    alone = [cluster.usable_tokens for cluster in answer.clusters]
     return alone, world.usable_tokens, world.attention_tokens, world.reason
 
 
@@ -96,9 +96,9 @@ async def test_questions_of_one_message_get_their_answers_and_refusals_together(
         assert BATCHES_KEY in dict(await call.initial_metadata())
     finally:
         await channel.close()
-    found = {its.id: its.match.nodes[0].attention_tokens for its in replies if its.HasField("match")}
+    found = {reply.id: reply.match.nodes[0].attention_tokens for reply in replies if reply.HasField("match")}
     assert found == {1: 640, 3: 320}
-    assert {its.id: its.refusal.reason for its in replies if its.HasField("refusal")} == {2: "unknown_model"}
+    assert {reply.id: reply.refusal.reason for reply in replies if reply.HasField("refusal")} == {2: "unknown_model"}
 
 
 async def test_the_first_questions_after_a_managers_restart_are_not_lost(deployment: Deployment) -> None:
@@ -159,7 +159,7 @@ class _Recording:
         )
         try:
             await client.match(pb.MatchRequest(limit_tokens=1))
-            asked = [asyncio.create_task(client.match(its)) for its in requests]
+            asked = [asyncio.create_task(client.match(request)) for request in requests]
             await asyncio.sleep(0)
             self.gate.set()
             return [answer.odd_lengths[0] for answer in await asyncio.gather(*asked)]

@@ -61,7 +61,7 @@ async def _asking(site: Site, chains: dict[int, HashChain]) -> AsyncIterator[_As
 def _holders(site: Site, chain: HashChain) -> set[str]:
     """The nodes that hold the prefix, without asking for it as a client does."""
     answer = site.manager.world.index.match(Query(MODEL, b"".join(chain.units), LENGTH))
-    return {its.node for its in answer.nodes if its.usable_tokens == LENGTH}
+    return {node.node for node in answer.nodes if node.usable_tokens == LENGTH}
 
 
 async def _until_held_by(site: Site, chain: HashChain, num_nodes: int) -> None:
@@ -70,8 +70,8 @@ async def _until_held_by(site: Site, chain: HashChain, num_nodes: int) -> None:
 
 def _received(site: Site, name: str) -> list[int]:
     """Payload bytes of each copy that came to a node."""
-    records = (its for its in site.agents[name].transfers() if its["direction"] == "in")
-    return [int(str(its["payload_bytes"])) - int(str(its["held_bytes"])) for its in records]
+    records = (transfer for transfer in site.agents[name].transfers() if transfer["direction"] == "in")
+    return [int(str(record["payload_bytes"])) - int(str(record["held_bytes"])) for record in records]
 
 
 async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_the_others_stay(

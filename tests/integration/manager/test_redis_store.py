@@ -76,9 +76,9 @@ async def test_many_small_entries_or_few_large_ones_come_in_one_reply(store: Red
     while entries := await store.tail(EAST, position):
         replies.append(entries)
         position = entries[-1].id
-    assert [its.data for entries in replies for its in entries] == data
+    assert [entry.data for entries in replies for entry in entries] == data
     assert len(replies[0]) > 500
-    assert max(sum(len(its.data) for its in entries) for entries in replies) < 3 << 20
+    assert max(sum(len(entry.data) for entry in entries) for entries in replies) < 3 << 20
 
 
 async def test_who_waits_for_entries_gets_many_small_ones_at_once_or_few_large_ones(store: RedisStore) -> None:

@@ -224,9 +224,9 @@ async def test_a_copy_under_way_that_another_asks_for_more_urgently_is_commanded
         return asyncio.create_task(client.copy(request, timeout_seconds=2 * PATIENCE_SECONDS))
 
     orders = [order(1)]
-    await until(lambda: [its.priority for its in commands[-1:]] == [1])
+    await until(lambda: [command.priority for command in commands[-1:]] == [1])
     orders.append(order(0))
-    await until(lambda: [its.priority for its in commands[-1:]] == [0])
-    (transfer_id,) = {its.transfer_id for its in commands}
+    await until(lambda: [command.priority for command in commands[-1:]] == [0])
+    (transfer_id,) = {command.transfer_id for command in commands}
     sender.note_copy_end(CopyEnd(transfer_id, "completed"))
     assert [its.outcome for its in await asyncio.gather(*orders)] == ["completed", "completed"]

@@ -36,8 +36,8 @@ async def order(
     request = pb.SetRoleRequest(node=name, role=role, timeout_seconds=seconds)
     response = await deployment.client(manager, name=who).set_role(request)
     return [
-        (its.instance, its.before, its.after, -1 if its.is_load_unknown else its.num_requests_left)
-        for its in response.changes
+        (change.instance, change.before, change.after, -1 if change.is_load_unknown else change.num_requests_left)
+        for change in response.changes
     ]
 
 

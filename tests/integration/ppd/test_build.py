@@ -71,12 +71,13 @@ async def test_a_table_is_measured_and_read_again(doors: tuple[PacedEngine, Pace
     shown = output.decode()
     assert process.returncode == 0, said
     table = read_measured(json.loads(out.read_text()))
-    assert {(its.context_class, its.workload_type, its.qps) for its in table.entries} == {
+    assert {(entry.context_class, entry.workload_type, entry.qps) for entry in table.entries} == {
         ("small", "tiny", 50.0),
         ("small", "mid_paste", 50.0),
     }
     assert all(
-        its.pd_ttft_seconds >= SLOW_SECONDS and 0 < its.ppd_ttft_seconds < its.pd_ttft_seconds for its in table.entries
+        entry.pd_ttft_seconds >= SLOW_SECONDS and 0 < entry.ppd_ttft_seconds < entry.pd_ttft_seconds
+        for entry in table.entries
     )
     assert prefills_locally(table, Turn(256, 256, 64), qps=50.0, mode="paper")
     assert "small context" in shown and "mid_paste" in shown
@@ -104,8 +105,8 @@ async def test_both_turns_of_a_conversation_name_it(doors: tuple[PacedEngine, Pa
         for body, name in zip(door.bodies, door.sessions, strict=True):
             by_opening.setdefault(tuple(body["prompt"][:128]), []).append(name)
         names = list(by_opening.values())
-        assert all(len(its) == 2 and its[0] == its[1] != "" for its in names)
-        assert len({its[0] for its in names}) == len(names)
+        assert all(len(name) == 2 and name[0] == name[1] != "" for name in names)
+        assert len({name[0] for name in names}) == len(names)
 
 
 async def test_a_rate_is_requests_per_second_as_managers_count_them(
@@ -114,7 +115,7 @@ async def test_a_rate_is_requests_per_second_as_managers_count_them(
     await _build(doors, tmp_path / "t.json", *ONE_CELL, "--qps", "60", "--seconds", "1")
     assert 40 <= len(doors[1].bodies) <= 80, "30 conversations of two turns"
     table = read_measured(json.loads((tmp_path / "t.json").read_text()))
-    assert [its.qps for its in table.entries] == [60.0]
+    assert [entry.qps for entry in table.entries] == [60.0]
 
 
 @pytest.mark.parametrize(

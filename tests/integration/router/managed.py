@@ -68,7 +68,9 @@ async def make_managed(
         for number, engine in enumerate(wests):
             reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine, layouts)
         reports = [deployment.run(reporter) for reporter in reporters.values()]
-        await until(lambda: all(its.status.manager for its in reporters.values()), what="the nodes at the manager")
+        await until(
+            lambda: all(reporter.status.manager for reporter in reporters.values()), what="the nodes at the manager"
+        )
         operator, of_operators = operators_beside(settings.get("api_keys_file"))
         config = RouterConfig(**SETTINGS, managers=(manager.address,), **settings, **of_operators)
         async with open_door(config, router_secret) as address, aiohttp.ClientSession() as session:

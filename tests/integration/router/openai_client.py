@@ -32,13 +32,15 @@ async def assert_serves_an_openai_client(url: str) -> None:
             assert "".join([chunk.choices[0].delta.content or "" async for chunk in chunks]) == "abc"
             called = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL], logprobs=True)
             calls: Any = called.choices[0].message.tool_calls
-            assert [(its.function.name, json.loads(its.function.arguments)) for its in calls] == [("look_up", messages)]
+            assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+                ("look_up", messages)
+            ]
             assert called.choices[0].logprobs is not None
             assert [its.token for its in called.choices[0].logprobs.content or ()] == ["a", "b", "c"]
         shown: Any = [{"role": "user", "content": [{"type": "text", "text": LONG}, IMAGE]}]
         seen = await client.chat.completions.create(model=MODEL, messages=shown, tools=[TOOL])
         calls = seen.choices[0].message.tool_calls
-        assert [json.loads(its.function.arguments) for its in calls] == [shown], "unread, as it was sent"
+        assert [json.loads(call.function.arguments) for call in calls] == [shown], "unread, as it was sent"
         unknown = {"model": MODEL, "query": "x", "documents": ["a", "b"]}
         assert await client.post("/rerank", cast_to=object, body=unknown) == {"asked": unknown}
         with pytest.raises(openai.NotFoundError):

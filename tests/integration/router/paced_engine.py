@@ -117,7 +117,7 @@ class PacedEngine:
         self.chats.append(len(messages))
         if not self.adds:
             return json.dumps(messages)
-        return "".join(f"<{its['role']}>{its['content']}</>" for its in messages) + "<assistant>"
+        return "".join(f"<{message['role']}>{message['content']}</>" for message in messages) + "<assistant>"
 
     async def _render(self, request: web.Request) -> web.Response:
         if not self.renders:

@@ -83,7 +83,7 @@ async def test_a_sidecar_hands_over_to_engines_that_ask_for_the_deployments_cert
         body = {"model": MODEL, "prompt": "x"}
         async with session.post(f"http://{address}/v1/completions", json=body, headers=asked) as response:
             assert response.status == 200
-    assert ["max_tokens" in its for its in engine.bodies] == [True, False], "a prefill leg, then a decode leg"
+    assert ["max_tokens" in body for body in engine.bodies] == [True, False], "a prefill leg, then a decode leg"
 
 
 async def test_a_sidecar_asks_no_engine_that_the_system_does_not_know(engine: PacedEngine) -> None:

@@ -85,7 +85,7 @@ def _body(text: str, *, pieces: int = 1) -> Iterator[Any]:
 
 def _set(answer: Any, phase: str = "request_headers") -> dict[str, str]:
     mutation = getattr(answer, phase).response.header_mutation
-    return {its.header.key: its.header.raw_value.decode() for its in mutation.set_headers}
+    return {header.header.key: header.header.raw_value.decode() for header in mutation.set_headers}
 
 
 async def test_a_streamed_body_goes_back_after_the_destination(gateway: Gateway) -> None:
@@ -190,7 +190,7 @@ async def test_what_only_the_picker_writes_is_refused_on_every_path(gateway: Gat
 def _answered(answer: Any) -> tuple[int, dict[str, str]]:
     """Status and headers of an answer in an engine's place."""
     its = answer.immediate_response
-    return its.status.code, {one.header.key: one.header.raw_value.decode() for one in its.headers.set_headers}
+    return its.status.code, {header.header.key: header.header.raw_value.decode() for header in its.headers.set_headers}
 
 
 def _counted(name: str, **labels: str) -> float:
@@ -199,7 +199,7 @@ def _counted(name: str, **labels: str) -> float:
 
 def _lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
     """The lines that tell of a request."""
-    told = (its.getMessage() for its in caplog.records)
+    told = (record.getMessage() for record in caplog.records)
     return [line for line in told if "request.complete" in line and name in line]
 
 

@@ -53,7 +53,7 @@ async def test_the_resting_are_asked_when_nobody_else_of_their_cluster_decodes(
 ) -> None:
     fleet = _fleet(session, "x", "y", own="x")
     fleet.resting = frozenset(map(InstanceId, resting))
-    assert [its.instance for its in fleet.snapshot().instances] == ["x/0"]
+    assert [instance.instance for instance in fleet.snapshot().instances] == ["x/0"]
 
 
 @pytest.fixture

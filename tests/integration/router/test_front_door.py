@@ -150,7 +150,7 @@ async def test_what_is_passed_on_has_an_id_a_line_and_a_count(door: Door, caplog
             async with door.session.get(f"{door.url}{path}", headers={"x-request-id": "a b"}) as response:
                 assert response.status == status and len(response.headers["x-request-id"]) == 32
         await until(lambda: {status: count(status) - before[status] for status in before} == dict.fromkeys(before, 1.0))
-    lines = [its.getMessage() for its in caplog.records if "request.complete" in its.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "request.complete" in record.getMessage()]
     assert len(lines) == 3 and "/v1/unheard-of" in lines[1]
 
 
@@ -171,7 +171,7 @@ async def test_other_paths_go_to_an_engine_that_serves_the_model_of_their_body()
         for model in (MODEL, "other", "unheard-of", "other", MODEL):
             status, _, _ = await door.post({"model": model, "query": "x"}, path="/v1/rerank")
             assert status == 200
-        assert [its["model"] for its in door.wests[1].bodies] == ["other", "other"]
+        assert [body["model"] for body in door.wests[1].bodies] == ["other", "other"]
 
 
 async def test_a_decision_is_explained_and_can_be_made_again_from_its_record(door: Door) -> None:

@@ -64,7 +64,7 @@ async def test_a_body_that_ends_with_trailers_finds_its_way(tmp_path: Path, body
             async with asyncio.timeout(PATIENCE_SECONDS):
                 answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 ")
-        assert [its["prompt"] for its in gateway.west.bodies] == [SHORT]
+        assert [body["prompt"] for body in gateway.west.bodies] == [SHORT]
 
 
 async def test_a_client_cannot_name_the_engines_itself(gateway: Gateway) -> None:

@@ -21,7 +21,7 @@ async def _conversation(door: Door, num_turns: int) -> list[dict[str, Any]]:
 
 
 def _tokens(messages: list[dict[str, Any]], *, adds: bool) -> list[int]:
-    text = "".join(f"<{its['role']}>{its['content']}</>" for its in messages) + "<assistant>"
+    text = "".join(f"<{message['role']}>{message['content']}</>" for message in messages) + "<assistant>"
     return list((text if adds else json.dumps(messages)).encode())
 
 

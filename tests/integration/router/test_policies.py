@@ -68,7 +68,7 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
         ]
         for reporter in reporters:
             deployment.run(reporter)
-        await until(lambda: all(its.status.manager for its in reporters), what="the nodes at the manager")
+        await until(lambda: all(reporter.status.manager for reporter in reporters), what="the nodes at the manager")
         config = RouterConfig(
             secret_file="-",
             listen="127.0.0.1:0",

@@ -97,7 +97,7 @@ async def test_every_request_is_salted_for_its_client(tmp_path: Path, path: str,
     async with make_door(**_keys(tmp_path)) as door:
         for name in ("alice", "ann", "none"):
             assert (await door.post(body, path=path, Authorization=f"Bearer key-{name}"))[0] == 200
-        assert [its.get("cache_salt") for its in door.west.bodies] == ["alice", "acme", None]
+        assert [body.get("cache_salt") for body in door.west.bodies] == ["alice", "acme", None]
 
 
 async def test_without_keys_everybody_is_of_the_routers_tenant() -> None:

@@ -101,13 +101,13 @@ def length_prefixed(chance: random.Random, honest: Sequence[bytes]) -> bytes:
 def message(chance: random.Random, kind: Descriptor, depth: int = 0) -> Message:
     """A protobuf message of a kind with anything in its fields."""
     made = GetMessageClass(kind)()
-    for its in kind.fields:
+    for field in kind.fields:
         if chance.random() < 0.35 or depth > 4:
             continue
-        if its.message_type is not None and its.message_type.GetOptions().map_entry:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
             continue
-        for _ in range(chance.randrange(4) if its.is_repeated else 1):
-            _set(chance, made, its, depth)
+        for _ in range(chance.randrange(4) if field.is_repeated else 1):
+            _set(chance, made, field, depth)
     return made
 
 

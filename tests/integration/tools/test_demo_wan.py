@@ -120,7 +120,7 @@ def test_it_is_live_over_the_link_that_was_asked_for_and_a_signal_leaves_nothing
         )
         wait_until(lambda: shown(page)["plan"], seconds=START_SECONDS, what="a plan")
         clusters = json.loads(get_text(f"http://{page}/dashboard/what-if"))["clusters"]
-        assert {its["name"] for its in clusters} == {"east", "west"}
+        assert {cluster["name"] for cluster in clusters} == {"east", "west"}
         assert demo.stdin is not None
         demo.stdin.write("rtt 130ms\n")
         demo.stdin.flush()

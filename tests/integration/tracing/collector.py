@@ -50,12 +50,12 @@ class Collector:
     def trace(self, trace_id: str) -> list[TakenSpan]:
         """The spans of one trace, oldest first."""
         with self._lock:
-            return sorted((its for its in self._spans if its.trace == trace_id), key=lambda its: its.start_ns)
+            return sorted((span for span in self._spans if span.trace == trace_id), key=lambda its: its.start_ns)
 
     @property
     def traces(self) -> set[str]:
         with self._lock:
-            return {its.trace for its in self._spans}
+            return {span.trace for span in self._spans}
 
 
 def _spans(request: dict[str, Any]) -> Iterator[TakenSpan]:
@@ -81,9 +81,9 @@ def _spans(request: dict[str, Any]) -> Iterator[TakenSpan]:
 def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
     """One value each, as its kind is read: 64-bit integers stand as text."""
     found = {}
-    for its in attributes:
-        ((kind, value),) = its["value"].items()
-        found[its["key"]] = READ[kind](value)
+    for attribute in attributes:
+        ((kind, value),) = attribute["value"].items()
+        found[attribute["key"]] = READ[kind](value)
     return found
 
 

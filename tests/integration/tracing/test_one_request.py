@@ -66,8 +66,8 @@ async def _ask(site: Site, *, flags: str) -> str:
 
 
 def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
-    names = {its.span: its.name for its in spans}
-    return {(its.name, its.service, names.get(its.parent)) for its in spans}
+    names = {span.span: span.name for span in spans}
+    return {(span.name, span.service, names.get(span.parent)) for span in spans}
 
 
 async def test_one_trace_of_a_request_has_the_spans_of_all_processes_below_each_other(
@@ -80,22 +80,24 @@ async def test_one_trace_of_a_request_has_the_spans_of_all_processes_below_each_
     spans = collector.trace(trace)
     assert _with_parents(spans) == WANTED
     assert collector.traces - before == {trace}, "heartbeats and other calls begin no traces"
-    by_name = {its.name: its for its in spans}
+    by_name = {span.name: span for span in spans}
     request, send, deliver = by_name["router.request"], by_name["agent.send"], by_name["agent.deliver"]
     assert request.parent == CLIENT_SPAN
     assert request.attributes["prfaas.request_id"] == "traced-01" and request.attributes["prfaas.reason"] == "long"
     assert (send.instance, by_name["agent.receive"].instance, deliver.instance) == ("east", "west", "west")
-    assert len({its.attributes["prfaas.transfer_id"] for its in spans if its.name.startswith("agent.")}) == 1
+    assert len({span.attributes["prfaas.transfer_id"] for span in spans if span.name.startswith("agent.")}) == 1
     assert send.events == ("accepted", "forward_ended") and deliver.events == ("ready",)
-    assert not any(its.is_failed for its in spans)
-    assert all(its.start_ns <= its.end_ns for its in spans)
+    assert not any(span.is_failed for span in spans)
+    assert all(span.start_ns <= span.end_ns for span in spans)
 
 
 def _said(site: Site, name: str) -> dict[str, float]:
     """A manager's metric of remote requests by phase; under "" where it has no phases."""
     text = get_text(f"{site.manager_url}/metrics")
-    samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
-    return {its.labels.get("phase", ""): its.value for its in samples if its.labels["route"] == "remote"}
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
+    ]
+    return {sample.labels.get("phase", ""): sample.value for sample in samples if sample.labels["route"] == "remote"}
 
 
 async def test_the_time_to_the_first_token_is_divided_into_queue_prefill_wire_and_load(site: Site) -> None:

@@ -73,7 +73,7 @@ class Site:
 
     @property
     def num_pieces(self) -> int:
-        return sum(its.pieces.count for its in self.arrivals._arrivals.values())
+        return sum(arrival.pieces.count for arrival in self.arrivals._arrivals.values())
 
     def close(self) -> None:
         self._open.close()
@@ -90,7 +90,7 @@ def test_chunks_that_cut_what_has_come_keep_to_the_bound_however_many_come_at_on
     """Each transfer has one column of every second object, which a chunk that begins and ends within it makes three."""
     num_objects, cuts = 4 * FAIR_PIECES, Slab(0, 2, 10, 20)
     connections = [site.connection()[0] for _ in range(6)]
-    transfers = [site.open(its, (100, num_objects)) for its in connections]
+    transfers = [site.open(connection, (100, num_objects)) for connection in connections]
     for connection, transfer_id in zip(connections, transfers, strict=True):
         for first in range(0, 2 * FAIR_PIECES, 2):
             site.land(connection, transfer_id, Slab(first, 1, 0, 90))
@@ -176,7 +176,7 @@ def test_a_peer_may_cancel_so_many_transfers_that_were_never_opened_and_others_s
     assert not any(refusals[:MAX_CANCELS]), "as many as any sender keeps"
     assert refusals[-1] == "cancels"
     assert not any(refusal("honest") for _ in range(MAX_CANCELS))
-    heard = [its.peer_name for its in site.events if isinstance(its, ReceiveFailed)]
+    heard = [event.peer_name for event in site.events if isinstance(event, ReceiveFailed)]
     assert (heard.count("floods"), heard.count("honest")) == (refusals.count(""), MAX_CANCELS)
     now = time.monotonic()
     for seconds in (0.0, STRAYS_SECONDS):
@@ -220,7 +220,7 @@ def test_for_a_transfer_that_lost_its_connections_a_few_others_are_asked_and_oth
                 assert header.type is FrameType.REOPEN
                 asked[theirs, header.transfer_id] += 1
         assert asked.total() == (number + 1) * CALLED_CONNECTIONS * len(transfers)
-    assert asked == {(theirs, its): 1 for _, theirs in others for its in transfers}
+    assert asked == {(theirs, transfer): 1 for _, theirs in others for transfer in transfers}
 
 
 def test_of_two_that_wait_for_the_same_bytes_the_second_ends_the_first(site: Site) -> None:
@@ -233,7 +233,7 @@ def test_of_two_that_wait_for_the_same_bytes_the_second_ends_the_first(site: Sit
         site.begin(ours, transfer_id, slab)
         turns.put((ours, theirs))
 
-    threads = [threading.Thread(target=write, args=its, daemon=True) for its in others]
+    threads = [threading.Thread(target=write, args=other, daemon=True) for other in others]
     for thread in threads:
         thread.start()
     _hears_the_end(first_peer)

@@ -232,7 +232,7 @@ def _kill_senders(count: int, *, seed: int) -> None:
                 relay.hold_after(at)
                 _kill_sender(relay)
                 wait_until(lambda: len(far.of(ReceiveFailed)) == len(far.memory), what="why what it sent has ended")
-                assert all(its.reason == "unreachable" for its in far.events if isinstance(its, ReceiveFailed))
+                assert all(event.reason == "unreachable" for event in far.events if isinstance(event, ReceiveFailed))
                 num_interrupted += len(far.memory)
                 settle()
     assert num_interrupted >= count - 1, "one may have been killed in its handshake"

@@ -233,7 +233,9 @@ def test_every_open_of_a_peer_that_reads_late_is_answered() -> None:
             raw.connection.write(encode_open(transfer_id, opened))
         wait_until(lambda: taken == transfers)
         heard = [raw.heard()[0] for _ in transfers]
-    assert sorted((its.transfer_id, its.type) for its in heard) == [(its, FrameType.HAVE) for its in transfers]
+    assert sorted((its.transfer_id, its.type) for its in heard) == [
+        (transfer, FrameType.HAVE) for transfer in transfers
+    ]
     receiver.close()
 
 
@@ -272,7 +274,9 @@ def test_who_answers_does_not_wait_for_a_peer_that_reads_late() -> None:
         for reply in replies:  # each with a bitmap of 256 KiB, of which the kernel takes few
             reply(Accepted(held={MAX_OBJECTS - 1}, destination=lambda _: memoryview(b"")))
         heard = [raw.heard()[0] for _ in transfers]
-    assert sorted((its.transfer_id, its.type) for its in heard) == [(its, FrameType.HAVE) for its in transfers]
+    assert sorted((its.transfer_id, its.type) for its in heard) == [
+        (transfer, FrameType.HAVE) for transfer in transfers
+    ]
     receiver.close()
 
 

@@ -43,13 +43,13 @@ def _has_pace(near: Near, bytes_per_second: float) -> bool:
 
 
 def _acknowledged(*nears: Near) -> int:
-    return sum(its.link.snapshot().acknowledged_bytes for its in nears)
+    return sum(near.link.snapshot().acknowledged_bytes for near in nears)
 
 
 def test_what_all_peers_send_together_keeps_to_the_limit(limited: Far, near_to: Callable[..., Near]) -> None:
     nears = [near_to(limited.address, num_connections=2, name=name, packs=False) for name in ("a", "b")]
-    bulks = [_fill(its) for its in nears]
-    wait_until(lambda: all(_has_pace(its, LIMIT / 2) for its in nears), what="equal shares")
+    bulks = [_fill(near) for near in nears]
+    wait_until(lambda: all(_has_pace(near, LIMIT / 2) for near in nears), what="equal shares")
     began, before = time.monotonic(), _acknowledged(*nears)
     wait_until(lambda: _acknowledged(*nears) - before >= 4 * LIMIT, what="four seconds' worth of bytes")
     assert (_acknowledged(*nears) - before) / (time.monotonic() - began) < ROOM * LIMIT

@@ -59,7 +59,13 @@ def test_each_connection_of_a_link_has_its_own_figures(far: Far, near_to: Callab
     assert len({its.local_address for its in shown}) == 4 and {its.remote_address for its in shown} == {far.address}
     assert sum(its.sent_bytes for its in shown) > 8 << 20
     assert all(its.age_seconds > 0 and its.rtt_seconds > 0 and its.limit for its in shown)
-    wait_until(lambda: not any(its.unacknowledged_bytes or its.still_seconds for its in near.link.connections()))
+    wait_until(
+        lambda: (
+            not any(
+                connection.unacknowledged_bytes or connection.still_seconds for connection in near.link.connections()
+            )
+        )
+    )
 
 
 def test_how_long_a_connection_has_stood_still_is_shown(near_to: Callable[..., Near]) -> None:
@@ -75,7 +81,8 @@ def test_how_long_a_connection_has_stood_still_is_shown(near_to: Callable[..., N
         send(near, objects_of(1 << 20))
         wait_until(
             lambda: any(
-                its.still_seconds > 0.5 and its.unacknowledged_bytes == 1 << 20 for its in near.link.connections()
+                connection.still_seconds > 0.5 and connection.unacknowledged_bytes == 1 << 20
+                for connection in near.link.connections()
             )
         )
 

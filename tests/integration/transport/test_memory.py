@@ -211,7 +211,7 @@ def test_what_a_peer_holds_takes_so_much_memory_at_most() -> None:
 def test_a_connection_under_tls_costs_two_batches(tmp_path: Path) -> None:
     authority, count = Authority(tmp_path), 32
     files = [authority.issue(name) for name in ("near", "far")]
-    ends = [Certificates(CertificateFiles(its.authority, its.certificate, its.key)) for its in files]
+    ends = [Certificates(CertificateFiles(file.authority, file.certificate, file.key)) for file in files]
     with contextlib.ExitStack() as stack:
         _say_much(stack, *ends)  # what is loaded once
         before = resident_bytes()

@@ -260,7 +260,7 @@ def test_files_that_stay_unusable_are_named_once_and_taken_up_when_they_are_whol
         contexts = {id(certificates.dialling()) for _ in range(3)}
         assert contexts == {id(before)} or content == whole
     assert before is not certificates.dialling()
-    said = [its.getMessage() for its in caplog.records if "tls.not_reloaded" in its.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "tls.not_reloaded" in record.getMessage()]
     assert len(said) == 2 and all(str(mine.key) in its for its in said)
 
 

@@ -85,7 +85,7 @@ class State:
         convolution = f"{TAPS}x{channels}" if cut.channels_last else f"{channels}x{TAPS}"
         recurrent = f"{heads}x{ROW}x1"
         shapes = {"short_conv": [convolution], "linear": [recurrent]}.get(self.kind, [convolution, recurrent])
-        dtypes = " ".join("float32" if its == recurrent else "bfloat16" for its in shapes)
+        dtypes = " ".join("float32" if shape == recurrent else "bfloat16" for shape in shapes)
         size = len(self._layer(cut, rank, 0))
         layers = tuple(
             LayerSlice(f"state.{n}", n * size, size, dtypes, " ".join([self.kind, *shapes]))
@@ -129,7 +129,7 @@ Group = Attention | State
 
 def layouts(groups: Sequence[Group], cut: Cut) -> tuple[Layout, ...]:
     return tuple(
-        Layout("m", cut.packed, Shard(rank, cut.size), tuple(its.group(cut, rank) for its in groups))
+        Layout("m", cut.packed, Shard(rank, cut.size), tuple(group.group(cut, rank) for group in groups))
         for rank in range(cut.size)
     )
 

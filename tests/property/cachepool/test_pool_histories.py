@@ -174,7 +174,7 @@ class History:
 
     def kill_owner(self) -> None:
         owner = self.rng.choice("abc")
-        for lease in [its for its in self.leases if its.owner == owner and not its.quarantined]:
+        for lease in [lease for lease in self.leases if lease.owner == owner and not lease.quarantined]:
             self.pool.end_lease(lease.id)
             self.leases.remove(lease)
 
@@ -231,7 +231,7 @@ class History:
     def _num_former(self) -> int:
         """Blocks in use that were forgotten."""
         in_use = {
-            (its.layout.fingerprint, slot) for its in self.arenas for slot in self._in_use(its.layout.fingerprint)
+            (arena.layout.fingerprint, slot) for arena in self.arenas for slot in self._in_use(arena.layout.fingerprint)
         }
         return len(self.former.keys() & in_use)
 

@@ -68,8 +68,8 @@ class Node:
         """Every group of a prefix, in one tier or the other."""
         chain = HashChain(root_hash(self.layout.model), tokens)
         prefix = Prefix(self.layout.model, b"".join(chain.units), len(tokens), chain.at(len(tokens)))
-        for its in prefix_groups(self.layout, prefix, root=chain.root):
-            self._store(chain, its, tokens, tier=self._rng.randrange(2))
+        for group in prefix_groups(self.layout, prefix, root=chain.root):
+            self._store(chain, group, tokens, tier=self._rng.randrange(2))
 
     def _store(self, chain: HashChain, its: GroupBlocks, tokens: Tokens, *, tier: int) -> None:
         pool, group = self.tiers[tier], self.layout.groups[its.group]
@@ -98,7 +98,7 @@ class Node:
         end_hash = HashChain(root_hash(self.layout.model), tokens).at(len(tokens))
         cuts = removal([slots for pool in self.tiers for slots in pool.tables], end_hash)
         num_bytes = sum(pool.cut(cuts) for pool in self.tiers)
-        gone = {its for its in self.blocks if not self._is_here(its)}
+        gone = {block for block in self.blocks if not self._is_here(block)}
         assert num_bytes == len(gone) * SLOT_BYTES
         return gone
 
@@ -119,7 +119,9 @@ class Expected:
         self._ends_within = any(len(end) % size for size in node.attention_sizes)
         self._path = {its for size in node.attention_sizes for its in range(0, len(end), size)}
         self._path.add(len(end))
-        windows = [its for its in node.blocks if its.group.kind == "sliding_window" and self._begins(its.tokens)]
+        windows = [
+            block for block in node.blocks if block.group.kind == "sliding_window" and self._begins(block.tokens)
+        ]
         for block in sorted(windows, key=lambda its: -len(its.tokens)):
             if len(block.tokens) in self._path:
                 self._path.add(len(block.start))

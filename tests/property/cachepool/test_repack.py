@@ -151,7 +151,7 @@ def _unknown() -> State:
         def group(self, cut: Cut, rank: int):  # type: ignore[no-untyped-def]
             made = State("short_conv").group(cut, rank)
             layers = tuple(
-                replace(its, axis_order=its.axis_order.replace("short_conv", "mamba1")) for its in made.layers
+                replace(layer, axis_order=layer.axis_order.replace("short_conv", "mamba1")) for layer in made.layers
             )
             return replace(made, layers=layers)
 

@@ -56,11 +56,11 @@ class Engine:
         last = self.random.randint(first + 1, 6)
         blocks = [block for block in range(first, last) if which == 0 or self.random.random() < 0.5]
         hashes = [name(prompt, block, salt) for block in blocks]
-        self.held |= {(which, its) for its in hashes}
+        self.held |= {(which, block_hash) for block_hash in hashes}
         return self._said(
             "BlockStored",
             {
-                "block_hashes": [its.encode() for its in hashes],
+                "block_hashes": [block_hash.encode() for block_hash in hashes],
                 "parent_block_hash": name(prompt, first - 1, salt).encode() if first else None,
                 "token_ids": prompt[first * BLOCK : last * BLOCK],
                 "block_size": BLOCK,

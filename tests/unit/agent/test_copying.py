@@ -73,7 +73,7 @@ def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
         report=ends.append,
     )
     copying.take(_command(max_bytes=3 * ours.groups[0].block_bytes))
-    assert [its.outcome for its in ends] == ["evicted"]
+    assert [ending.outcome for ending in ends] == ["evicted"]
     pool.close()
 
 
@@ -111,7 +111,7 @@ def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
     assert (len(copying), ends) == (1, [])
     assert _priority_of_the_open(link) == ORDINARY
     link.close()
-    assert [its.outcome for its in ends] == ["shutdown"] and len(copying) == 0
+    assert [ending.outcome for ending in ends] == ["shutdown"] and len(copying) == 0
     pool.close()
 
 

@@ -83,7 +83,7 @@ def test_an_open_does_not_push_out_its_own_ranks(node: Node) -> None:
     assert refused.value.reason == "no_memory"
     node.pool.end_lease(held[0])
     arenas = node.open(64)
-    assert [node.pool.arena_of(its.layout.fingerprint) for its in arenas] == list(arenas)
+    assert [node.pool.arena_of(arena.layout.fingerprint) for arena in arenas] == list(arenas)
     node.pool.end_lease(held[1])
 
 
@@ -93,4 +93,4 @@ def test_an_arena_of_an_engine_here_is_never_given_up(node: Node) -> None:
         node.layouts.attached(its)
     for block_tokens in (48, 64, 80):
         node.layouts.are_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
-    assert all(node.pool.arena_of(its.fingerprint) for its in layouts([Attention(4)], Cut(2, 16)))
+    assert all(node.pool.arena_of(layout.fingerprint) for layout in layouts([Attention(4)], Cut(2, 16)))

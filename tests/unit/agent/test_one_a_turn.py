@@ -32,4 +32,4 @@ async def test_a_call_that_fails_holds_up_no_other() -> None:
         call(number)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert seen == [2] and [type(its) for its in failures] == [ZeroDivisionError]
+    assert seen == [2] and [type(failure) for failure in failures] == [ZeroDivisionError]

@@ -190,7 +190,7 @@ def test_the_hashes_of_the_longest_open_take_eight_times_its_bytes_at_most() -> 
 def test_an_open_of_as_many_ranks_and_layers_as_engines_have_is_read() -> None:
     layers = tuple(_layer(f"model.layers.{at}.self_attn.attn", 100 * at, 100, "bfloat16") for at in range(128))
     ranks = tuple(Layout("m" * 64, "", Shard(rank, 32), (KVGroup("full_attention", 32, layers),)) for rank in range(32))
-    opened = OpenBody(b"grant", tuple(its.fingerprint for its in ranks), ranks, GROUPS)
+    opened = OpenBody(b"grant", tuple(rank.fingerprint for rank in ranks), ranks, GROUPS)
     assert OpenBody.decode(opened.encode()) == opened
 
 

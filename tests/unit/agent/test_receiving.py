@@ -180,7 +180,7 @@ def node() -> Iterator[Node]:
 
 
 def _is_mismatch(messages: list[Message]) -> bool:
-    return [its.reason for its in messages if isinstance(its, TransferFailed)] == ["prompt_mismatch"]
+    return [message.reason for message in messages if isinstance(message, TransferFailed)] == ["prompt_mismatch"]
 
 
 def test_an_open_of_one_model_on_all_its_ranks_is_accepted(node: Node) -> None:
@@ -327,7 +327,7 @@ def _long(model: str) -> Layout:
 def test_of_layouts_that_are_unknown_here_no_more_is_read_than_has_its_time(node: Node) -> None:
     num_bytes = len(encode_probe(_long("m-0")))
     answers = [node.probe(_long(f"m-{number}")) for number in range(2 * MAX_DESCRIBED_BYTES // num_bytes)]
-    refused = [its.reason for its in answers if isinstance(its, Rejected)]
+    refused = [answer.reason for answer in answers if isinstance(answer, Rejected)]
     assert set(refused) == {"no_memory"}
     assert 0 < (len(answers) - len(refused)) * num_bytes <= MAX_DESCRIBED_BYTES
     assert isinstance(node.probe(_long("another"), peer="north"), Accepted), "another peer has had nothing"

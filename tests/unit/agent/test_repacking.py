@@ -22,15 +22,17 @@ GROUPS = [Attention(4)]
 def _without_last_heads(layout: Layout) -> Layout:
     """A rank that says that it has the model's first heads."""
     (group,) = layout.groups
-    return replace(layout, groups=(replace(group, layers=tuple(replace(its, first_head=0) for its in group.layers)),))
+    return replace(
+        layout, groups=(replace(group, layers=tuple(replace(layer, first_head=0) for layer in group.layers)),)
+    )
 
 
 def _wider(layout: Layout) -> Layout:
     """A rank with twice the bytes of each token."""
     (group,) = layout.groups
     wide = [
-        replace(its, offset_bytes=2 * its.offset_bytes, payload_bytes=2 * its.payload_bytes, dtype="float32")
-        for its in group.layers
+        replace(layer, offset_bytes=2 * layer.offset_bytes, payload_bytes=2 * layer.payload_bytes, dtype="float32")
+        for layer in group.layers
     ]
     return replace(layout, groups=(replace(group, layers=tuple(wide)),))
 

@@ -62,7 +62,7 @@ async def test_what_a_probe_does_to_a_link_is_no_congestion_until_the_figures_af
     ]
     reporting = _reporting(lambda: [states.pop(0)])
     links = [reporting.figures().links[0] for _ in range(3)]
-    assert [(its.rtt_seconds, its.queued_bytes > 0) for its in links] == [(0.03, False), (0.03, False), (0.09, True)]
+    assert [(link.rtt_seconds, link.queued_bytes > 0) for link in links] == [(0.03, False), (0.03, False), (0.09, True)]
 
 
 async def test_one_segment_that_is_sent_again_among_few_is_not_reported_as_loss() -> None:

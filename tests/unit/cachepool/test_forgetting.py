@@ -162,5 +162,5 @@ def test_a_tenants_room_is_free_again() -> None:
         pool.forget(MODEL)
         assert pool.stats().tenant_bytes == {ROOT.hex(): 0}
         pool.check_integrity()
-    assert sum(isinstance(its, BlocksStored) for its in changes) == 4
+    assert sum(isinstance(change, BlocksStored) for change in changes) == 4
     pool.close()

@@ -19,8 +19,10 @@ STATE = EngineGroup("linear_state", 0)
 
 def _layout(*groups: EngineGroup) -> Layout:
     made = [
-        KVGroup(its.kind, its.block_tokens, (LayerSlice("l", 0, _SIZES[its.kind], "u8", "t"),), its.window_tokens)
-        for its in groups
+        KVGroup(
+            group.kind, group.block_tokens, (LayerSlice("l", 0, _SIZES[group.kind], "u8", "t"),), group.window_tokens
+        )
+        for group in groups
     ]
     return Layout("m", "", Shard(), tuple(made))
 
@@ -44,7 +46,7 @@ def test_without_a_state_only_full_blocks_count(num_tokens: int) -> None:
     expected = BlockMap((FULL, WINDOW)).transfer_groups(CHAIN, num_tokens)
     layout = _layout(FULL, WINDOW)
     assert prefix_groups(layout, _prefix(num_tokens), root=ROOT) == expected
-    assert sum(its.num_blocks for its in prefix_groups(layout, _prefix(num_tokens + 7))) == sum(
+    assert sum(group.num_blocks for group in prefix_groups(layout, _prefix(num_tokens + 7))) == sum(
         its.num_blocks for its in expected
     )
 

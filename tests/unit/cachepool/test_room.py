@@ -215,7 +215,7 @@ def test_of_tenants_without_a_limit_nothing_is_kept() -> None:
 
 
 def _num_kept(room: Room) -> int:
-    return sum(len(its) for its in vars(room).values() if isinstance(its, dict))
+    return sum(len(var) for var in vars(room).values() if isinstance(var, dict))
 
 
 def test_tenants_that_hold_something_are_looked_through_only_now_and_then() -> None:

@@ -113,7 +113,7 @@ def test_a_checkpoint_and_the_full_blocks_before_it_are_what_a_transfer_of_its_l
     tables = [table(boundary), table(boundary), table(boundary)]
     spans = HYBRID.checkpoint(tables, boundary, {})
     assert spans is not None
-    assert [(its.group, its.first, len(its.block_ids)) for its in spans] == [(1, 0, window.num_blocks), (2, 0, 1)]
+    assert [(span.group, span.first, len(span.block_ids)) for span in spans] == [(1, 0, window.num_blocks), (2, 0, 1)]
     assert {span.block_ids[-1] for span in spans} == {table(boundary)[-1]}
 
 

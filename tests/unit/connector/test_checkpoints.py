@@ -65,7 +65,7 @@ def test_a_prompt_leaves_its_states_at_boundaries_that_are_far_enough_apart() ->
     )
     full, *states = engine.asked[0].groups
     assert full.num_blocks == 0
-    assert [its.hashes for its in states] == [(CHAIN.at(48),)] * 2
+    assert [state.hashes for state in states] == [(CHAIN.at(48),)] * 2
     assert engine.pinned == Counter([102, 1102, 105, 1105, 116, 1116])
 
 
@@ -90,7 +90,7 @@ def test_slots_are_copied_to_by_the_next_step_which_also_ends_the_pins() -> None
     engine.checkpoints.on_message(SendOpened(engine.asked[0].transfer_id, 5, [[[], [30], [31]]]))
     (save,) = engine.checkpoints.saves(now=0.2)
     assert (save.handle, save.is_sent, save.release) == (5, False, None)
-    assert [(its.span.group, its.span.block_ids, its.slots) for its in save.spans] == [
+    assert [(span.span.group, span.span.block_ids, span.slots) for span in save.spans] == [
         (1, (103,), ((30,),)),
         (2, (1103,), ((31,),)),
     ]

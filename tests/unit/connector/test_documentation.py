@@ -25,7 +25,7 @@ def first_cells(text: str) -> set[str]:
 
 def words_of(kind: object) -> set[str]:
     """The words of a Literal, or of a union of several."""
-    return {word for its in typing.get_args(kind) for word in (words_of(its) if typing.get_args(its) else {its})}
+    return {word for arg in typing.get_args(kind) for word in (words_of(arg) if typing.get_args(arg) else {arg})}
 
 
 def test_the_keys_are_those_of_the_code() -> None:

@@ -222,7 +222,9 @@ def test_what_cannot_be_placed_is_counted_and_never_announced(event: EngineStore
 def test_a_salted_chain_is_announced_under_its_tenant() -> None:
     events = cache_of(FULL).apply([stored(0, 2, salt="acme"), stored(2, 3)])
     salted = HashChain(root_hash("m", b"acme"), TOKENS)
-    assert [its.block_hash for its in events if isinstance(its, BlockStored)] == [salted.at(n) for n in (32, 64, 96)]
+    assert [event.block_hash for event in events if isinstance(event, BlockStored)] == [
+        salted.at(n) for n in (32, 64, 96)
+    ]
 
 
 def test_nothing_follows_on_an_orphan() -> None:

@@ -106,7 +106,7 @@ def test_a_large_table_is_swept_in_many_steps_between_which_it_changes() -> None
     steps = table.sweep(lambda holder: False)
     dropped = next(steps)
     assert 0 < dropped < 100
-    gone = sum(table.remove(1, block_hash=its, num_tokens=160) for its in hashes[500:])
+    gone = sum(table.remove(1, block_hash=block_hash, num_tokens=160) for block_hash in hashes[500:])
     assert dropped + gone + sum(steps) == 1000
     assert len(table) == 0
 

@@ -25,8 +25,8 @@ def inventory() -> Inventory:
 def test_a_prompt_becomes_one_segment_per_cell_of_64_blocks() -> None:
     told = inventory().apply(blocks(DENSE, range(130 * 16)))
     segments = [its for its in told if isinstance(its, Segment)]
-    assert sorted(len(its.tails) // TAIL_BYTES for its in segments) == [2, 64, 64]
-    assert {its.head for its in segments} == {LONG.at(16), LONG.at(65 * 16), LONG.at(129 * 16)}
+    assert sorted(len(segment.tails) // TAIL_BYTES for segment in segments) == [2, 64, 64]
+    assert {segment.head for segment in segments} == {LONG.at(16), LONG.at(65 * 16), LONG.at(129 * 16)}
 
 
 def test_a_later_block_is_told_with_its_path_and_only_its_own_bit() -> None:
@@ -67,7 +67,7 @@ class Watched(BlockStored):
 
 def test_to_remove_an_orphan_looks_at_no_other_one() -> None:
     its, orphans = inventory(), blocks(DENSE, range(160, 1600))
-    its.apply([Watched(*astuple(one)) for one in orphans])
+    its.apply([Watched(*astuple(orphan)) for orphan in orphans])
     Watched.num_reads = 0
     its.apply([BlockRemoved(DENSE.fingerprint, 0, LONG.at(end)) for end in range(800, 1601, 16)])
     assert (its.num_orphans, Watched.num_reads) == (39, 0)
@@ -132,8 +132,8 @@ def test_a_run_is_told_like_its_blocks() -> None:
     stored = [run(0, 150), run(150, 170), run(160, 180), run(60, 90, tier="ssd"), run(200, 200), run(190, 200)]
     removed = [run(140, 160).hashes, (LONG.at(3200),)]
     changes: list[PoolChange] = [*stored, *(BlocksRemoved(DENSE.fingerprint, 0, hashes) for hashes in removed)]
-    for its in changes:
-        assert as_one.apply([its]) == one_by_one.apply(list(its.each()))
+    for change in changes:
+        assert as_one.apply([change]) == one_by_one.apply(list(change.each()))
         assert (as_one.digests(), as_one.num_orphans) == (one_by_one.digests(), one_by_one.num_orphans)
     assert as_one.everything() == one_by_one.everything()
 

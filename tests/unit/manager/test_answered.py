@@ -33,7 +33,7 @@ def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> Ended | 
 
 
 def count_of(**labels: str) -> float:
-    return sum(float(its["count"]) for its in outcomes.counts() if labels.items() <= its.items())
+    return sum(float(count["count"]) for count in outcomes.counts() if labels.items() <= count.items())
 
 
 def test_phases_sum_up_to_the_first_token() -> None:

@@ -21,7 +21,7 @@ BEFORE = Sample(
 
 
 def told(now: Sample) -> list[tuple[str, str, str]]:
-    return [(its.kind, its.subject, its.detail) for its in changes(BEFORE, now)]
+    return [(change.kind, change.subject, change.detail) for change in changes(BEFORE, now)]
 
 
 def test_nothing_is_told_of_figures_that_only_move() -> None:

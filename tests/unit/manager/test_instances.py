@@ -69,9 +69,9 @@ def test_an_assignment_counts_at_once_and_for_its_instances_alone(site: Site) ->
 def test_what_the_asker_has_sent_is_known_to_this_question_alone(site: Site) -> None:
     sent = (pb.InFlight(instance="a/0", num_requests=2, num_tokens=99),)
     places = site.instances.serving(MODEL)
-    first = {its.instance: its for its in site.instances.states(places, in_flight=sent)}
+    first = {state.instance: state for state in site.instances.states(places, in_flight=sent)}
     assert (first[InstanceId("a/0")].num_in_flight, first[InstanceId("a/0")].num_in_flight_tokens) == (2, 99)
-    then = {its.instance: its for its in site.instances.states(places)}
+    then = {state.instance: state for state in site.instances.states(places)}
     assert then[InstanceId("a/0")].num_in_flight == 0
 
 
@@ -124,5 +124,5 @@ def test_cold_uses_are_bounded_and_the_oldest_goes(site: Site) -> None:
     site.instances.note_cold_use(InstanceId("a/0"), 1.0)
     for number in range(MAX_COLD_USES):
         site.instances.note_cold_use(InstanceId(f"gone-{number}"), 2.0)
-    found = {its.instance: its.last_cold_use for its in site.instances.states(site.instances.serving(MODEL))}
+    found = {state.instance: state.last_cold_use for state in site.instances.states(site.instances.serving(MODEL))}
     assert found[InstanceId("a/0")] is None

@@ -37,7 +37,7 @@ def test_a_prefix_is_named_by_the_hash_of_its_exact_length() -> None:
     _hit(popularity, 327, stated=(300, 327))
     _hit(popularity, 329)  # whoever asked did not say what the first 329 tokens hash to
     _hit(popularity, 48)  # too short to be worth a copy
-    lengths = {its.num_tokens: its for its in _rates(popularity, 0.0)}
+    lengths = {rate.num_tokens: rate for rate in _rates(popularity, 0.0)}
     assert lengths.keys() == {320, 327}
     assert lengths[327] == Prefix("m", b"".join(CHAIN.units[:20]), 327, CHAIN.at(327))
     assert lengths[320].end_hash == CHAIN.at(320)

@@ -47,7 +47,9 @@ def _snapshot(roles: dict[InstanceId, InstanceRole], ratio: float) -> Snapshot:
 
 def _decided(snapshot: Snapshot, decode: InstanceId, *, turn: int, seed: int = 1) -> Decision:
     """A turn of a conversation that this instance decodes."""
-    others = frozenset(its.instance for its in snapshot.instances if its.decodes and its.instance != decode)
+    others = frozenset(
+        instance.instance for instance in snapshot.instances if instance.decodes and instance.instance != decode
+    )
     cached = {AgentName(decode): CACHED_TOKENS} if turn > 1 else {}
     facts = RequestFacts(PROMPT_TOKENS, cached_tokens=cached, excluded=others, turn=turn, seed=seed)
     decision = route(snapshot, facts)

@@ -73,6 +73,6 @@ def test_what_cannot_be_used_is_named(
 def test_a_table_by_conversations_is_one_by_requests_at_twice_the_rates() -> None:
     table = read_measured(json.loads(AUTHORS.read_text()))
     named = by_requests(table)
-    assert [one.qps for one in named.entries] == [2 * one.qps for one in table.entries]
-    assert [named.score(one) for one in named.entries] == [table.score(one) for one in table.entries]
-    assert tuple(sorted({one.qps for one in named.entries})) == REQUEST_RATES
+    assert [entry.qps for entry in named.entries] == [2 * entry.qps for entry in table.entries]
+    assert [named.score(entry) for entry in named.entries] == [table.score(entry) for entry in table.entries]
+    assert tuple(sorted({entry.qps for entry in named.entries})) == REQUEST_RATES

@@ -26,7 +26,9 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 def tokens_of(messages: Any) -> list[int]:
     """An additive template over bytes."""
-    return list(("".join(f"<{its['role']}>{its['content']}</>" for its in messages) + "<assistant>").encode())
+    return list(
+        ("".join(f"<{message['role']}>{message['content']}</>" for message in messages) + "<assistant>").encode()
+    )
 
 
 def of(turns: Turns, *texts: str, **shape: Any) -> Conversation:
@@ -50,7 +52,7 @@ def test_the_longest_known_turn_is_found_with_what_was_said_since() -> None:
     turns.remember(of(turns, LONG, "b", "c"), [1, 2, 3])
     found = turns.earlier(of(turns, LONG, "b", "c", "d", "e"))
     assert found is not None and list(found.token_ids) == [1, 2, 3]
-    assert [its["content"] for its in found.new_messages] == ["d", "e"]
+    assert [message["content"] for message in found.new_messages] == ["d", "e"]
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ def _messages(described: Iterable[Descriptor]) -> Iterator[Descriptor]:
         yield from _messages(its.nested_types)
 
 
-MESSAGES = {its.full_name: its for its in _messages(pb.DESCRIPTOR.message_types_by_name.values())}
+MESSAGES = {message.full_name: message for message in _messages(pb.DESCRIPTOR.message_types_by_name.values())}
 
 
 @pytest.mark.parametrize("name", sorted(BEFORE["messages"]))
 def test_every_field_of_before_has_its_number_and_its_type(name: str) -> None:
-    found = {its.number: [its.number, its.type, its.is_repeated] for its in MESSAGES[name].fields}
+    found = {field.number: [field.number, field.type, field.is_repeated] for field in MESSAGES[name].fields}
     for field, before in BEFORE["messages"][name].items():
         if before[0] in RESERVED.get(name, ()):
             assert before[0] not in found, f"{field} has left, and its number is taken"
@@ -44,7 +44,12 @@ def test_every_call_of_before_takes_and_gives_the_same_messages() -> None:
     for name, calls in BEFORE["services"].items():
         service = pb.DESCRIPTOR.services_by_name[name.rpartition(".")[2]]
         found = {
-            its.name: [its.input_type.full_name, its.output_type.full_name, its.client_streaming, its.server_streaming]
-            for its in service.methods
+            method.name: [
+                method.input_type.full_name,
+                method.output_type.full_name,
+                method.client_streaming,
+                method.server_streaming,
+            ]
+            for method in service.methods
         }
         assert calls.items() <= found.items()

@@ -51,7 +51,7 @@ def test_the_scores_and_choices_equal_the_authors_in_all_180_cells() -> None:
 
 def test_the_table_built_from_the_measured_grid_equals_the_authors() -> None:
     built = build_table(_runs("2P_2D"), _runs("2P_2pD"), ttft_weight=1.0, tpot_weight=1.0)
-    cells = {(one.context_class, one.workload_type, one.qps): one for one in TABLE.entries}
+    cells = {(entry.context_class, entry.workload_type, entry.qps): entry for entry in TABLE.entries}
     assert len(built.entries) == 180
     for entry in built.entries:
         wanted = cells[entry.context_class, entry.workload_type, entry.qps]

@@ -63,7 +63,7 @@ def test_bytes_on_the_link_are_those_of_what_was_offloaded() -> None:
     requests = traffic(scenario, setup, 2.5)
     twin = Stations(setup.deployment, setup.workload, setup.plan)
     twin.run(requests)
-    offloaded = [one for one in requests if one.reason == "long"]
+    offloaded = [request for request in requests if request.reason == "long"]
     expected = sum(setup.deployment.model.kv_bytes(one.num_uncached_tokens) for one in offloaded)
     assert twin.egress.bytes_out == pytest.approx(expected, rel=1e-12)
 
@@ -76,9 +76,9 @@ def test_each_station_obeys_littles_law() -> None:
     twin.run(requests)
     assert twin.local is not None
     assert twin.remote is not None
-    prefilled = sum(one.prefill_end - one.arrival for one in requests)
+    prefilled = sum(request.prefill_end - request.arrival for request in requests)
     assert twin.local.area + twin.remote.area == pytest.approx(prefilled, rel=1e-9)
-    decoded = sum(one.decode_end - one.transfer_end for one in requests)
+    decoded = sum(request.decode_end - request.transfer_end for request in requests)
     assert twin.decode.area == pytest.approx(decoded, rel=1e-9)
 
 

@@ -49,7 +49,7 @@ class Watched:
 
     @property
     def mean_ttft(self) -> float:
-        return math.fsum(one.ttft for one in self.twin.requests) / len(self.twin.requests)
+        return math.fsum(request.ttft for request in self.twin.requests) / len(self.twin.requests)
 
 
 def test_over_a_link_that_is_down_nothing_is_sent_once_that_is_known_and_again_when_it_is_up() -> None:
@@ -63,16 +63,16 @@ def test_over_a_link_that_is_down_nothing_is_sent_once_that_is_known_and_again_w
 
 def test_what_was_on_a_link_that_went_down_is_prefilled_at_home() -> None:
     run = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)])
-    again = [one for one in run.twin.requests if one.num_retries]
+    again = [request for request in run.twin.requests if request.num_retries]
     assert again
     assert {one.reason for one in again} == {"pd"}
     assert len(run.twin.requests) == 300
-    assert all(one.decode_end > one.first_token > one.arrival for one in run.twin.requests)
+    assert all(request.decode_end > request.first_token > request.arrival for request in run.twin.requests)
 
 
 def test_a_link_that_comes_back_before_anybody_notices_only_delays() -> None:
     run = Watched([LinkChange(REMOTE, 30.0, 0.0, 1.5)])
-    assert not any(one.num_retries for one in run.twin.requests)
+    assert not any(request.num_retries for request in run.twin.requests)
     assert not any(its.links_down for _, its, _ in run.decided)
     assert run.mean_ttft > Watched([]).mean_ttft
 
@@ -115,8 +115,8 @@ def test_decisions_over_changing_links_are_made_again_from_their_records() -> No
     )
     simulate(scenario, watch=Recorder(lines))
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert any(its["snapshot"]["paths"] for its in records)
-    assert any(its["snapshot"]["links_down"] for its in records)
+    assert any(record["snapshot"]["paths"] for record in records)
+    assert any(record["snapshot"]["links_down"] for record in records)
     assert list(replay(records)) == []
 
 

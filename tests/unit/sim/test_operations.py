@@ -43,8 +43,10 @@ class Watched:
 
 
 def all_answered(requests: list[Request]) -> bool:
-    counts = Counter(one.index for one in requests)
-    return max(counts.values()) == 1 and all(one.decode_end > one.first_token > one.arrival for one in requests)
+    counts = Counter(request.index for request in requests)
+    return max(counts.values()) == 1 and all(
+        request.decode_end > request.first_token > request.arrival for request in requests
+    )
 
 
 @pytest.mark.parametrize("name", [PREFILLS, DECODES, REMOTE])
@@ -52,8 +54,8 @@ def test_what_a_dead_instance_had_is_answered_by_others(name: InstanceId) -> Non
     run = Watched(Operations([Outage(name, 30.0, 60.0)], notice_seconds=5.0))
     assert len(run.twin.requests) == 300
     assert all_answered(run.twin.requests)
-    assert any(one.num_retries for one in run.twin.requests)
-    assert all(one.prefill_end >= 30.0 for one in run.twin.requests if one.num_retries)
+    assert any(request.num_retries for request in run.twin.requests)
+    assert all(request.prefill_end >= 30.0 for request in run.twin.requests if request.num_retries)
 
 
 def test_nobody_is_sent_to_the_dead_once_it_is_noticed_and_again_when_it_is_back() -> None:
@@ -66,7 +68,7 @@ def test_nobody_is_sent_to_the_dead_once_it_is_noticed_and_again_when_it_is_back
 def test_a_shared_instance_dies_as_well() -> None:
     run = Watched(Operations([Outage(PREFILLS, 30.0, 60.0)]), requests=150, shared=True)
     assert all_answered(run.twin.requests)
-    assert any(one.num_retries for one in run.twin.requests)
+    assert any(request.num_retries for request in run.twin.requests)
 
 
 def test_a_death_takes_the_cache_along() -> None:

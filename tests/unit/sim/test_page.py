@@ -37,10 +37,10 @@ def test_the_captions_of_the_case_study_are_the_commands_that_make_its_tables(pa
 
 
 def test_another_result_makes_another_page(page: str, results: dict[str, Any]) -> None:
-    (table,) = (one for one in results["queueing"]["tables"] if one["title"] == "TTFT with queues")
+    (table,) = (result for result in results["queueing"]["tables"] if result["title"] == "TTFT with queues")
     other = {
         **results,
         "queueing": {"tables": [{**table, "rows": [[*table["rows"][0][:-1], 1e6], *table["rows"][1:]]}]},
     }
-    other["queueing"]["tables"] += [one for one in results["queueing"]["tables"] if one is not table]
+    other["queueing"]["tables"] += [result for result in results["queueing"]["tables"] if result is not table]
     assert with_tables(page, other) != page

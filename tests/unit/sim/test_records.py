@@ -46,7 +46,7 @@ def test_what_a_manager_remembers_is_made_again(tmp_path: Path) -> None:
         documents.append(Decided(1.0, "m", "t", "s", snapshot, facts, route(snapshot, facts)).document())
     path = tmp_path / "decisions.json"
     path.write_text(json.dumps(documents))
-    assert [one["decision"]["reason"] for one in read_records(path)] == ["short", "long"]
+    assert [record["decision"]["reason"] for record in read_records(path)] == ["short", "long"]
     assert list(replay(read_records(path))) == []
 
 

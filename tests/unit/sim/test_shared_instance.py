@@ -117,10 +117,10 @@ def test_everybody_gets_all_tokens_first_come_first_prefilled(
 ) -> None:
     spec = replace(SPEC, max_batch=max_batch, kv_tokens=room[0], preempts=room[1])
     bench = Bench(itl_slo_seconds, spec)
-    requests = [bench.ask(*one) for one in sorted(asks)]
+    requests = [bench.ask(*ask) for ask in sorted(asks)]
     bench.timeline.run()
     assert len(bench.ended) == len(requests)
-    assert bench.gaps.arrays()[1].sum() == sum(one.num_output_tokens - 1 for one in requests)
-    starts = [one.prefill_start for one in requests]
+    assert bench.gaps.arrays()[1].sum() == sum(request.num_output_tokens - 1 for request in requests)
+    starts = [request.prefill_start for request in requests]
     assert starts == sorted(starts)
-    assert all(one.decode_end >= one.first_token > one.arrival for one in requests)
+    assert all(request.decode_end >= request.first_token > request.arrival for request in requests)

@@ -53,8 +53,10 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
     setup = case_study()
     twin, _ = twin_of(InstanceSettings(num_layers=32))
     twin.run(traffic(Scenario(requests=2_000), setup, 2.5))
-    assert all(one.decode_end > one.first_token > one.prefill_start >= one.arrival for one in twin.requests)
-    offloaded = [one for one in twin.requests if one.reason == "long"]
+    assert all(
+        request.decode_end > request.first_token > request.prefill_start >= request.arrival for request in twin.requests
+    )
+    offloaded = [request for request in twin.requests if request.reason == "long"]
     expected = sum(setup.deployment.model.kv_bytes(one.num_prompt_tokens) for one in offloaded)
     assert sum(one.bytes_out for one in twin.egress.values()) == pytest.approx(expected)
 
@@ -72,7 +74,7 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
 def test_each_run_obeys_littles_law(settings: InstanceSettings) -> None:
     twin, _ = twin_of(settings)
     twin.run(traffic(Scenario(requests=400), case_study(), 2.0))
-    assert twin.area == pytest.approx(sum(one.end_to_end for one in twin.requests), rel=1e-9)
+    assert twin.area == pytest.approx(sum(request.end_to_end for request in twin.requests), rel=1e-9)
 
 
 def test_a_recorded_decision_is_made_again_from_its_record() -> None:
@@ -92,15 +94,15 @@ def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
     twin, conversations = twin_of(InstanceSettings("suffix", non_cached_tokens=1024), turns)
     twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
-    assert {one.reason for one in twin.requests if one.turn == 1} == {"suffix_uncached"}
-    assert {one.reason for one in twin.requests if one.turn == 2} == {"suffix_cached"}
+    assert {request.reason for request in twin.requests if request.turn == 1} == {"suffix_uncached"}
+    assert {request.reason for request in twin.requests if request.turn == 2} == {"suffix_cached"}
 
 
 def test_a_cache_too_small_for_its_conversations_forgets_them() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
     twin, conversations = twin_of(InstanceSettings("suffix", non_cached_tokens=1024, cache_blocks=4), turns)
     twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
-    assert {one.reason for one in twin.requests if one.turn == 2} == {"suffix_uncached"}
+    assert {request.reason for request in twin.requests if request.turn == 2} == {"suffix_uncached"}
 
 
 def test_what_the_receiver_holds_is_not_sent_again() -> None:
@@ -108,7 +110,7 @@ def test_what_the_receiver_holds_is_not_sent_again() -> None:
     twin, conversations = twin_of(InstanceSettings(), turns)
     twin.run([conversations.first(0, 0.0)])
     kv = case_study().deployment.model
-    assert [one.reason for one in twin.requests] == ["long", "long"]
+    assert [request.reason for request in twin.requests] == ["long", "long"]
     second = kv.kv_bytes(82_432) - (kv.kv_bytes(41_472) - kv.kv_bytes(0))
     assert sum(one.bytes_out for one in twin.egress.values()) == pytest.approx(kv.kv_bytes(40_960) + second)
 
@@ -156,7 +158,7 @@ def hit_ratio(num_sessions: int) -> float:
         follow_up=conversations.following,
     )
     twin.run([conversations.first(session, 60.0 * session / num_sessions) for session in range(num_sessions)])
-    later = [one for one in twin.requests if one.turn > 2]
+    later = [request for request in twin.requests if request.turn > 2]
     return sum(one.num_found_tokens for one in later) / sum(one.num_prompt_tokens for one in later)
 
 

@@ -92,8 +92,8 @@ def _told(theirs: socket.socket) -> list[int]:
             said += theirs.recv(1 << 16)
     except BlockingIOError:
         headers = [Header.decode(said[at : at + HEADER_BYTES]) for at in range(0, len(said), HEADER_BYTES)]
-    assert {its.type for its in headers} <= {FrameType.RATE}
-    return [its.offset for its in headers]
+    assert {header.type for header in headers} <= {FrameType.RATE}
+    return [header.offset for header in headers]
 
 
 def test_a_peer_hears_its_share_with_each_connection_and_when_it_changes(ends: Ends) -> None:

@@ -69,15 +69,17 @@ def test_what_is_late_shows_a_links_rate_and_what_lands_faster_raises_it() -> No
 
 def test_a_kernel_that_takes_much_at_once_does_not_hide_that_a_link_is_narrow() -> None:
     meter = LinkMeter()
-    *_, last = _fed(meter, (its._replace(most_bytes_per_second=3.0 * MB) for its in _samples(lambda at: 100 * MB, 2)))
+    *_, last = _fed(
+        meter, (sample._replace(most_bytes_per_second=3.0 * MB) for sample in _samples(lambda at: 100 * MB, 2))
+    )
     assert last.achievable_bytes_per_second == 3.0 * MB
 
 
 def test_a_link_that_stalls_with_a_full_queue_is_choked_and_what_is_late_bounds_its_rate() -> None:
     def samples() -> Iterator[LinkSample]:
-        for its in _samples(lambda at: 100 * MB if at < 2 else 0, 4):
-            late_seconds = its.at - 2
-            yield its._replace(most_bytes_per_second=MB / late_seconds) if late_seconds >= 0.5 else its
+        for sample in _samples(lambda at: 100 * MB if at < 2 else 0, 4):
+            late_seconds = sample.at - 2
+            yield sample._replace(most_bytes_per_second=MB / late_seconds) if late_seconds >= 0.5 else sample
 
     *_, last = _fed(LinkMeter(), samples())
     assert last.achievable_bytes_per_second == pytest.approx(MB / 1.95)
@@ -113,7 +115,7 @@ def test_a_link_is_choked_by_a_queue_by_loss_or_by_its_round_trip(
 @pytest.mark.parametrize(("rate", "reason"), [(0.2 * MB, None), (MB, "loss")])
 def test_one_segment_that_is_sent_again_among_few_is_no_loss(rate: float, reason: str | None) -> None:
     samples = _samples(lambda at: rate, 2, queued=1000, lost=0.05)
-    *_, last = _fed(LinkMeter(), (its._replace(segment_bytes=1448) for its in samples))
+    *_, last = _fed(LinkMeter(), (sample._replace(segment_bytes=1448) for sample in samples))
     assert last.resent_ratio > 0.03
     assert last.congestion == reason
 
@@ -126,7 +128,9 @@ def test_an_idle_link_has_no_queue_and_no_rate() -> None:
 @pytest.mark.parametrize(("rtt", "reason"), [(0.0004, None), (0.02, "rtt")])
 def test_microseconds_on_a_short_link_are_no_congestion(rtt: float, reason: str | None) -> None:
     meter = LinkMeter()
-    *_, last = _fed(meter, (its._replace(rtt_seconds=rtt, min_rtt_seconds=0.00005) for its in _samples(_steady, 2)))
+    *_, last = _fed(
+        meter, (sample._replace(rtt_seconds=rtt, min_rtt_seconds=0.00005) for sample in _samples(_steady, 2))
+    )
     assert last.congestion == reason
 
 
@@ -196,8 +200,8 @@ def test_what_a_probe_has_shown_is_said_to_be_a_probes_until_transfers_confirm_i
     meter.source = "transfers"
     samples = [IDLE._replace(at=2.0), IDLE._replace(at=3.0, least_bytes_per_second=90.0 * MB)]
     healths = [probed, *_fed(meter, iter(samples))]
-    assert [its.rate_source for its in healths] == ["probe", "probe", "transfers"]
-    assert [its.achievable_bytes_per_second for its in healths] == pytest.approx([100 * MB] * 3)
+    assert [health.rate_source for health in healths] == ["probe", "probe", "transfers"]
+    assert [health.achievable_bytes_per_second for health in healths] == pytest.approx([100 * MB] * 3)
 
 
 def test_what_is_forgotten_is_not_known() -> None:

@@ -36,7 +36,7 @@ def test_a_line_says_open_and_then_reads_what_the_peer_lacks(site: Site, two: tu
     assert (line.says, line.reads) == (ID, None)
     assert site.work.take(line) is None, "nothing leaves before the peer has said what it holds"
     site.hear_have(line)
-    assert [type(its) for its in site.events] == [SendAccepted]
+    assert [type(event) for event in site.events] == [SendAccepted]
     taken = site.take(line)
     assert (line.says, line.reads) == (None, ID)
     site.work.sent(line, taken.chunk, [])

@@ -22,11 +22,11 @@ def test_shares_add_up_to_what_is_wanted_or_the_budget_and_nobody_who_wants_more
     demands = dict(enumerate([*some, *[ALL] * num_all]))
     shares = fair_shares(1e9, demands)
     assert abs(sum(shares.values()) - min(1e9, sum(demands.values()))) < 1
-    for one in demands:
-        assert shares[one] <= demands[one]
+    for demand in demands:
+        assert shares[demand] <= demands[demand]
         for other in demands:
-            if demands[one] > demands[other]:
-                assert shares[one] >= shares[other] - 1
+            if demands[demand] > demands[other]:
+                assert shares[demand] >= shares[other] - 1
 
 
 def test_who_wants_less_than_an_equal_share_leaves_the_rest_to_the_others() -> None:
@@ -76,7 +76,7 @@ def test_what_links_that_wait_for_their_prefill_do_not_use_goes_to_the_one_that_
     layers = [Sender(f"layers {number}", rate=3e6, is_full=False) for number in range(5)]
     _run(budget, [bulk, *layers], seconds=2)
     assert bulk.share == pytest.approx(100e6 - 5 * 3e6 / UNUSED_RATIO, rel=0.01)
-    shares = [its.share for its in layers]
+    shares = [layer.share for layer in layers]
     assert shares == pytest.approx([100e6 / 6] * 5), (
         "a layer that comes then leaves at an equal share, not at their mean rate"
     )
@@ -96,7 +96,7 @@ def test_a_full_link_that_has_just_begun_is_made_room_for_and_one_that_stays_slo
 def test_a_budget_that_is_to_be_learned_limits_nobody_while_only_chance_loses() -> None:
     senders = [Sender(name, rate=50e6, lost=1e6) for name in "ab"]
     _run(RateBudget(0.0), senders, seconds=30)
-    assert [its.share for its in senders] == [0.0, 0.0]
+    assert [sender.share for sender in senders] == [0.0, 0.0]
 
 
 def test_a_budget_that_is_to_be_learned_is_what_arrives_while_bytes_are_lost_for_seconds_on_end() -> None:
