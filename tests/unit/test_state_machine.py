@@ -1,0 +1,53 @@
+"""Transition tables: allowed events, refused events, final states, and the diagram."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import pytest
+
+from prfaas.errors import LocalProtocolError
+from prfaas.state_machine import TransitionTable
+
+
+class Door(Enum):
+    OPEN = auto()
+    CLOSED = auto()
+    REMOVED = auto()
+
+
+class Action(Enum):
+    SHUT = auto()
+    PULL = auto()
+    REMOVE = auto()
+
+
+TABLE = TransitionTable(
+    "door",
+    Door.CLOSED,
+    {
+        (Door.CLOSED, Action.PULL): Door.OPEN,
+        (Door.OPEN, Action.SHUT): Door.CLOSED,
+        (Door.CLOSED, Action.REMOVE): Door.REMOVED,
+    },
+)
+
+
+def test_an_allowed_event_leads_to_the_next_state() -> None:
+    assert TABLE.next(Door.CLOSED, Action.PULL) is Door.OPEN
+    assert TABLE.allows(Door.OPEN, Action.SHUT) and not TABLE.allows(Door.OPEN, Action.REMOVE)
+
+
+def test_an_event_outside_the_table_is_refused_by_name() -> None:
+    with pytest.raises(LocalProtocolError, match="door: REMOVE is not allowed in state OPEN"):
+        TABLE.next(Door.OPEN, Action.REMOVE)
+
+
+def test_a_state_that_no_event_leaves_is_final() -> None:
+    assert TABLE.final_states == {Door.REMOVED}
+
+
+def test_the_diagram_lists_every_transition() -> None:
+    diagram = TABLE.to_mermaid()
+    assert diagram.startswith("stateDiagram-v2\n    [*] --> CLOSED\n")
+    assert "    CLOSED --> OPEN: PULL\n" in diagram and diagram.endswith("REMOVED --> [*]")
