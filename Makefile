@@ -36,7 +36,7 @@ type: .venv/installed ## mypy, strict
 	@$(BIN)/mypy $(SOURCES)
 
 site: .venv/installed ## the documentation as a site, in build/site; warnings are errors
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint type site test ## what CI runs: lint, types, import contracts, the site, tests
 
