@@ -12,8 +12,7 @@ from typing import Any
 BIN = Path(sys.executable).parent
 SOURCES = ("pypi", "osv")
 TIMEOUT_SECONDS = 240.0
-# The reason that pip-audit gives for every package where an index does not serve PyPI's advisories.
-UNREACHABLE = "Dependency not found on PyPI"
+UNREACHABLE = "Dependency not found on PyPI"  # Reason of every package if the index serves no advisories.
 # Advisory ids, each with the reason why it does not concern this project.
 ANSWERS: dict[str, str] = {}
 

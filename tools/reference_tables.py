@@ -1,7 +1,7 @@
-"""Writes what docs/ and deploy/ say of settings and metrics, from the dataclasses and the catalogue that the code uses,
-and what pages say of the wire and of the connector over distance, from what was measured.
+"""Generator of the reference tables in docs/ and of the annotated settings files in deploy/.
 
-`python -m tools.reference_tables` rewrites the files; `current_files()` is what a test compares them with.
+Settings come from the configuration classes, metrics from the catalogue, and results from `benchmarks/results`.
+`python -m tools.reference_tables` rewrites the files; a test compares them with `current_files()`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TWO_CLUSTERS = """\
       - {name: east-0, url: "http://10.0.2.1:8000", role: prefill, agent: east-0, wire: "10.0.2.1:7400"}
 """
 
-# What a reader puts in place of his own for settings that have no default, or one for trying out alone.
+# Values for settings without a default, or with a default that only suits a trial.
 EXAMPLES = {
     "agent": {"name": "west-0", "secret_file": "/etc/prfaas/secret"},
     "manager": {"secret_file": "/etc/prfaas/secret", "redis_directory": "/var/lib/prfaas/redis"},
@@ -56,30 +56,30 @@ EXAMPLES = {
 
 
 def settings_table(component: str, cls: type[Any]) -> str:
-    """One row for each setting of a component, nested ones after their record."""
+    """Return a table with one row per setting of a component; nested settings follow their record."""
     rows = ["| key | default | accepted | meaning |", "|---|---|---|---|"]
     return "\n".join(rows + _rows(component, cls, prefix=(), flagged=True))
 
 
 def _rows(component: str, cls: type[Any], *, prefix: tuple[str, ...], flagged: bool) -> list[str]:
     rows = []
-    for name, its in settings(cls):
+    for name, setting in settings(cls):
         path = (*prefix, name)
-        nested = isinstance(its.kind, Record)
-        many = isinstance(its.kind, Record) and its.kind.many
+        nested = isinstance(setting.kind, Record)
+        many = isinstance(setting.kind, Record) and setting.kind.many
         key = "`" + ".".join(path) + ("[]`" if many else "`")
         names = f"<br>`{variable(component, path)}`<br>`{flag(path)}`" if flagged and (many or not nested) else ""
-        shown = "required" if its.required else f"`{_one_line(cls, name, its)}`"
-        accepted = ("a list of records" if many else "a record") if nested else its.accepted
-        rows.append(f"| {key}{names} | {shown} | {accepted} | {its.doc} |".replace("``", ""))
-        if isinstance(its.kind, Record):
-            rows += _rows(component, its.kind.cls, prefix=path, flagged=flagged and not many)
+        shown = "required" if setting.required else f"`{_one_line(cls, name, setting)}`"
+        accepted = ("a list of records" if many else "a record") if nested else setting.accepted
+        rows.append(f"| {key}{names} | {shown} | {accepted} | {setting.doc} |".replace("``", ""))
+        if isinstance(setting.kind, Record):
+            rows += _rows(component, setting.kind.cls, prefix=path, flagged=flagged and not many)
     return rows
 
 
-def _one_line(cls: type[Any], name: str, its: Setting) -> str:
-    if isinstance(its.kind, Record):
-        return "[]" if its.kind.many else ""
+def _one_line(cls: type[Any], name: str, setting: Setting) -> str:
+    if isinstance(setting.kind, Record):
+        return "[]" if setting.kind.many else ""
     shown = shown_default(cls, name)
     if shown is None:
         return "none"
@@ -87,17 +87,17 @@ def _one_line(cls: type[Any], name: str, its: Setting) -> str:
 
 
 def metrics_table(component: str) -> str:
-    """One row for each metric that a component counts."""
+    """Return a table with one row per metric of a component."""
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for its in metrics.CATALOGUE:
-        if its.name.startswith(f"prfaas_{component}_"):
-            labels = ", ".join(f"`{label}`" for label in its.labels)
-            rows.append(f"| `{its.name}` | {its.kind} | {labels} | {its.meaning} |")
+    for metric in metrics.CATALOGUE:
+        if metric.name.startswith(f"prfaas_{component}_"):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
     return "\n".join(rows)
 
 
 def annotated_yaml(component: str, cls: type[Any]) -> str:
-    """The component's configuration file with every setting at its default."""
+    """Return the component's configuration file with every setting at its default."""
     command = "prfaas" if component == "console" else f"prfaas-{component}"
     head = [
         f"# {command}: every setting with its default; what stays at its default may be left out.",
@@ -108,47 +108,47 @@ def annotated_yaml(component: str, cls: type[Any]) -> str:
 
 def _yaml_lines(cls: type[Any], examples: dict[str, str], *, indent: str) -> list[str]:
     lines = []
-    for name, its in settings(cls):
-        lines += ["", f"{indent}# {its.doc}"]
-        if not isinstance(its.kind, Record):
-            lines.append(f"{indent}# Write {its.accepted}.{' Required.' if its.required else ''}")
-        lines += _yaml_value(cls, name, its, example=examples.get(name), indent=indent)
+    for name, setting in settings(cls):
+        lines += ["", f"{indent}# {setting.doc}"]
+        if not isinstance(setting.kind, Record):
+            lines.append(f"{indent}# Write {setting.accepted}.{' Required.' if setting.required else ''}")
+        lines += _yaml_value(cls, name, setting, example=examples.get(name), indent=indent)
     return lines
 
 
-def _yaml_value(cls: type[Any], name: str, its: Setting, *, example: str | None, indent: str) -> list[str]:
-    if isinstance(its.kind, Record) and its.kind.many:
-        keys = [f"{indent}# Write a list of records with these keys:", *_record_sketch(its.kind.cls, indent=indent)]
+def _yaml_value(cls: type[Any], name: str, setting: Setting, *, example: str | None, indent: str) -> list[str]:
+    if isinstance(setting.kind, Record) and setting.kind.many:
+        keys = [f"{indent}# Write a list of records with these keys:", *_record_sketch(setting.kind.cls, indent=indent)]
         return [*keys, f"{indent}{name}: {'' if example else '[]'}".rstrip(), *(example or "").splitlines()]
-    if isinstance(its.kind, Record):
+    if isinstance(setting.kind, Record):
         if default(cls, name) is None:
-            return [f"{indent}{name}:", *_record_sketch(its.kind.cls, indent=indent)]
-        return [f"{indent}{name}:", *_yaml_lines(its.kind.cls, {}, indent=indent + "  ")]
-    if its.required:
+            return [f"{indent}{name}:", *_record_sketch(setting.kind.cls, indent=indent)]
+        return [f"{indent}{name}:", *_yaml_lines(setting.kind.cls, {}, indent=indent + "  ")]
+    if setting.required:
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
-    shown = _one_line(cls, name, its)
-    mark = "# " if config_checks.unmet(its.only_where, _defaults(cls, its)) else ""
+    shown = _one_line(cls, name, setting)
+    mark = "# " if config_checks.unmet(setting.only_where, _defaults(cls, setting)) else ""
     return [f"{indent}{mark}{name}: {example or ('' if default(cls, name) is None else shown)}".rstrip()]
 
 
-def _defaults(cls: type[Any], its: Setting) -> SimpleNamespace:
-    """Of the settings beside which this one means something."""
-    return SimpleNamespace(**{other: default(cls, other) for other in its.only_where})
+def _defaults(cls: type[Any], setting: Setting) -> SimpleNamespace:
+    """Return the defaults of the settings that `setting` depends on."""
+    return SimpleNamespace(**{name: default(cls, name) for name in setting.only_where})
 
 
 def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
-    """Comment lines with the keys of a record that the file does not have by default."""
+    """Return comment lines with the keys of a record that is absent by default."""
     lines = []
-    for name, its in settings(cls):
-        nested = its.kind.cls if isinstance(its.kind, Record) else None
-        accepted = ("a list of records" if nested else its.accepted) + (", required" if its.required else "")
-        lines.append(f"{indent}#   {name}: {accepted}. {its.doc}")
+    for name, setting in settings(cls):
+        nested = setting.kind.cls if isinstance(setting.kind, Record) else None
+        accepted = ("a list of records" if nested else setting.accepted) + (", required" if setting.required else "")
+        lines.append(f"{indent}#   {name}: {accepted}. {setting.doc}")
         lines += _record_sketch(nested, indent=f"{indent}#   ") if nested else []
     return lines
 
 
 def _filled(page: str, tables: dict[str, str]) -> str:
-    """`page` with the text between each `<!-- name -->` and its `<!-- end -->` replaced; a new name gets a section."""
+    """Replace the text between each `<!-- name -->` and the next `<!-- end -->`; add a section for a new name."""
     for name, table in tables.items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->\n"
         if start not in page:
@@ -160,11 +160,11 @@ def _filled(page: str, tables: dict[str, str]) -> str:
 
 
 def current_files() -> dict[Path, str]:
-    """Every generated file with the text it should have."""
+    """Return each generated file with the text that it should have."""
     configuration, metrics_page = ROOT / "docs/configuration.md", ROOT / "docs/metrics.md"
     benchmarks_page = ROOT / "benchmarks/README.md"
     tables = {f"settings of {name}": settings_table(name, cls) for name, cls in COMPONENTS.items()}
-    components = sorted({its.name.split("_")[1] for its in metrics.CATALOGUE})
+    components = sorted({metric.name.split("_")[1] for metric in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
     wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
     distance = {"time to the first token over distance": distance_table.current()}
@@ -178,7 +178,7 @@ def current_files() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Rewrite what is not current."""
+    """Rewrite the files that are out of date."""
     for path, text in current_files().items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

@@ -18,8 +18,7 @@ from tools.demo.client import is_answering
 from tools.free_ports import free_address
 from tools.processes import Child, Children
 
-# Two engines of two ranks each took 190 to 270 seconds on two busy cores.
-START_SECONDS = 600.0
+START_SECONDS = 600.0  # Two engines of two ranks each took 190 to 270 s on two busy cores.
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -151,9 +150,7 @@ class Stack:
         return str(path)
 
     def await_agent(self, agent: AgentProcess) -> None:
-        self._children.wait_until(
-            agent.child, lambda: is_answering(f"{agent.status_url}/healthz"), seconds=START_SECONDS
-        )
+        self.await_server(agent.child, agent.status_url, path="/healthz")
 
     def await_server(self, child: Child, url: str, *, path: str = "/health") -> None:
         self._children.wait_until(child, lambda: is_answering(f"{url}{path}"), seconds=START_SECONDS)
@@ -184,7 +181,7 @@ def has_cuda() -> bool:
 
 
 def _dtype(model: Path) -> str:
-    """Return the model's own type. By default vLLM rounds float32 weights to 16 bits, which changes near-ties."""
+    """Return the model's own type. By default vLLM rounds float32 weights to 16 bits, which can flip near-ties."""
     config = json.loads((model / "config.json").read_text())
     return str(config.get("dtype") or config.get("torch_dtype"))
 

@@ -1,4 +1,4 @@
-"""Tiny models with seeded random weights and a byte-level tokenizer, one per family: the same bytes everywhere."""
+"""Tiny models with seeded random weights and a byte-level tokenizer, one per family."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from transformers import (
 )
 
 SEED = 1234
-NUM_TOKENS = 512  # the vocabulary: 256 bytes, 3 special tokens, the rest without a text of their own
+NUM_TOKENS = 512  # 256 bytes, 3 special tokens, and tokens without a text of their own.
 BEGIN, END, PADDING = 256, 257, 258
-VOCABULARY = range(NUM_TOKENS // 2)  # the token ids that prompts are made of: one per byte
+VOCABULARY = range(NUM_TOKENS // 2)  # Prompts use these token ids, one per byte.
 MAX_POSITIONS = 1 << 16
 WINDOW_TOKENS = 256
-# Spreads of the weights, in units of 1/sqrt(fan-in): sharp attention keeps greedy output from looping on one token.
+# Standard deviations of weights in units of 1/sqrt(fan-in). Sharp attention keeps greedy output from repeating one token.
 QUERY_SPREAD = 5.0
 HEAD_SPREAD = 3.0
-QUERY_NORM = 8.0  # does the same where queries are normalised
+QUERY_NORM = 8.0  # Replaces `QUERY_SPREAD` where queries are normalised.
 _CHAT_TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}<assistant>"
 
 _COMMON: dict[str, Any] = {
@@ -53,11 +53,11 @@ _COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """How a tiny model of one architecture is made. `plain` fields go into config.json beside what the class writes."""
+    """Recipe for a tiny model of one architecture. `plain` fields are added to config.json."""
 
     config: Callable[..., Any]
     settings: dict[str, Any]
-    dtype: str = "float32"  # float32 gives equal tokens whatever the batch; some kernels take bfloat16 only
+    dtype: str = "float32"  # Tokens do not depend on the batch in float32, but some kernels need bfloat16.
     plain: dict[str, Any] = field(default_factory=dict)
     weight_spread: float = 3.0
     embedding_spread: float = 1.0
@@ -69,7 +69,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(
         Gemma3TextConfig,
         {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": WINDOW_TOKENS},
-        embedding_spread=0.3,  # it multiplies its embeddings by the square root of their width
+        embedding_spread=0.3,  # The model multiplies embeddings by the square root of their width.
     ),
     "gpt_oss": Family(
         GptOssConfig,
@@ -160,14 +160,14 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 128,
             "shared_expert_intermediate_size": 128,
         },
-        dtype="bfloat16",  # vLLM: "CPU GDN attention requires BF16"
+        dtype="bfloat16",  # vLLM requires it for gated delta nets on a CPU.
         weight_spread=1.5,
     ),
 }
 
 
 def make_model(family: str, directory: Path) -> Path:
-    """Write config, weights and tokenizer of a tiny model of this family into `directory`; returns `directory`."""
+    """Write the configuration, weights and tokenizer of a tiny model into `directory`, and return `directory`."""
     recipe = FAMILIES[family]
     config = recipe.config(**_COMMON | recipe.settings)
     config.dtype = getattr(torch, recipe.dtype)
@@ -182,7 +182,7 @@ def make_model(family: str, directory: Path) -> Path:
 
 
 def _draw_weights(model: Any, recipe: Family) -> None:
-    """Replace every matrix by normal noise; vectors keep what the architecture starts with, query norms apart."""
+    """Replace matrices by normal noise and query norms by a constant; keep other vectors."""
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -193,7 +193,7 @@ def _draw_weights(model: Any, recipe: Family) -> None:
 
 
 def _scale(name: str, weight: torch.Tensor, recipe: Family) -> float:
-    """Standard deviation of a matrix."""
+    """Return the standard deviation of a matrix."""
     if "embed" in name:
         return recipe.embedding_spread
     sharp = "q_proj" in name or "k_proj" in name
@@ -202,7 +202,7 @@ def _scale(name: str, weight: torch.Tensor, recipe: Family) -> float:
 
 
 def _fan_in(name: str, weight: torch.Tensor) -> int:
-    """Inputs of one output: [out, in], [channel, 1, kernel], or experts as [expert, in, out] and [expert, out, in]."""
+    """Return the inputs per output of [out, in], [channel, 1, kernel], [expert, in, out] or [expert, out, in]."""
     if weight.dim() == 2 or "conv" in name:
         return math.prod(weight.shape[1:])
     return int(min(weight.shape[1:]))

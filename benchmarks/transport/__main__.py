@@ -24,7 +24,7 @@ from prfaas.agent.config import AgentConfig
 from prfaas.config import default
 from prfaas.solve.files.catalog import find_model
 from tools.missed_bars import figure_of, missed
-from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, chosen, obstacle
+from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, choose, obstacle
 
 GIB, MIB = 1 << 30, 1 << 20
 COLD_IPERF = "iperf3 -n 64M -P 16 bbr, cold, of the link"
@@ -57,7 +57,7 @@ def main() -> int:
     if reason := obstacle():
         print(f"skipped: an emulated link {reason}")
         return 0
-    print("the link is carried by {} ({})".format(*chosen()))
+    print("the link is carried by {} ({})".format(*choose()))
     for name in profiles:
         for part in parts:
             rows = PARTS[part](name)

@@ -1,1 +1,1 @@
-"""`make demo`: two datacenters on this machine, real vLLM in both, and what happens to six requests."""
+"""Demonstration of two clusters with real vLLM on this machine (`make demo`)."""

@@ -1,4 +1,4 @@
-"""`make demo`: starts both clusters, sends the requests, prints the table; status 1 when a row is wrong."""
+"""Command `make demo`: start two clusters, send requests and print a table. Exit with 1 if a row is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tools.processes import Children, ProcessDied
 from tools.stack import Stack, engine_flags, has_cuda
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 
-DEFAULT_MODEL = "granite4h"  # a Mamba2 hybrid that vLLM runs in float32 on a CPU, so that "equal" means equal
+# vLLM runs this Mamba2 hybrid in float32 on a CPU, so tokens must be exactly equal.
+DEFAULT_MODEL = "granite4h"
 THRESHOLD_TOKENS = 512
 LINK = LinkShape(delay_seconds=0.005, bytes_per_second=50e6)
 MAX_TRANSFER = "64MiB"
@@ -43,14 +44,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="prfaas-demo-") as directory:
             rows = _play(Path(directory), arguments.model, corrupt=arguments.corrupt, say=say)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; everything is stopped\n")
+        sys.stderr.write("interrupted; all processes are stopped\n")
         return 130
     except (ProcessDied, RuntimeError) as error:
         say(f"failed: {error}")
         return 1
     sys.stdout.write(render(rows) + "\n")
     wrong = [row for row in rows if row.fault]
-    say(f"{len(rows) - len(wrong)} of {len(rows)} rows are right")
+    say(f"{len(rows) - len(wrong)} of {len(rows)} rows are correct")
     return 1 if wrong else 0
 
 
@@ -58,7 +59,7 @@ _interrupts: list[int] = []
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Give up now, or, where Python swallows the exception (between fork and exec, say), at the next step."""
+    """Stop now. If Python swallows the exception, as between fork and exec, the next step stops."""
     _interrupts.append(number)
     if len(_interrupts) == 1:
         raise KeyboardInterrupt
@@ -95,9 +96,7 @@ def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]
             )
             for agent in (east, west):
                 stack.await_agent(agent)
-            say(
-                "vLLM east (prefill) and west (decode, and prefill of short prompts); minutes where the machine is busy"
-            )
+            say("vLLM east (prefill) and west (decode, and prefill of short prompts); may take minutes")
             flags = engine_flags(chunk_tokens=CHUNK_TOKENS, cuda=has_cuda())
             engines = [
                 stack.start_engine(
@@ -122,13 +121,13 @@ def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]
             try:
                 rows = run(scene, corrupt=corrupt)
             except (RuntimeError, OSError) as error:
-                raise RuntimeError(f"{error}\nthe end of the router's log:\n{router.tail()}") from error
-        say("stopping everything")
+                raise RuntimeError(f"{error}\nend of the router's log:\n{router.tail()}") from error
+        say("stopping all processes")
     return rows
 
 
 def _node(cluster: str, kind: str, role: str, model: str, addresses: dict[str, str]) -> dict[str, Any]:
-    """What an agent says of its cluster and of the engine beside it."""
+    """Return an agent's settings for its cluster and its engine."""
     engine = {"instance": f"{cluster}/0", "url": f"http://{addresses[cluster]}", "role": role, "model": model}
     return {"cluster": cluster, "cluster_kind": kind, "engines": [engine]}
 

@@ -1,4 +1,4 @@
-"""What the demo asks over HTTP: completions as streams with their token ids, and the agents' transfer pages."""
+"""HTTP client for streamed completions with token ids, and for status pages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import Any
 from urllib.error import URLError
 
 REQUEST_SECONDS = 120.0
-PAGE_SECONDS = 30.0  # for a page of a process that shares its cores with engines
+PAGE_SECONDS = 30.0  # The process may share its cores with engines.
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished completion: its tokens, its headers, seconds from request to first token, and where the request asked for
-    `logprobs` the natural logarithm of each token's probability.
-    """
+    """Finished completion. `log_probabilities` are empty unless the request has `logprobs`."""
 
     token_ids: tuple[int, ...]
     headers: dict[str, str]
@@ -28,10 +26,10 @@ class Answer:
 
 
 def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None = None) -> Answer:
-    """Stream a completion.
+    """Send a completion request and read its stream.
 
     Raises:
-        RuntimeError: the server answered with an error, or the stream ended early.
+        RuntimeError: The server answered with an error, or the stream ended early.
     """
     address = url.removeprefix("http://")
     connection = http.client.HTTPConnection(address, timeout=REQUEST_SECONDS)
@@ -42,8 +40,8 @@ def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None =
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read(2000).decode(errors='replace')}")
-        headers_there = {name.lower(): value for name, value in response.getheaders()}
-        return _read_stream(response, headers_there, started)
+        response_headers = {name.lower(): value for name, value in response.getheaders()}
+        return _read_stream(response, response_headers, started)
     finally:
         connection.close()
 
@@ -80,7 +78,7 @@ def get_text(url: str) -> str:
 
 
 def prefilled_tokens(engine_url: str) -> int:
-    """Prompt tokens that an engine has computed since its start: those it was given, less those it could load."""
+    """Return the prompt tokens that an engine has computed since its start, without loaded tokens."""
     given, loaded = 0.0, 0.0
     for line in get_text(f"{engine_url}/metrics").splitlines():
         name, _, value = line.rpartition(" ")
@@ -92,7 +90,7 @@ def prefilled_tokens(engine_url: str) -> int:
 
 
 def is_answering(url: str) -> bool:
-    """Whether GET `url` is answered with 200."""
+    """Return True if GET `url` answers with 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)
@@ -101,11 +99,11 @@ def is_answering(url: str) -> bool:
 
 
 def transfers(agent_url: str) -> dict[str, dict[str, Any]]:
-    """The transfers that an agent remembers, by id."""
+    """Return the transfers that an agent remembers, by id."""
     return {record["transfer_id"]: record for record in get_json(f"{agent_url}/transfers")}
 
 
 def prompt_tokens(length: int, *, seed: int, vocabulary: range) -> list[int]:
-    """A prompt of `length` token ids that no other seed shares a block with."""
+    """Return a prompt of `length` token ids that shares no block with another seed."""
     source = random.Random(seed)
     return [source.choice(vocabulary) for _ in range(length)]

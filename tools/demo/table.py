@@ -1,4 +1,4 @@
-"""The table that the demo prints."""
+"""Table that the demo prints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ HEADINGS = ("request", "route", "reason", "tokens", "prefilled", "wire bytes", "
 
 @dataclass(frozen=True)
 class Row:
-    """One request and what came of it.
+    """Request and its result.
 
-    `num_prefilled_tokens`: those that some engine computed, None where several requests ran at once. `early_ratio`: share
-    of its wire bytes acknowledged before its prefill ended.
+    `num_prefilled_tokens` counts the tokens that engines computed; None if several requests ran at once.
+    `early_ratio` is the share of wire bytes that were acknowledged before prefill ended.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Row:
     ttft_seconds: float
     ended: str
     tokens_equal: bool
-    fault: str | None = None  # what is wrong with this row, if anything
+    fault: str | None = None
 
     def cells(self) -> tuple[str, ...]:
         early = "-" if self.early_ratio is None else f"{self.early_ratio:.0%}"
@@ -45,7 +45,7 @@ class Row:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The rows under their headings, aligned, each fault on a line of its own below."""
+    """Return the rows as an aligned table, followed by one line per fault."""
     lines = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

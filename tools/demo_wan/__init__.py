@@ -1,1 +1,1 @@
-"""`make demo-wan`: two datacenters on one machine with an emulated long link between them, live in the dashboard."""
+"""Demonstration of two clusters over an emulated long link (`make demo-wan`)."""

@@ -1,4 +1,4 @@
-"""`make demo-wan`: the link, the dashboard on this machine's loopback, and knobs: lines like "rtt 200ms" change the link."""
+"""Command `make demo-wan`: run a deployment over an emulated link. Input lines such as "rtt 200ms" change the link."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from prfaas.units import parse_rate, parse_seconds, split_address
-from tools.demo_wan.bridge import pass_to_unix
+from tools.demo_wan.bridge import forward_to_unix
 from tools.wan import Wan, WanShape, obstacle
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--rtt", default=os.environ.get("RTT") or "80ms")
     parser.add_argument("--loss", default=os.environ.get("LOSS") or "0")
     parser.add_argument("--rate", default=os.environ.get("RATE") or "200Mbps")
-    parser.add_argument("--page", default=os.environ.get("PAGE") or "127.0.0.1:7411", help="where the dashboard shows")
+    parser.add_argument("--page", default=os.environ.get("PAGE") or "127.0.0.1:7411", help="address of the dashboard")
     arguments = parser.parse_args()
     if reason := obstacle():
         sys.stderr.write(f"demo-wan {reason}\n")
@@ -35,12 +35,12 @@ def main() -> int:
     shape = WanShape(1e9, 0.08)
     try:
         for knob in ("rtt", "loss", "rate"):
-            shape = turned(shape, f"{knob} {getattr(arguments, knob)}")
+            shape = apply_knob(shape, f"{knob} {getattr(arguments, knob)}")
     except ValueError as error:
         sys.stderr.write(f"demo-wan: {error}\n")
         return 2
     for number in SIGNALS:
-        signal.signal(number, _stop)  # while the link is made as well: what was made is taken down
+        signal.signal(number, _stop)  # Removes the link even if a signal arrives while it is created.
     try:
         return _run(shape, arguments.page)
     except KeyboardInterrupt:
@@ -48,10 +48,9 @@ def main() -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for its in SIGNALS:
-        signal.signal(
-            its, signal.SIG_IGN
-        )  # make passes on what its whole group gets: the second one must not end the end
+    # `make` forwards signals of its group: a second signal must not interrupt the shutdown.
+    for handled in SIGNALS:
+        signal.signal(handled, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -70,11 +69,11 @@ def _run(shape: WanShape, page: str) -> int:
             inner.wait()
 
 
-def turned(shape: WanShape, line: str) -> WanShape:
-    """The shape after one knob.
+def apply_knob(shape: WanShape, line: str) -> WanShape:
+    """Return the shape after one knob has been changed.
 
     Raises:
-        ValueError: there is no such knob, or no such value.
+        ValueError: The knob or its value is unknown.
     """
     knob, _, value = line.strip().partition(" ")
     try:
@@ -90,19 +89,22 @@ def turned(shape: WanShape, line: str) -> WanShape:
 
 
 async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str) -> int:
-    """Pass the page on and turn knobs, until told to stop or the deployment ends."""
+    """Forward the dashboard and apply knobs until a signal arrives or the deployment ends."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: stopped.set())  # not the loop's, which would be gone before the link is
-    with contextlib.suppress(OSError):  # /dev/null and files cannot be waited for: the knobs stay as they are
-        loop.add_reader(sys.stdin, _turn, wan, stopped)
-    server = await asyncio.start_server(lambda its, theirs: pass_to_unix(socket, its, theirs), *split_address(page))
+        # A handler of the loop would disappear before the link is removed.
+        signal.signal(number, lambda *_: stopped.set())
+    with contextlib.suppress(OSError):  # The loop cannot wait for files: the knobs then keep their values.
+        loop.add_reader(sys.stdin, _read_knob, wan, stopped)
+    server = await asyncio.start_server(
+        lambda reader, writer: forward_to_unix(socket, reader, writer), *split_address(page)
+    )
     async with server:
         print(f"dashboard: http://{page}/ (starting)\nknobs: {KNOBS}", flush=True)
         is_live = False
         while inner.poll() is None and not stopped.is_set():
-            if not is_live and socket.exists():  # noqa: ASYNC240 - on this machine; made once everything runs
+            if not is_live and socket.exists():  # noqa: ASYNC240 - a local file, created once all processes run
                 is_live = True
                 print("dashboard: live", flush=True)
             with contextlib.suppress(TimeoutError):
@@ -111,7 +113,7 @@ async def _show(wan: Wan, inner: subprocess.Popen[str], socket: Path, page: str)
     return 0 if stopped.is_set() else 1
 
 
-def _turn(wan: Wan, stopped: asyncio.Event) -> None:
+def _read_knob(wan: Wan, stopped: asyncio.Event) -> None:
     line = sys.stdin.readline()
     if not line:
         asyncio.get_running_loop().remove_reader(sys.stdin)
@@ -119,12 +121,9 @@ def _turn(wan: Wan, stopped: asyncio.Event) -> None:
         stopped.set()
     elif line.strip():
         try:
-            wan.set(turned(wan.shape, line))
-            its = wan.shape
-            print(
-                f"link: {its.bits_per_second / 1e6:g} Mbit/s, {its.rtt_seconds * 1e3:g} ms, loss {its.loss:g}",
-                flush=True,
-            )
+            wan.set(apply_knob(wan.shape, line))
+            rate, rtt = wan.shape.bits_per_second / 1e6, wan.shape.rtt_seconds * 1e3
+            print(f"link: {rate:g} Mbit/s, {rtt:g} ms, loss {wan.shape.loss:g}", flush=True)
         except ValueError as error:
             print(error, flush=True)
 

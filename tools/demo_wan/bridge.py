@@ -1,4 +1,4 @@
-"""Passes TCP connections through a Unix socket, which knows no network namespaces."""
+"""Forwarding of TCP connections through a Unix socket, which works across network namespaces."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 _PIECE_BYTES = 1 << 16
 
 
-async def pass_to_unix(socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, to whoever listens on the socket."""
+async def forward_to_unix(socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward a connection to a Unix socket."""
     with contextlib.closing(writer), contextlib.suppress(OSError):
         far_reader, far_writer = await asyncio.open_unix_connection(socket)
         with contextlib.closing(far_writer):
-            await _both(reader, writer, far_reader=far_reader, far_writer=far_writer)
+            await _copy_both(reader, writer, far_reader=far_reader, far_writer=far_writer)
 
 
-async def pass_to_tcp(host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, to a TCP address."""
+async def forward_to_tcp(host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward a connection to a TCP address."""
     with contextlib.closing(writer), contextlib.suppress(OSError):
         far_reader, far_writer = await asyncio.open_connection(host, port)
         with contextlib.closing(far_writer):
-            await _both(reader, writer, far_reader=far_reader, far_writer=far_writer)
+            await _copy_both(reader, writer, far_reader=far_reader, far_writer=far_writer)
 
 
-async def _both(
+async def _copy_both(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     *,
     far_reader: asyncio.StreamReader,
     far_writer: asyncio.StreamWriter,
 ) -> None:
-    """Until either side ends."""
+    """Copy both directions until either side ends."""
     pumps = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)

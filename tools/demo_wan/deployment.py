@@ -1,4 +1,4 @@
-"""Runs at the near end: manager, router and the cluster "west" here, "east" at the far end, and traffic for ever."""
+"""Deployment at both ends of the link: manager, router and cluster "west" near, "east" far, and endless traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import aiohttp
 
 from prfaas.units import split_address
 from tools.demo.client import get_json
-from tools.demo_wan.bridge import pass_to_tcp
+from tools.demo_wan.bridge import forward_to_tcp
 from tools.processes import Children
 from tools.stack import Stack
 from tools.wan import FAR, NEAR
@@ -34,7 +34,7 @@ def main() -> int:
     try:
         with Children(Path(directory)) as near, Children(Path(directory), inside=inside_far) as far:
             router, page = _start(Path(directory), near, far)
-            asyncio.run(_live(router, page, Path(socket)))
+            asyncio.run(_serve(router, page, Path(socket)))
     except KeyboardInterrupt:
         pass
     return 0
@@ -45,14 +45,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _start(directory: Path, near: Children, far: Children) -> tuple[str, str]:
-    """The URLs of the router and of the manager's pages."""
+    """Start all processes; return the URLs of the router and of the manager's pages."""
     stack = Stack(near, directory)
     manager, grpc, page = stack.start_manager(
         name="demo",
         listen=f"{NEAR}:7410",
         insecure_plaintext=True,
         threshold_tokens=THRESHOLD_TOKENS,
-        deployment=os.path.relpath(Path(__file__).with_name("deployment.yaml")),  # as pages show it
+        deployment=os.path.relpath(Path(__file__).with_name("deployment.yaml")),  # Pages show this path.
     )
     stack.await_server(manager, page, path="/healthz")
     for name, children, address in (("west", near, NEAR), ("east", far, FAR)):
@@ -69,23 +69,23 @@ def _start(directory: Path, near: Children, far: Children) -> tuple[str, str]:
     return url, page
 
 
-async def _live(router: str, page: str, socket: Path) -> None:
-    """Let people look at the page, and send prompts."""
+async def _serve(router: str, page: str, socket: Path) -> None:
+    """Serve the dashboard and send prompts."""
     host, port = split_address(page.removeprefix("http://"))
-    server = await asyncio.start_unix_server(lambda its, theirs: pass_to_tcp(host, port, its, theirs), socket)
+    server = await asyncio.start_unix_server(lambda reader, writer: forward_to_tcp(host, port, reader, writer), socket)
     async with server, aiohttp.ClientSession() as session, asyncio.TaskGroup() as requests:
-        chance = random.Random(0)
+        generator = random.Random(0)
         for number in itertools.count():
-            requests.create_task(_ask(session, router, chance.randrange(NUM_SESSIONS), _length(chance), number))
-            await asyncio.sleep(chance.expovariate(REQUESTS_PER_SECOND))
+            requests.create_task(_ask(session, router, generator.randrange(NUM_SESSIONS), _length(generator), number))
+            await asyncio.sleep(generator.expovariate(REQUESTS_PER_SECOND))
 
 
-def _length(chance: random.Random) -> int:
-    return min(24_000, max(64, round(chance.lognormvariate(7.3, 1.1))))
+def _length(generator: random.Random) -> int:
+    return min(24_000, max(64, round(generator.lognormvariate(7.3, 1.1))))
 
 
 async def _ask(session: aiohttp.ClientSession, router: str, conversation: int, num_tokens: int, number: int) -> None:
-    """One prompt; every third extends what its conversation has said."""
+    """Send a prompt; every third extends its conversation."""
     seed = conversation if number % 3 == 0 else NUM_SESSIONS + number
     prompt = [(seed * 7919 + position * 31) % 50_000 for position in range(num_tokens)]
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 32}

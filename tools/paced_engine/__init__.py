@@ -1,1 +1,1 @@
-"""An engine without a model: vLLM's HTTP, a real agent's transfers, times from a profile, answers that show wrong KV."""
+"""Engine without a model: vLLM's HTTP API, real transfers, times from a profile, and answers that depend on the KV."""

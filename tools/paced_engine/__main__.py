@@ -1,4 +1,4 @@
-"""`python -m tools.paced_engine`: serve until told to stop."""
+"""Command `python -m tools.paced_engine`: serve until a signal arrives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import AgentUnreachable
 from prfaas.units import split_address
 from tools.paced_engine.kv import layout_of
-from tools.paced_engine.pool import Pool
+from tools.paced_engine.pool import PoolClient
 from tools.paced_engine.server import Pace, Server
 
 RETRY_SECONDS = 0.5
@@ -19,7 +19,7 @@ RETRY_SECONDS = 0.5
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", required=True, help="the agent's")
+    parser.add_argument("--socket", required=True, help="Unix socket of the agent")
     parser.add_argument("--listen", required=True, help="host:port of the OpenAI server")
     parser.add_argument("--instance", required=True)
     parser.add_argument("--model", default="paced")
@@ -28,15 +28,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prefill-seconds", type=float, default=0.02)
     parser.add_argument("--prefill-seconds-per-token", type=float, default=1e-4)
     parser.add_argument("--token-seconds", type=float, default=0.005)
-    parser.add_argument("--decode-slots", type=int, default=1 << 20, help="answers that come at once")
+    parser.add_argument("--decode-slots", type=int, default=1 << 20, help="number of concurrent answers")
     return parser.parse_args()
 
 
-async def _attach(socket: str, instance: str, layout: Layout) -> Pool:
-    """A place at the agent, which may be about to start."""
+async def _attach(socket: str, instance: str, layout: Layout) -> PoolClient:
+    """Attach to the agent; retry while it is starting."""
     while True:
         try:
-            return Pool(socket, instance, layout)
+            return PoolClient(socket, instance, layout)
         except AgentUnreachable:
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The KV of a model that does not exist: its layout, and what each of its blocks must hold."""
+"""KV of an imaginary model: layout, and content of each block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PERIOD_BYTES = 997
 
 
 def layout_of(model: str, *, bytes_per_token: int, state_bytes: int) -> Layout:
-    """Full attention of `NUM_LAYERS` layers, and a linear state."""
+    """Return a layout with `NUM_LAYERS` layers of full attention and a linear state."""
     size = max(1, bytes_per_token * BLOCK_TOKENS // NUM_LAYERS)
     layers = tuple(LayerSlice(f"a{n}", n * size, size, "uint8", "byte") for n in range(NUM_LAYERS))
     state = (LayerSlice("s0", 0, state_bytes, "uint8", "byte"),)
@@ -24,15 +24,15 @@ def layout_of(model: str, *, bytes_per_token: int, state_bytes: int) -> Layout:
 
 
 def chain_of(model: str, prompt: list[int]) -> HashChain:
-    """The hashes of a prompt of the deployment's only tenant."""
+    """Return the hash chain of a prompt without tenant."""
     return HashChain(root_hash(model), prompt)
 
 
 def groups_of(chain: HashChain) -> tuple[GroupBlocks, ...]:
-    """What a transfer of the whole chain consists of."""
+    """Return the blocks that a transfer of the whole chain consists of."""
     num_tokens = chain.num_tokens
     hashes = chain.blocks(BLOCK_TOKENS, first_block=0, num_tokens=num_tokens)
-    if num_tokens % BLOCK_TOKENS:  # with a state a prompt is resumed at its exact length
+    if num_tokens % BLOCK_TOKENS:  # A linear state resumes a prompt at its exact length.
         hashes = (*hashes[:-1], chain.at(num_tokens))
     return (
         GroupBlocks(0, 0, hashes, chain.at(0)),
@@ -40,13 +40,13 @@ def groups_of(chain: HashChain) -> tuple[GroupBlocks, ...]:
     )
 
 
-def content(block_hash: BlockHash, layer: int, size: int) -> bytes:
-    """What a layer of a block holds: a function of the tokens before its end, as KV is."""
+def block_content(block_hash: BlockHash, layer: int, size: int) -> bytes:
+    """Return the content of a layer of a block, a function of all tokens up to its end."""
     pattern = hashlib.shake_128(block_hash + bytes([layer])).digest(_PERIOD_BYTES)
     return (pattern * (size // _PERIOD_BYTES + 1))[:size]
 
 
-def answer(prompt: list[int], num_tokens: int, *, is_right: bool = True) -> list[int]:
-    """The tokens that follow a prompt; other ones where its KV was not what it must be."""
-    seed = repr(prompt).encode() + (b"" if is_right else b"wrong")
+def answer_tokens(prompt: list[int], num_tokens: int, *, is_kv_correct: bool = True) -> list[int]:
+    """Return the tokens that follow a prompt; different tokens if its KV was wrong."""
+    seed = repr(prompt).encode() + (b"" if is_kv_correct else b"wrong")
     return [value % 50_000 for value in hashlib.shake_128(seed).digest(2 * num_tokens)[::2]]

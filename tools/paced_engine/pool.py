@@ -1,4 +1,4 @@
-"""The paced engine's end of its agent: sends the KV of a prompt layer by layer, receives it and looks at every byte."""
+"""Client of the agent: sends the KV of a prompt layer by layer, and receives and compares it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import PrfaasError
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
-from tools.paced_engine.kv import NUM_LAYERS, content, groups_of
+from tools.paced_engine.kv import NUM_LAYERS, block_content, groups_of
 
 POLL_SECONDS = 0.005
-RECEIVE_SECONDS = 30.0  # then the prompt is computed here
-Received = Literal["right", "wrong", "nothing"]
+RECEIVE_SECONDS = 30.0  # After this time the engine computes the prompt.
+ReceiveResult = Literal["right", "wrong", "nothing"]
 
 
-class Pool:
-    """One scheduler's and one worker's connection. Everything runs on one event loop."""
+class PoolClient:
+    """Connections of a scheduler and a worker, on one event loop."""
 
     def __init__(self, socket: str, instance: str, layout: Layout) -> None:
-        """Attach. Raises AgentUnreachable or LayoutError."""
+        """Attach to the agent, or raise AgentUnreachable or LayoutError."""
         self._layout = layout
         self._worker = AgentClient(socket, instance=instance, role="worker", layout=layout)
         self._scheduler = AgentClient(socket, instance=instance, role="scheduler")
         self._answers: dict[TransferId, asyncio.Future[Message]] = {}
 
     async def run(self) -> None:
-        """Read the agent's answers, and attach again when it was gone, until cancelled."""
+        """Read the agent's answers, and attach again after a restart, until cancelled."""
         while True:
             for message in self._scheduler.poll():
                 self._take(message)
@@ -66,7 +66,7 @@ class Pool:
             client.reattach()
 
     async def _ask(self, message: Send | Receive) -> Message | None:
-        """The agent's answer; None where it is gone or too slow."""
+        """Return the agent's answer; None if it is unreachable or too slow."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._answers[message.transfer_id] = answer
         self._scheduler.post(message)
@@ -81,8 +81,10 @@ class Pool:
 
     # -- sending
 
-    async def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str) -> Sending | None:
-        """Slots for a transfer; None when the agent gives none."""
+    async def open(
+        self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str
+    ) -> OutboundTransfer | None:
+        """Open an outbound transfer; return None if the agent refuses it."""
         groups = groups_of(chain)
         opened = None
         try:
@@ -90,25 +92,25 @@ class Pool:
         finally:
             if opened is None:
                 self._scheduler.post(Cancel(transfer_id))
-        return Sending(self, groups, opened, self.epoch) if isinstance(opened, SendOpened) else None
+        return OutboundTransfer(self, groups, opened, self.epoch) if isinstance(opened, SendOpened) else None
 
     @property
     def epoch(self) -> int:
-        """Of the agent's start whose answers the scheduler has: slots and handles of another one are not to be touched."""
+        """Start of the agent that the scheduler is attached to. Slots and handles of other starts are invalid."""
         return self._scheduler.attached.epoch
 
     @property
     def has_arena(self) -> bool:
-        """Whether the worker's arena and ring are of that start too."""
+        """True if the worker is attached to the same start of the agent."""
         return self._worker.attached.epoch == self.epoch
 
     def write(self, opened: SendOpened, groups: tuple[GroupBlocks, ...], *, group: int, layer: int) -> None:
-        """One layer of all blocks of a group into its slots, and the word that it is there."""
+        """Write a layer of all blocks of a group, and report it as ready."""
         piece = self._layout.groups[group].layers[layer]
         for block_hash, slot in zip(groups[group].hashes, opened.slots[0][group], strict=True):
             if slot != HELD:
-                where = self._slot(slot, piece.offset_bytes, piece.payload_bytes)
-                where[:] = content(block_hash, layer, piece.payload_bytes)
+                target = self._slot(slot, piece.offset_bytes, piece.payload_bytes)
+                target[:] = block_content(block_hash, layer, piece.payload_bytes)
         self.push(RingEntry(EntryKind.LAYER_READY, opened.handle, group, layer, 0, groups[group].num_blocks))
 
     def push(self, entry: RingEntry) -> None:
@@ -117,8 +119,8 @@ class Pool:
 
     # -- receiving
 
-    async def receive(self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str) -> Received:
-        """What came of a transfer."""
+    async def receive(self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str) -> ReceiveResult:
+        """Receive a transfer and compare its KV."""
         groups = groups_of(chain)
         ready = None
         try:
@@ -128,16 +130,16 @@ class Pool:
                 self._scheduler.post(Cancel(transfer_id))
         if not isinstance(ready, ReceiveReady):
             return "nothing"
-        found: Received = "nothing"
+        result: ReceiveResult = "nothing"
         if self.has_arena:
-            found = "right" if self._is_right(ready, groups) else "wrong"
+            result = "right" if self._is_kv_correct(ready, groups) else "wrong"
         self._scheduler.post(Release(transfer_id))
-        return found
+        return result
 
-    def _is_right(self, ready: ReceiveReady, groups: tuple[GroupBlocks, ...]) -> bool:
+    def _is_kv_correct(self, ready: ReceiveReady, groups: tuple[GroupBlocks, ...]) -> bool:
         return all(
             bytes(self._slot(slot, piece.offset_bytes, piece.payload_bytes))
-            == content(block_hash, layer, piece.payload_bytes)
+            == block_content(block_hash, layer, piece.payload_bytes)
             for position, group in enumerate(groups)
             for block_hash, slot in zip(group.hashes, ready.slots[0][position], strict=True)
             for layer, piece in enumerate(self._layout.groups[position].layers)
@@ -154,14 +156,14 @@ class Pool:
             self._worker.close()
 
 
-class Sending:
-    """A transfer that is open; `compute` paces its layers, `end` must follow. It falls silent when its agent has died."""
+class OutboundTransfer:
+    """Open transfer. Call `compute`, then `end`. It does nothing after its agent has restarted."""
 
-    def __init__(self, pool: Pool, groups: tuple[GroupBlocks, ...], opened: SendOpened, epoch: int) -> None:
+    def __init__(self, pool: PoolClient, groups: tuple[GroupBlocks, ...], opened: SendOpened, epoch: int) -> None:
         self._pool, self._groups, self._opened, self._epoch = pool, groups, opened, epoch
 
     async def compute(self, seconds: float) -> None:
-        """Let each layer become ready in its turn, the state with the last one, over so many seconds."""
+        """Write the layers in order over `seconds`, and the state after the last layer."""
         for layer in range(NUM_LAYERS):
             await asyncio.sleep(seconds / NUM_LAYERS)
             self._write(group=0, layer=layer)

@@ -1,4 +1,4 @@
-"""The paced engine's OpenAI server: one prefill at a time, decode steps beside it, both as long as they are told to be."""
+"""OpenAI server of the paced engine: one prefill at a time, with concurrent decode steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aiohttp import web
 from prfaas import grants
 from prfaas.errors import GrantError
 from prfaas.types import TransferId
-from tools.paced_engine.kv import answer, chain_of
-from tools.paced_engine.pool import Pool, Received
+from tools.paced_engine.kv import answer_tokens, chain_of
+from tools.paced_engine.pool import PoolClient, ReceiveResult
 
 GRANT_KEY = "prfaas_grant"
 TRACE_KEY = "prfaas_trace"
@@ -24,9 +24,7 @@ SENT_KEY = "prfaas_sent"
 
 @dataclass(frozen=True)
 class Pace:
-    """T_prefill(l) = prefill_seconds + prefill_seconds_per_token · l; a token of an answer each `token_seconds`, for so many
-    answers at once.
-    """
+    """Prefill takes `prefill_seconds + prefill_seconds_per_token · l`. `decode_slots` limits concurrent answers."""
 
     prefill_seconds: float
     prefill_seconds_per_token: float
@@ -38,9 +36,9 @@ class Pace:
 
 
 class Server:
-    """Serves one model. `transfers` counts what came of each: sent, right, wrong, nothing."""
+    """Server of one model. `/transfers` counts the results of transfers: sent, right, wrong, nothing."""
 
-    def __init__(self, model: str, pool: Pool, pace: Pace) -> None:
+    def __init__(self, model: str, pool: PoolClient, pace: Pace) -> None:
         self._model = model
         self._pool = pool
         self._pace = pace
@@ -85,16 +83,16 @@ class Server:
             if parameters.get("do_remote_decode"):
                 sent = await self._send(prompt, parameters)
                 return web.json_response(self._event([0]) | {"kv_transfer_params": {SENT_KEY: sent}})
-            is_right = await self._is_prompt_right(prompt, parameters)
-            token_ids = answer(prompt, int(body.get("max_tokens", 16)), is_right=is_right)
-            async with self._place(self._decoding):
+            is_correct = await self._load_prompt(prompt, parameters)
+            token_ids = answer_tokens(prompt, int(body.get("max_tokens", 16)), is_kv_correct=is_correct)
+            async with self._turn(self._decoding):
                 return await (self._stream(request, token_ids) if body.get("stream") else self._whole(token_ids))
         finally:
             self._num_running -= 1
 
-    async def _is_prompt_right(self, prompt: list[int], parameters: dict[str, Any]) -> bool:
-        """Whether its KV is what it must be, once it is here: received, or computed, which is always right."""
-        received: Received = "nothing"
+    async def _load_prompt(self, prompt: list[int], parameters: dict[str, Any]) -> bool:
+        """Receive or compute the prompt's KV. Return False if the received KV is wrong."""
+        received: ReceiveResult = "nothing"
         if parameters.get("do_remote_prefill"):
             transfer_id, grant = _grant(parameters)
             chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
@@ -105,28 +103,28 @@ class Server:
         return received != "wrong"
 
     async def _prefill(self, num_tokens: int) -> None:
-        async with self._place(self._prefilling):
+        async with self._turn(self._prefilling):
             await asyncio.sleep(self._pace.prefill(num_tokens))
 
     async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> str:
-        """How the transfer stands, as the connector says it."""
+        """Compute a prompt and send its KV; return the connector's outcome."""
         transfer_id, grant = _grant(parameters)
         chain, trace = chain_of(self._model, prompt), parameters.get(TRACE_KEY, "")
-        sending = await self._pool.open(transfer_id, grant, chain, trace)
-        if sending is None:
+        transfer = await self._pool.open(transfer_id, grant, chain, trace)
+        if transfer is None:
             await self._prefill(len(prompt))
             return "agent_gone"
         try:
-            async with self._place(self._prefilling):
-                await sending.compute(self._pace.prefill(len(prompt)))
+            async with self._turn(self._prefilling):
+                await transfer.compute(self._pace.prefill(len(prompt)))
             self._transfers["sent"] += 1
             return "completed"
         finally:
-            sending.end()
+            transfer.end()
 
     @contextlib.asynccontextmanager
-    async def _place(self, stage: asyncio.Semaphore) -> AsyncIterator[None]:
-        """The one prefill at a time, or one of the answers; who waits for it counts as waiting."""
+    async def _turn(self, stage: asyncio.Semaphore) -> AsyncIterator[None]:
+        """Wait for a turn at a stage. Waiting requests are counted."""
         self._num_waiting += 1
         try:
             await stage.acquire()
@@ -158,7 +156,7 @@ class Server:
 
 
 def _grant(parameters: dict[str, Any]) -> tuple[TransferId, bytes]:
-    """The transfer that a request's parameters ask for; its agent verifies the grant."""
+    """Return the transfer id and grant of a request. The agent verifies the grant."""
     try:
         token = grants.from_text(parameters[GRANT_KEY])
         return grants.unverified(token).transfer_id, token

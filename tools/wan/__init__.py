@@ -1,8 +1,7 @@
-"""Two "datacenters" on one machine: network namespaces joined by an emulated long link with rate, delay, loss and bursts.
+"""Emulated long link between two network namespaces, with rate, delay, loss and bursts. Needs root.
 
-The kernel's netem carries the packets where it has that, else `wanemu.c` does in user space (many kernels lack it). Needs
-root; names carry the process id, so that several may exist. Real TCP of the kernel runs over it: what is measured is the
-kernel's congestion control and our use of it.
+The kernel's netem carries the packets, or `wanemu.c` in user space if the kernel has no netem. The kernel's own TCP runs
+over the link, so measurements include its congestion control. Names contain the process id, so links may coexist.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tools.wan.emulator import Emulator
 from tools.wan.netem import Netem
 from tools.wan.shape import MTU, PAYLOAD_RATIO, PROFILES, WanShape
 
-__all__ = ["CARRIERS", "FAR", "NEAR", "PAYLOAD_RATIO", "PROFILES", "Carrier", "Wan", "WanShape", "chosen", "obstacle"]
+__all__ = ["CARRIERS", "FAR", "NEAR", "PAYLOAD_RATIO", "PROFILES", "Carrier", "Wan", "WanShape", "choose", "obstacle"]
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 Carrier = Literal["netem", "wanemu"]
@@ -25,7 +24,7 @@ CARRIERS: dict[Carrier, type[Netem] | type[Emulator]] = {"netem": Netem, "wanemu
 
 
 def obstacle(carrier: Carrier | None = None) -> str | None:
-    """Why no link can be made here, by this carrier or by any, or None."""
+    """Return why this carrier, or any carrier, cannot run here; None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     if carrier is None and Netem.obstacle() is None:
@@ -33,24 +32,24 @@ def obstacle(carrier: Carrier | None = None) -> str | None:
     return CARRIERS[carrier or "wanemu"].obstacle()
 
 
-def chosen() -> tuple[Carrier, str]:
-    """What carries a link here where nothing else is asked for, and why."""
-    without = Netem.obstacle()
-    return ("wanemu", f"netem {without}") if without else ("netem", "the kernel has it")
+def choose() -> tuple[Carrier, str]:
+    """Return the default carrier on this machine, and the reason."""
+    missing = Netem.obstacle()
+    return ("wanemu", f"netem {missing}") if missing else ("netem", "the kernel has it")
 
 
 class Wan:
-    """The link and its two namespaces, for as long as the context lasts."""
+    """Link with two namespaces, which exist while the context is open."""
 
     def __init__(self, shape: WanShape, *, carrier: Carrier | None = None) -> None:
-        """`carrier` None: netem, or wanemu where the kernel has none. Raises RuntimeError where no link can be made."""
+        """Choose a carrier if `carrier` is None. Raise RuntimeError if the carrier cannot run here."""
         if reason := obstacle(carrier):
             raise RuntimeError(f"an emulated link {reason}")
         self.carrier: Carrier
-        self.carrier, self.why = (carrier, "as asked") if carrier else chosen()
+        self.carrier, self.why = (carrier, "as asked") if carrier else choose()
         self.shape = shape
         self._names = tuple(f"prfaas-{os.getpid()}-{end}" for end in ("near", "far"))
-        self._carries = CARRIERS[self.carrier](*self._names)
+        self._emulation = CARRIERS[self.carrier](*self._names)
 
     def __enter__(self) -> Wan:
         try:
@@ -64,24 +63,24 @@ class Wan:
         for name in self._names:
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-        self._carries.start(self.shape)
+        self._emulation.start(self.shape)
         for name, address in zip(self._names, (NEAR, FAR), strict=True):
             run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "wan0")
             run("ip", "-n", name, "link", "set", "wan0", "mtu", str(MTU), "txqueuelen", "20000", "up")
             run("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_no_metrics_save=1")
 
     def __exit__(self, *_: object) -> None:
-        self._carries.stop()
+        self._emulation.stop()
         for name in self._names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
     def set(self, shape: WanShape) -> None:
-        """Another shape from here on; what is under way stays under way."""
+        """Change the shape for packets that follow."""
         self.shape = shape
-        self._carries.set(shape)
+        self._emulation.set(shape)
 
     def inside(self, end: Literal["near", "far"]) -> list[str]:
-        """What a command is put behind to run at one end."""
+        """Return the command prefix that runs a command at one end."""
         return ["ip", "netns", "exec", self._names[0 if end == "near" else 1]]
 
     def near(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""One command of the system that must succeed."""
+"""System commands that must succeed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import subprocess
 
 
 def run(*command: str) -> None:
-    """Run it to its end.
+    """Run a command and wait for it.
 
     Raises:
-        RuntimeError: it fails; with what it says.
+        RuntimeError: The command fails. The message contains its standard error.
     """
-    ended = subprocess.run(command, capture_output=True, text=True)
-    if ended.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {ended.stderr.strip()}")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

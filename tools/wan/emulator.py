@@ -1,4 +1,4 @@
-"""Our own emulator (`wanemu.c`), which carries the packets of a link in user space."""
+"""Emulation in user space by `wanemu.c`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ START_SECONDS = 5.0
 
 
 class Emulator:
-    """The device wan0 in each of two namespaces, and the process between them."""
+    """Device wan0 in each of two namespaces, and the process between them."""
 
     @staticmethod
     def obstacle() -> str | None:
-        """Why it cannot run here, or None; that of root aside."""
+        """Return why the emulator cannot run here, apart from missing root rights; None if it can."""
         missing = [name for name in ("ip", "cc") if shutil.which(name) is None]
         if missing:
             return f"needs {' and '.join(missing)} (Debian: iproute2, gcc)"
@@ -31,7 +31,7 @@ class Emulator:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, shape: WanShape) -> None:
-        """Make the devices."""
+        """Create the devices."""
         program = self._directory / "wanemu"
         run("cc", "-O2", "-o", str(program), str(Path(__file__).with_name("wanemu.c")), "-lm")
         self._configure(shape)
@@ -43,22 +43,22 @@ class Emulator:
             _await_device(name)
 
     def set(self, shape: WanShape) -> None:
-        """Another shape from here on; what is under way stays under way."""
+        """Change the shape for packets that follow."""
         assert self._process is not None
         self._configure(shape)
         self._process.send_signal(1)
 
     def stop(self) -> None:
-        """End the process, and its devices with it."""
+        """Stop the process, which removes the devices."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
         shutil.rmtree(self._directory)
 
-    def _configure(self, its: WanShape) -> None:
-        line = f"{its.bits_per_second:.0f} {its.rtt_seconds * 5e5:.0f} 0 {its.loss} {its.queue_bytes:.0f}"
-        if its.second_bits_per_second:
-            line += f" {its.second_bits_per_second:.0f} {its.period_seconds * 1e3:.0f}"
+    def _configure(self, shape: WanShape) -> None:
+        line = f"{shape.bits_per_second:.0f} {shape.rtt_seconds * 5e5:.0f} 0 {shape.loss} {shape.queue_bytes:.0f}"
+        if shape.second_bits_per_second:
+            line += f" {shape.second_bits_per_second:.0f} {shape.period_seconds * 1e3:.0f}"
         path = self._directory / "link"
         path.with_suffix(".new").write_text(f"ab {line}\nba {line}\n")
         path.with_suffix(".new").rename(path)

@@ -1,22 +1,22 @@
-"""What an emulated link is: its rate, round trip, loss and bursts, and what TCP can carry over it."""
+"""Shape of an emulated link: rate, round-trip time, loss and bursts, and the TCP payload that fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MTU = 1500
-FRAMING_BYTES = 38  # of a segment on a wire of Ethernet, beyond the MTU: preamble, header, check sequence and gap
-# TCP payload of a full segment over its bytes on the wire: 1448 of 1538.
+FRAMING_BYTES = 38  # Ethernet preamble, header, check sequence and gap of each segment.
+# TCP payload of a full segment divided by the bytes on the wire: 1448 / 1538.
 PAYLOAD_RATIO = (MTU - 52) / (MTU + FRAMING_BYTES)
 
 
 @dataclass(frozen=True)
 class WanShape:
-    """A link, alike in both directions. With `second_bits_per_second` its rate alternates every `period_seconds`."""
+    """Link with equal directions. With `second_bits_per_second` the rate alternates every `period_seconds`."""
 
     bits_per_second: float
     rtt_seconds: float
-    loss: float = 0.0  # of segments
+    loss: float = 0.0  # Ratio of segments.
     second_bits_per_second: float = 0.0
     period_seconds: float = 0.0
 
@@ -27,11 +27,11 @@ class WanShape:
 
     @property
     def payload_bytes_per_second(self) -> float:
-        """What TCP can carry of payload, on average over its phases."""
+        """TCP payload that the link can carry, as the mean of both phases."""
         return self.mean_bits_per_second / 8 * PAYLOAD_RATIO
 
     def payload_bytes_between(self, began_ns: int, ended_ns: int) -> float:
-        """What TCP can carry of payload between two times of the monotonic clock, in whose phases the rate alternates."""
+        """Return the TCP payload that fits between two times of the monotonic clock, phase by phase."""
         if not self.second_bits_per_second:
             return self.payload_bytes_per_second * (ended_ns - began_ns) / 1e9
         period, bits = int(self.period_seconds * 1e9), 0.0
@@ -42,7 +42,7 @@ class WanShape:
 
     @property
     def queue_bytes(self) -> float:
-        """The drop-tail queue before the link: its bandwidth-delay product, at least 4 MB."""
+        """Size of the drop-tail queue: the bandwidth-delay product, at least 4 MB."""
         return max(4e6, self.bits_per_second / 8 * self.rtt_seconds)
 
 

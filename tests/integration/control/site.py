@@ -20,7 +20,7 @@ from tests.redis_of import kill_redis_of
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import LinkShape, Relay
-from tools.paced_engine.kv import answer
+from tools.paced_engine.kv import answer_tokens
 from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack
 
@@ -226,7 +226,7 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, nu
             error = f"status {response.status}" if response.status != 200 else error
     except aiohttp.ClientError as failure:
         error = repr(failure)
-    return Outcome(prompt, token_ids, answer(prompt, num_tokens), error, headers)
+    return Outcome(prompt, token_ids, answer_tokens(prompt, num_tokens), error, headers)
 
 
 @contextlib.asynccontextmanager

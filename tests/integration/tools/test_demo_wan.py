@@ -1,4 +1,4 @@
-"""`make demo-wan` in a process of its own: live in the dashboard, over the link that was asked for, and gone when told."""
+"""`make demo-wan` as a process: live dashboard, requested link, and complete shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAKE = ("make", "demo-wan", "-o", ".venv/installed", f"BIN={Path(sys.executable)
 
 @contextmanager
 def running(page: str, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """The demo with its own group of processes; whatever is left of it in the end is killed."""
+    """Run the demo in a process group of its own, and kill what remains."""
     with log.open("w") as output:
         process = subprocess.Popen(
             [*MAKE, f"PAGE={page}", "RTT=40ms", "RATE=400Mbps"],
@@ -52,33 +52,33 @@ def running(page: str, log: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def left_over(page: str) -> list[str]:
-    """The processes that were started for this page, by what their environment says, and the demo's namespaces."""
+    """Return the processes that have this page in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and f"PAGE={page}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append((entry / "cmdline").read_text())
-        except OSError:  # it has ended
+        except OSError:  # The process has ended.
             continue
     return found
 
 
 def namespaces() -> dict[str, int]:
-    """Every emulated link's, of other tests too, with the process that made it."""
+    """Return the namespaces of all emulated links, with the process that created each."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.startswith("prfaas-")]
     return {name: int(name.split("-")[1]) for name in names}
 
 
 def maker_of(demo: subprocess.Popen[str]) -> int | None:
-    """The demo's process that has made a namespace; None until one has."""
+    """Return the demo's process that created a namespace; None before."""
     return next((pid for pid in namespaces().values() if session_of(pid) == demo.pid), None)
 
 
 def session_of(pid: int) -> int | None:
     try:
         return os.getsid(pid)
-    except ProcessLookupError:  # it has ended
+    except ProcessLookupError:  # The process has ended.
         return None
 
 
@@ -87,7 +87,7 @@ def is_gone(page: str, maker: int) -> bool:
 
 
 def shown(page: str) -> dict[str, Any]:
-    """What the dashboard is fed with at this moment; nothing while nobody feeds it."""
+    """Return the dashboard's current data; empty if the dashboard is not served."""
     try:
         with urllib.request.urlopen(f"http://{page}/dashboard/events", timeout=10) as events:
             while events.readline() != b"event: now\n":
@@ -99,15 +99,15 @@ def shown(page: str) -> dict[str, Any]:
 
 
 def round_trips(page: str) -> list[float]:
-    return [its["rtt_seconds"] for its in shown(page).get("links", [])]
+    return [link["rtt_seconds"] for link in shown(page).get("links", [])]
 
 
 def has_request_over_the_link(page: str) -> bool:
-    asked = shown(page).get("requests", [])
-    return any(its["route"] == "remote" and its["ended"]["outcome"] == "answered" for its in asked if its["ended"])
+    ended = [request for request in shown(page).get("requests", []) if request["ended"]]
+    return any(request["route"] == "remote" and request["ended"]["outcome"] == "answered" for request in ended)
 
 
-def test_it_is_live_over_the_link_that_was_asked_for_and_a_signal_leaves_nothing(tmp_path: Path) -> None:
+def test_demo_runs_over_the_requested_link_and_a_signal_removes_everything(tmp_path: Path) -> None:
     page = free_address()
     with running(page, tmp_path / "log") as demo:
         wait_until(lambda: "dashboard: live" in (tmp_path / "log").read_text(), seconds=START_SECONDS, what="the page")
@@ -124,14 +124,16 @@ def test_it_is_live_over_the_link_that_was_asked_for_and_a_signal_leaves_nothing
         assert demo.stdin is not None
         demo.stdin.write("rtt 130ms\n")
         demo.stdin.flush()
-        wait_until(lambda: "130 ms" in (tmp_path / "log").read_text(), what="the knob's word")
-        wait_until(lambda: max(round_trips(page), default=0) >= 0.13, seconds=START_SECONDS, what="the longer one")
+        wait_until(lambda: "130 ms" in (tmp_path / "log").read_text(), what="the changed link")
+        wait_until(
+            lambda: max(round_trips(page), default=0) >= 0.13, seconds=START_SECONDS, what="the longer round trip"
+        )
         os.killpg(demo.pid, signal.SIGTERM)
         demo.wait(60)
-        wait_until(lambda: is_gone(page, maker), what="the end of all of it")
+        wait_until(lambda: is_gone(page, maker), what="the shutdown")
 
 
-def test_a_signal_while_it_starts_leaves_nothing_either(tmp_path: Path) -> None:
+def test_signal_during_start_removes_everything(tmp_path: Path) -> None:
     page = free_address()
     with running(page, tmp_path / "log") as demo:
         wait_until(lambda: maker_of(demo), seconds=START_SECONDS, what="the first namespace")
@@ -139,4 +141,4 @@ def test_a_signal_while_it_starts_leaves_nothing_either(tmp_path: Path) -> None:
         assert maker is not None
         os.killpg(demo.pid, signal.SIGTERM)
         demo.wait(60)
-        wait_until(lambda: is_gone(page, maker), what="the end of all of it")
+        wait_until(lambda: is_gone(page, maker), what="the shutdown")

@@ -1,4 +1,4 @@
-"""What a group of child processes leaves behind."""
+"""Shutdown of child processes and their children."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def running(process: int) -> bool:
         return False
 
 
-def test_a_grandchild_may_clean_up_after_its_parent_ended(tmp_path: Path) -> None:
+def test_grandchild_may_clean_up_after_its_parent_has_ended(tmp_path: Path) -> None:
     left = tmp_path / "left"
     with Children(tmp_path) as children:
         parent = children.start("parent", ["sh", "-c", CLEANS_UP_AFTER_ITS_PARENT, "sh", str(left)])
@@ -38,7 +38,7 @@ def test_a_grandchild_may_clean_up_after_its_parent_ended(tmp_path: Path) -> Non
     assert not left.exists()
 
 
-def test_a_grandchild_that_stays_is_killed(tmp_path: Path) -> None:
+def test_remaining_grandchild_is_killed(tmp_path: Path) -> None:
     written = tmp_path / "process"
     with Children(tmp_path) as children:
         parent = children.start("parent", ["sh", "-c", STAYS, "sh", str(written)])

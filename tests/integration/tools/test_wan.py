@@ -1,4 +1,4 @@
-"""`python -m tools.wan` in a process of its own: what it starts ends with it, and so does the link."""
+"""Shutdown of `python -m tools.wan` with its far command and its link."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def namespaces(process: subprocess.Popen[str]) -> bool:
     return f"prfaas-{process.pid}-" in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_what_runs_at_the_far_end_ends_with_the_near_end_or_the_link(tmp_path: Path, is_told: bool) -> None:
+@pytest.mark.parametrize("is_signalled", [False, True])
+def test_far_command_and_link_end_with_the_near_command_or_a_signal(tmp_path: Path, is_signalled: bool) -> None:
     pid = tmp_path / "pid"
     far = f"sleep 1000 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"
-    near = f"until test -e {pid}; do sleep 0.1; done; {'exec sleep 1000' if is_told else 'true'}"
+    near = f"until test -e {pid}; do sleep 0.1; done; {'exec sleep 1000' if is_signalled else 'true'}"
     process = subprocess.Popen([*WAN, far, "metro", "sh", "-c", near], cwd=ROOT, text=True)
     try:
         wait_until(pid.exists)
-        if is_told:
+        if is_signalled:
             process.terminate()
         process.wait(90)
     finally:
         process.kill()
-    assert process.returncode == (143 if is_told else 0)
+    assert process.returncode == (143 if is_signalled else 0)
     wait_until(lambda: not runs(int(pid.read_text())))
     assert not namespaces(process)
