@@ -1,15 +1,18 @@
-"""Settings: one frozen dataclass per component, read from YAML file < environment < command-line flag.
+"""Component settings as frozen dataclasses. A flag overrides an environment variable, which overrides the YAML file.
 
     @dataclass(frozen=True)
     class AgentConfig:
         name: str = setting("text", required=True, doc="Name of this node, unique in the deployment.")
         pool_bytes: int = setting("bytes", default=4 << 30, doc="Host memory that the pool may use.")
-        links: tuple[LinkConfig, ...] = setting(records(LinkConfig), default=(), doc="Paths to other clusters.")
+        links: tuple[LinkConfig, ...] = setting(records(LinkConfig), default=(), doc="Links to other agents.")
 
     config = parse(AgentConfig, component="agent", argv=sys.argv[1:])
 
-`pool_bytes` above is the key `pool_bytes` of the file, the variable PRFAAS_AGENT_POOL_BYTES and the flag --pool-bytes.
-A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wire-port."""
+`pool_bytes` above is the YAML key `pool_bytes`, the variable PRFAAS_AGENT_POOL_BYTES and the flag --pool-bytes.
+A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wire-port.
+
+A renamed setting lists the former names in `formerly`. A removed one stands in the class variable `REMOVED_SETTINGS`.
+Both are accepted for one version with a FutureWarning."""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import difflib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Record:
-    """The kind of a setting that is itself a record of settings, or a list of such records."""
+    """Kind of a setting that is itself a record of settings, or a list of such records."""
 
     cls: type[Any]
     many: bool
@@ -46,7 +50,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the loader and the documentation know of one field."""
+    """Metadata of one field, for the loader and the documentation."""
 
     kind: Kind | Record
     required: bool
@@ -54,10 +58,11 @@ class Setting:
     minimum: float | None
     maximum: float | None
     only_where: config_checks.Conditions
+    formerly: tuple[str, ...]
 
     @property
     def accepted(self) -> str:
-        """What people may write, in words, limits included."""
+        """Return the accepted form in words, with limits."""
         if isinstance(self.kind, Record):
             keys = ", ".join(name for name, _ in settings(self.kind.cls))
             return f"a {'list of records' if self.kind.many else 'record'} with keys out of {keys}"
@@ -67,12 +72,12 @@ class Setting:
 
 
 def record(cls: type[Any]) -> Record:
-    """The kind of a setting that is one nested record; without a default it is a record of its own defaults."""
+    """Return the kind of a nested record. Without a default it is a record of defaults."""
     return Record(cls, many=False)
 
 
 def records(cls: type[Any]) -> Record:
-    """The kind of a setting that is a list of records, which becomes a tuple of `cls`."""
+    """Return the kind of a list of records, which becomes a tuple of `cls`."""
     return Record(cls, many=True)
 
 
@@ -85,16 +90,23 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     only_where: config_checks.Conditions = MappingProxyType({}),
+    formerly: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with all that the loader needs; `default` and the limits are in base units.
+    """Return a keyword-only dataclass field with all that the loader needs.
 
-    A `default` of None, or of "" for a text, makes the setting optional: people may leave it empty. `only_where`: other
-    settings of the dataclass beside which alone this one means something; its documentation begins with that.
-    Every field is keyword-only, so that order does not matter.
+    Args:
+        kind: Accepted form, such as "bytes" or `records(LinkConfig)`.
+        doc: Description for the reference and `--help`.
+        default: Value in base units. None, or "" for a text, makes the setting optional.
+        required: Refuse to start without a value.
+        minimum: Smallest accepted value in base units.
+        maximum: Largest accepted value in base units.
+        only_where: Values of other settings of the dataclass that this setting depends on.
+        formerly: Earlier names of the setting.
     """
     resolved = KINDS[kind] if isinstance(kind, str) else kind
-    condition = f"With {config_checks.shown(only_where)}. " if only_where else ""
-    metadata = {"setting": Setting(resolved, required, condition + doc, minimum, maximum, only_where)}
+    condition = f"With {config_checks.describe(only_where)}. " if only_where else ""
+    metadata = {"setting": Setting(resolved, required, condition + doc, minimum, maximum, only_where, formerly)}
     if required:
         return dataclasses.field(kw_only=True, metadata=metadata)
     if isinstance(resolved, Record) and default is dataclasses.MISSING:
@@ -103,45 +115,62 @@ def setting(
 
 
 def settings(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
-    """Name and setting of every field of a configuration dataclass, in order."""
+    """Yield the name and setting of every field of a configuration dataclass, in order."""
     return ((field.name, field.metadata["setting"]) for field in dataclasses.fields(cls))
 
 
 def default(cls: type[Any], name: str) -> Any:
-    """The default of a setting that is not required, in base units."""
+    """Return the default of an optional setting, in base units."""
     field = cls.__dataclass_fields__[name]
     return field.default_factory() if field.default is dataclasses.MISSING else field.default
 
 
 def paths(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
-    """Every setting that a variable or a flag can give: those of nested records too, lists of records as one text."""
-    for name, its in settings(cls):
-        if isinstance(its.kind, Record) and not its.kind.many:
-            yield from paths(its.kind.cls, (*prefix, name))
+    """Yield every setting that a variable or a flag can give, nested records included. A list of records is one text."""
+    for name, spec in settings(cls):
+        if isinstance(spec.kind, Record) and not spec.kind.many:
+            yield from paths(spec.kind.cls, (*prefix, name))
         else:
-            yield (*prefix, name), its
+            yield (*prefix, name), spec
+
+
+def _former_paths(cls: type[Any]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
+    """Return former names of top-level settings, each with the present path; None for a removed setting."""
+    former: dict[tuple[str, ...], tuple[str, ...] | None] = {(name,): None for name in _removed_settings(cls)}
+    for name, spec in settings(cls):
+        former |= {(old,): (name,) for old in spec.formerly}
+    return former
+
+
+def _removed_settings(cls: type[Any]) -> Mapping[str, str]:
+    """Return the names of removed settings, each with what replaces them."""
+    return getattr(cls, "REMOVED_SETTINGS", {})
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, FutureWarning, stacklevel=2)
 
 
 def variable(component: str, path: tuple[str, ...]) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return "_".join(("PRFAAS", component, *path)).upper()
 
 
 def flag(path: tuple[str, ...]) -> str:
-    """The command-line flag of a setting."""
+    """Return the command-line flag of a setting."""
     return "--" + "-".join(path).replace("_", "-")
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A value as somebody wrote it, and where ("" where nobody did); None is YAML's empty value."""
+    """Value as written by the user, with the place where it stands ("" for none). None is YAML's empty value."""
 
     where: str
     content: str | list[_Given] | dict[str, _Given] | None
 
     @property
     def before(self) -> str:
-        """What a message begins with."""
+        """Return the beginning of a message about this value."""
         return f"{self.where}: " if self.where else ""
 
 
@@ -155,29 +184,35 @@ def load(
     varied: str = "",
     check: Callable[[T], None] | None = None,
 ) -> T:
-    """The configuration of `component`; `flags` maps dotted setting names to texts, `environment` is the process's own.
+    """Return the configuration of a component.
 
-    `varied` is a setting that is given several values in turn: what means something beside one of them only is kept.
-    `check` raises ConfigError, with the setting's name, for what else is wrong, such as files that are named and missing.
+    Args:
+        cls: Dataclass of the component's settings.
+        component: Name of the component in variables and messages.
+        file: YAML file.
+        environment: Environment variables; the process's own by default.
+        flags: Texts by dotted setting name.
+        varied: Setting that takes several values in turn. Settings that depend on it are not refused.
+        check: Further check, which raises ConfigError with the setting's name.
 
     Raises:
-        ConfigError: a key is unknown or missing, a value malformed or out of range, or a setting given other than
-            its default beside which another one must be; it names place, key and accepted form. Of what is wrong with
-            keys and values it has each, a line for one; of what does not fit together the first, once these are right.
+        ConfigError: a key is unknown or missing, a value is malformed or out of range, or settings contradict each
+            other. The text names place, key and accepted form. It has one line for each wrong key or value.
     """
     environment = os.environ if environment is None else environment
     given = _read_file(file) if file else _Given("", {})
     by_path = dict(paths(cls))
-    known = {variable(component, path): path for path in by_path}
+    former = _former_paths(cls)
+    known = {variable(component, path): path for path in (*by_path, *former)}
     for name in sorted(environment):
         if name.startswith(variable(component, ("",))):
             where = f"environment variable {name}"
             if name not in known:
                 raise ConfigError(f"{where}: unknown setting{_suggestion(name, known)}")
-            _put(given, known[name], _from_text(by_path[known[name]], environment[name], where))
+            _put(given, known[name], _from_text(by_path.get(known[name]), environment[name], where))
     for dotted, text in (flags or {}).items():
         path = tuple(dotted.split("."))
-        _put(given, path, _from_text(by_path[path], text, f"flag {flag(path)}"))
+        _put(given, path, _from_text(by_path.get(path), text, f"flag {flag(path)}"))
     config = _build(cls, given, component=component, prefix=())
     assert isinstance(config, cls)
     _refuse_meaningless(config, given, varied)
@@ -190,27 +225,28 @@ def load(
 
 
 def _written(given: _Given, message: str) -> _Given:
-    """The first setting of a record that a message names; the record itself when none was given."""
+    """Return the first setting of a record that a message names, or the record itself."""
     content = given.content if isinstance(given.content, dict) else {}
     return next((content[word] for word in re.findall(r"\w+", message) if word in content), given)
 
 
 def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
-    """Raise ConfigError for one of a component's settings, or its single records', that was given without what it needs.
+    """Raise ConfigError for a setting that has no effect because another setting is missing.
 
-    With its default it is taken: it asks for nothing, and the annotated files have such lines.
+    A setting with the default value is accepted: the annotated configuration files contain such lines.
     """
-    for name, its in settings(type(config)):
+    for name, spec in settings(type(config)):
         written = given.content.get(name) if isinstance(given.content, dict) else None
-        if isinstance(its.kind, Record) and not its.kind.many and written is not None and written.content:
+        if isinstance(spec.kind, Record) and not spec.kind.many and written is not None and written.content:
             _refuse_meaningless(getattr(config, name), written, prefix=(*prefix, name))
-        needs = {other: one for other, one in config_checks.unmet(its.only_where, config).items() if other != varied}
+        unmet = config_checks.unmet(spec.only_where, config)
+        needs = {required: value for required, value in unmet.items() if required != varied}
         if needs and written is not None and getattr(config, name) != default(type(config), name):
-            raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {config_checks.shown(needs)}")
+            raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {config_checks.describe(needs)}")
 
 
 def load_file(cls: type[T], file: Path) -> T:
-    """The records of a file that no variable and no flag overrides: a description, not a component's settings.
+    """Return the records of a file that no variable and no flag overrides, such as a deployment.
 
     Raises:
         ConfigError: as `load` does.
@@ -221,7 +257,7 @@ def load_file(cls: type[T], file: Path) -> T:
 
 
 def load_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    """The configuration that another program's settings hold as plain values; `where` names that place in messages.
+    """Return the configuration from plain values of another program; `where` names that place in messages.
 
     Raises:
         ConfigError: as `load` does.
@@ -241,7 +277,7 @@ def _from_plain(value: Any, where: str) -> _Given:
 
 
 def _put(given: _Given, path: tuple[str, ...], value: _Given) -> None:
-    """Override one setting in the tree, in place; `_build` refuses a node that should be a record and is none."""
+    """Override one setting of the tree in place. `_build` refuses a value that should be a record."""
     for name in path[:-1]:
         if not isinstance(given.content, dict):
             return
@@ -266,14 +302,14 @@ def _read_text(text: str, name: str) -> _Given:
     except yaml.MarkedYAMLError as error:
         where = f"{name} line {error.problem_mark.line + 1}" if error.problem_mark else name
         raise ConfigError(f"{where}: not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:  # a character that may not be in YAML
+    except yaml.YAMLError as error:  # For example a forbidden character.
         raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
     return _Given(name, {}) if node is None else _from_node(node, name, node.start_mark.line)
 
 
-def _from_text(its: Setting, text: str, where: str) -> _Given:
-    """What a variable or a flag gives: a list of records is written there as YAML."""
-    return _read_text(text, where) if isinstance(its.kind, Record) else _Given(where, text)
+def _from_text(spec: Setting | None, text: str, where: str) -> _Given:
+    """Return the value of a variable or a flag. A list of records is written there as YAML."""
+    return _read_text(text, where) if spec and isinstance(spec.kind, Record) else _Given(where, text)
 
 
 def _from_node(node: yaml.Node, name: str, line: int) -> _Given:
@@ -296,55 +332,78 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
         raise ConfigError(f"{given.before}{_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
     values: dict[str, Any] = {}
     faults = _Faults()
-    for name, value in given.content.items():
-        with faults.kept():
+    present = _without_former_names(cls, given.content)
+    for name, value in present.items():
+        with faults.collect():
             if name not in known:
                 raise ConfigError(f"{value.where}: {'.'.join((*prefix, name))}: unknown key{_suggestion(name, known)}")
             values[name] = _convert(cls, known[name], value, component=component, path=(*prefix, name))
-    for name in [name for name in known if name not in given.content]:
-        with faults.kept():
+    for name in [name for name in known if name not in present]:
+        with faults.collect():
             values |= _absent(cls, known[name], given, component=component, path=(*prefix, name))
-    faults.tell()
+    faults.raise_collected()
     try:
         return cls(**values)
     except ValueError as error:
         raise ConfigError(f"{_written(given, str(error)).before}{_dotted(prefix)}{error}") from error
 
 
+def _without_former_names(cls: type[Any], content: dict[str, _Given]) -> dict[str, _Given]:
+    """Return the settings under their present names, with a warning for each renamed or removed one."""
+    former, removed = _former_paths(cls), _removed_settings(cls)
+    present: dict[str, _Given] = {}
+    for name, value in content.items():
+        if (name,) not in former:
+            present[name] = value
+            continue
+        path = former[(name,)]
+        if path is None:
+            _warn(f"{value.before}{name}: this setting was removed and has no effect; {removed[name]}")
+            continue
+        _warn(f"{value.before}{name}: this setting is now called {path[0]}; the old name works until version 0.2")
+        if path[0] not in content:
+            present[path[0]] = value
+    return present
+
+
 class _Faults:
-    """What is wrong with several settings, told together."""
+    """Errors of several settings, reported together."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """What the block raises is told later."""
+    def collect(self) -> Iterator[None]:
+        """Collect a ConfigError that the block raises."""
         try:
             yield
         except ConfigError as error:
             self._texts.append(str(error))
 
-    def tell(self) -> None:
-        """Raise ConfigError if there is any, a line for each."""
+    def raise_collected(self) -> None:
+        """Raise one ConfigError with a line for each collected error."""
         if self._texts:
             raise ConfigError("\n".join(self._texts))
 
 
 def _absent(
-    cls: type[Any], its: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]
+    cls: type[Any], spec: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The value of a setting that is not given, where that is not its default. Raises ConfigError where it must be given."""
-    if its.required:
-        raise ConfigError(f"{given.before}{_missing(path, its, component=component)}")
-    if not isinstance(its.kind, Record) or its.kind.many or default(cls, path[-1]) is None:
+    """Return the values that replace an absent setting, if not the default.
+
+    Raises:
+        ConfigError: the setting is required.
+    """
+    if spec.required:
+        raise ConfigError(f"{given.before}{_missing(path, spec, component=component)}")
+    if not isinstance(spec.kind, Record) or spec.kind.many or default(cls, path[-1]) is None:
         return {}
-    return {path[-1]: _build(its.kind.cls, _Given(given.where, {}), component=component, prefix=path)}
+    return {path[-1]: _build(spec.kind.cls, _Given(given.where, {}), component=component, prefix=path)}
 
 
-def _missing(path: tuple[str, ...], its: Setting, *, component: str | None) -> str:
+def _missing(path: tuple[str, ...], spec: Setting, *, component: str | None) -> str:
     elsewhere = f", or set {variable(component, path)} or {flag(path)}" if component else ""
-    return f"{'.'.join(path)}: missing; write {its.accepted}{elsewhere}"
+    return f"{'.'.join(path)}: missing; write {spec.accepted}{elsewhere}"
 
 
 def _dotted(prefix: tuple[str, ...]) -> str:
@@ -356,16 +415,16 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     return f", did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
-def _convert(cls: type[Any], its: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
-    if not given.content and not its.required and default(cls, path[-1]) in (None, ""):
+def _convert(cls: type[Any], spec: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
+    if not given.content and not spec.required and default(cls, path[-1]) in (None, ""):
         return default(cls, path[-1])
-    if isinstance(its.kind, Record):
-        return _convert_record(its.kind, given, component=component, path=path)
+    if isinstance(spec.kind, Record):
+        return _convert_record(spec.kind, given, component=component, path=path)
     try:
-        return _parse(its, its.kind, given)
+        return _parse(spec, spec.kind, given)
     except (ValueError, OverflowError) as error:
         written = f"{given.content!r}: " if isinstance(given.content, str) else ""
-        raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {its.accepted}") from error
+        raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {spec.accepted}") from error
 
 
 def _convert_record(kind: Record, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
@@ -375,19 +434,19 @@ def _convert_record(kind: Record, given: _Given, *, component: str | None, path:
         raise ConfigError(f"{given.where}: {'.'.join(path)}: expected a list of records")
     built, faults = [], _Faults()
     for index, item in enumerate(given.content):
-        with faults.kept():
+        with faults.collect():
             built.append(_build(kind.cls, item, component=component, prefix=(*path[:-1], f"{path[-1]}[{index}]")))
-    faults.tell()
+    faults.raise_collected()
     return tuple(built)
 
 
-def _parse(its: Setting, kind: Kind, given: _Given) -> Any:
+def _parse(spec: Setting, kind: Kind, given: _Given) -> Any:
     if kind is KINDS["text_list"] and isinstance(given.content, list):
         return tuple(KINDS["text"].parse(_scalar(item)) for item in given.content)
     value = kind.parse(_scalar(given))
-    if its.minimum is not None and value < its.minimum:
+    if spec.minimum is not None and value < spec.minimum:
         raise ValueError("too small")
-    if its.maximum is not None and value > its.maximum:
+    if spec.maximum is not None and value > spec.maximum:
         raise ValueError("too large")
     return value
 
@@ -399,22 +458,26 @@ def _scalar(given: _Given) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type[Any], *, reads_files: bool) -> None:
-    """Add --config, --check-config and one flag for each setting of `cls`; all values stay texts.
+    """Add --config, --check-config and one flag for each setting of `cls`. All values stay texts.
 
-    `reads_files`: whether --check-config looks at the files that settings name, for its help.
+    `reads_files` says in the help that --check-config reads the files that settings name.
     """
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML")
     before = "read the files that settings name, " if reads_files else ""
     parser.add_argument("--check-config", action="store_true", help=f"{before}print the settings and exit")
-    for path, its in paths(cls):
-        on = {"nargs": "?", "const": "true"} if its.kind is KINDS["flag"] else {}
-        help_text = f"{its.doc} Write {its.accepted}.".replace("%", "%%")
+    for path, spec in paths(cls):
+        on = {"nargs": "?", "const": "true"} if spec.kind is KINDS["flag"] else {}
+        help_text = f"{spec.doc} Write {spec.accepted}.".replace("%", "%%")
         dest = "setting " + ".".join(path)
         parser.add_argument(flag(path), dest=dest, metavar=path[-1].upper(), help=help_text, **on)  # type: ignore[arg-type]
+    for path in _former_paths(cls):
+        parser.add_argument(
+            flag(path), dest="setting " + ".".join(path), nargs="?", const="true", help=argparse.SUPPRESS
+        )
 
 
 def given_flags(namespace: argparse.Namespace) -> dict[str, str]:
-    """The settings that the command line gave, as `load` takes them."""
+    """Return the settings of the command line in the form that `load` takes."""
     items = vars(namespace).items()
     return {
         name.removeprefix("setting "): text for name, text in items if name.startswith("setting ") and text is not None
@@ -424,9 +487,9 @@ def given_flags(namespace: argparse.Namespace) -> dict[str, str]:
 def parse(
     cls: type[T], *, component: str, argv: Sequence[str], doc: str = "", check: Callable[[T], None] | None = None
 ) -> T:
-    """The configuration of a command; ends the process for --help, --version, --check-config and a wrong setting.
+    """Return the configuration of a command. End the process for --help, --version, --check-config and wrong settings.
 
-    `check` is what is looked at besides (`load`), as --check-config does.
+    `check` is passed on to `load`.
     """
     parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
@@ -443,23 +506,23 @@ def parse(
 
 
 def show(config: Any) -> str:
-    """The settings in force as YAML that `load` reads back to an equal configuration."""
+    """Return the settings in force as YAML. `load` reads it back to an equal configuration."""
     return yaml.safe_dump(_shown(config), sort_keys=False, allow_unicode=True)
 
 
 def shown_default(cls: type[Any], name: str) -> Any:
-    """The default of a setting as people would write it."""
+    """Return the default of a setting in the form that users write."""
     return _shown_value(dict(settings(cls))[name], default(cls, name))
 
 
 def _shown(config: Any) -> dict[str, Any]:
-    meant = ((name, its) for name, its in settings(type(config)) if not config_checks.unmet(its.only_where, config))
-    return {name: _shown_value(its, getattr(config, name)) for name, its in meant}
+    meant = ((name, spec) for name, spec in settings(type(config)) if not config_checks.unmet(spec.only_where, config))
+    return {name: _shown_value(spec, getattr(config, name)) for name, spec in meant}
 
 
-def _shown_value(its: Setting, value: Any) -> Any:
+def _shown_value(spec: Setting, value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(its.kind, Record):
-        return [_shown(item) for item in value] if its.kind.many else _shown(value)
-    return list(value) if its.kind is KINDS["text_list"] else its.kind.show(value)
+    if isinstance(spec.kind, Record):
+        return [_shown(item) for item in value] if spec.kind.many else _shown(value)
+    return list(value) if spec.kind is KINDS["text_list"] else spec.kind.show(value)

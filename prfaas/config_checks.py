@@ -1,4 +1,4 @@
-"""What settings ask of themselves and of each other: their forms, which go together, beside which values one means anything."""
+"""Checks of settings: accepted forms, and settings that depend on or exclude each other."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from urllib.parse import urlsplit
 
 from prfaas.units import is_loopback, is_public, split_address
 
-GIVEN = object()  # any value but an empty one
-ABSENT = object()  # an empty one
-Conditions = Mapping[str, Any]  # by the other's name the value that it must have, a set of such, `GIVEN` or `ABSENT`
+GIVEN = object()  # Any value that is not empty.
+ABSENT = object()  # An empty value.
+# Required value of another setting, by its name: a value, a set of values, `GIVEN` or `ABSENT`.
+Conditions = Mapping[str, Any]
 _EMPTY = (None, "", ())
 _ALL_HOSTS = {"0.0.0.0", "::"}
 _LOCALHOSTS = {"127.0.0.1", "::1"}
-MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7), and the zero at its end
-_NODE_NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII
-)  # a host's name may be one, and is so long at most
+MAX_SOCKET_PATH_BYTES = 107  # `sun_path` of unix(7) has 108 bytes, with the final zero.
+# A host name is accepted; DNS limits it to 253 characters.
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
 
 def unmet(conditions: Conditions, config: Any) -> dict[str, Any]:
-    """Those that a configuration does not meet."""
+    """Return the conditions that a configuration does not meet."""
     return {name: wanted for name, wanted in conditions.items() if not _is_met(wanted, getattr(config, name))}
 
 
@@ -35,8 +35,8 @@ def _is_met(wanted: Any, value: Any) -> bool:
     return value in wanted if isinstance(wanted, frozenset) else bool(value == wanted)
 
 
-def shown(conditions: Conditions) -> str:
-    """As people write them: "fidelity: instances, shared: true"."""
+def describe(conditions: Conditions) -> str:
+    """Return the conditions as users write them: "fidelity: instances, shared: true"."""
     return ", ".join(_shown(name, wanted) for name, wanted in conditions.items())
 
 
@@ -52,31 +52,31 @@ def _written(value: Any) -> str:
 
 
 def check_together(config: Any, *names: str) -> None:
-    """Raise ValueError when some of these settings are given and others are not."""
+    """Raise ValueError when only some of these settings are given."""
     missing = [name for name in names if getattr(config, name) is None]
     if 0 < len(missing) < len(names):
         raise ValueError(f"{missing[0]}: missing; {', '.join(names)} go together")
 
 
 def check_node_name(name: str, text: str) -> None:
-    """Raise ValueError unless a node can have this name: it stands in lists (name=host:port), URLs and certificates."""
+    """Raise ValueError unless a node can have this name. Names stand in lists (name=host:port), URLs and certificates."""
     if not _NODE_NAME.fullmatch(text):
         raise ValueError(f"{name}: {text!r}; write letters, digits, '.', '_' and '-', such as west-0")
 
 
 def check_url(name: str, url: str, *, such_as: str = "http://host:port") -> None:
-    """Raise ValueError unless something can be asked for at this URL."""
+    """Raise ValueError unless this is an HTTP URL with a host."""
     try:
         parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # such a host or port there cannot be
-        is_one = False
-    if not is_one:
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # The host or the port is malformed.
+        is_valid = False
+    if not is_valid:
         raise ValueError(f"{name}: {url!r}; write {such_as}")
 
 
 def check_addresses(name: str, addresses: Iterable[str]) -> None:
-    """Raise ValueError when one of a setting's addresses is of another form than host:port."""
+    """Raise ValueError when one of a setting's addresses is not host:port."""
     for address in addresses:
         try:
             split_address(address)
@@ -85,39 +85,39 @@ def check_addresses(name: str, addresses: Iterable[str]) -> None:
 
 
 def check_socket_path(name: str, path: Path) -> None:
-    """Raise ValueError when no Unix socket can have this path."""
+    """Raise ValueError when the path is too long for a Unix socket."""
     if (length := len(os.fsencode(path))) > MAX_SOCKET_PATH_BYTES:
         form = f"write one that makes it at most {MAX_SOCKET_PATH_BYTES}"
         raise ValueError(f"{name}: {path} would be the path of a Unix socket and has {length} bytes; {form}")
 
 
 def check_apart(config: Any, *names: str) -> None:
-    """Raise ValueError when two of these addresses are one, so that whoever listens second could not."""
+    """Raise ValueError when two of these listening addresses are the same."""
     for first, second in itertools.combinations([name for name in names if getattr(config, name)], 2):
-        (host, port), (other, same) = (split_address(getattr(config, name)) for name in (first, second))
-        if port == same != 0 and _meet(host.lower(), other.lower()):
+        (host, port), (second_host, second_port) = (split_address(getattr(config, name)) for name in (first, second))
+        if port == second_port != 0 and _overlap(host.lower(), second_host.lower()):
             raise ValueError(f"{second}: {getattr(config, second)} is taken by {first}; write another port")
 
 
-def _meet(host: str, other: str) -> bool:
-    hosts = {host, other}
+def _overlap(host: str, second_host: str) -> bool:
+    hosts = {host, second_host}
     return len(hosts) == 1 or bool(hosts & _ALL_HOSTS) or ("localhost" in hosts and bool(hosts & _LOCALHOSTS))
 
 
 def check_engine_tls(config: Any) -> None:
-    """Raise ValueError when engines are to be shown the deployment's certificates and none are given."""
+    """Raise ValueError when `engine_tls` asks for the deployment's certificates and none are given."""
     if config.engine_tls == "deployment" and config.tls_authority is None:
         raise ValueError("engine_tls: deployment needs tls_authority, tls_certificate and tls_key")
 
 
 def check_consent(config: Any, *names: str) -> None:
-    """Raise ValueError when one of these addresses is beyond loopback without certificates or a word of consent."""
+    """Raise ValueError when an address is beyond loopback without certificates or `insecure_plaintext`."""
     for name in names:
         _check_consent(config, name, "beyond loopback", lambda host: not is_loopback(host))
 
 
 def check_consent_of_wire(config: Any, name: str) -> None:
-    """The same of an agent's wire, which private networks may have in plain text."""
+    """Raise ValueError when an agent's address is public without certificates. Private networks may use plain text."""
     _check_consent(config, name, "not a private address", is_public)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -265,3 +266,45 @@ def test_what_means_something_beside_one_of_several_values_is_kept_for_all_of_th
 def test_only_settings_that_mean_something_are_shown_as_in_force() -> None:
     assert "lead" not in config.show(Example(name="e"))
     assert "lead: 500ms" in config.show(Example(name="e", role="prefill"))
+
+
+@dataclass(frozen=True)
+class Renamed:
+    REMOVED_SETTINGS: ClassVar[dict[str, str]] = {"linger": "connections close at once"}
+
+    socket_path: str = setting("text", default="", formerly=("socket",), doc="Path.")
+
+
+@pytest.mark.parametrize("source", ["file", "environment", "flag"])
+def test_a_former_name_sets_the_renamed_setting_with_a_warning(tmp_path: Path, source: str) -> None:
+    file = tmp_path / "renamed.yaml"
+    file.write_text("socket: /run/a" if source == "file" else "{}")
+    environment = {"PRFAAS_EXAMPLE_SOCKET": "/run/a"} if source == "environment" else {}
+    flags = {"socket": "/run/a"} if source == "flag" else {}
+    with pytest.warns(FutureWarning, match="socket_path"):
+        loaded = config.load(Renamed, component="example", file=file, environment=environment, flags=flags)
+    assert loaded.socket_path == "/run/a"
+
+
+def test_the_present_name_wins_over_the_former_one(tmp_path: Path) -> None:
+    file = tmp_path / "renamed.yaml"
+    file.write_text("socket: /run/old\nsocket_path: /run/new")
+    with pytest.warns(FutureWarning, match="socket_path"):
+        assert config.load(Renamed, component="example", file=file, environment={}).socket_path == "/run/new"
+
+
+def test_a_removed_setting_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "renamed.yaml"
+    file.write_text("linger: 3s")
+    with pytest.warns(FutureWarning, match="linger"):
+        assert config.load(Renamed, component="example", file=file, environment={}) == Renamed()
+
+
+def test_the_command_line_takes_former_names_but_does_not_list_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(FutureWarning, match="socket_path"):
+        loaded = config.parse(Renamed, component="example", argv=["--socket", "/run/a", "--linger", "3s"])
+    assert loaded.socket_path == "/run/a"
+    with pytest.raises(SystemExit):
+        config.parse(Renamed, component="example", argv=["--help"])
+    shown = capsys.readouterr().out
+    assert "--socket-path" in shown and "--linger" not in shown
