@@ -1,8 +1,8 @@
-"""Which blocks of a request a transfer consists of, and where each stands in the engine's block tables (pure).
+"""Blocks that a transfer consists of, and their places in the engine's block tables. Pure.
 
-Per KV group an engine keeps one list of block ids per request. Attention groups index it by position: entry j holds
-tokens [j·block_tokens, (j+1)·block_tokens), null blocks standing for those outside a sliding window. The state of a
-linear group is one block: entry 0, or, where the engine keeps states at block boundaries, the entry of the last token.
+An engine keeps one block table per request and KV group: a list of block ids. In attention groups, entry j holds tokens
+[j·block_tokens, (j+1)·block_tokens). Null blocks fill the positions outside a sliding window. The state of a linear group
+is one block. It stands at entry 0, or at the entry of the last token if the engine keeps states at block boundaries.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import cached_property
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.types import GroupBlocks, GroupKind
 
-NULL_BLOCK = 0  # the block id of positions that hold nothing
+NULL_BLOCK = 0  # Block id of positions that hold nothing.
 
 
 @dataclass(frozen=True)
 class EngineGroup:
-    """One KV group as the engine's scheduler sees it. `kept_states`: a state stands at its position, not at entry 0."""
+    """KV group as the engine's scheduler sees it. With `kept_states` a state stands at its position, not at entry 0."""
 
     kind: GroupKind
     block_tokens: int
@@ -28,30 +28,33 @@ class EngineGroup:
     kept_states: bool = False
 
     def first_block(self, num_tokens: int) -> int:
-        """The first block that the token after `num_tokens` still attends to."""
+        """Return the first block that the token after `num_tokens` still attends to."""
         if self.kind != "sliding_window" or self.window_tokens is None:
             return 0
         return max(0, num_tokens - self.window_tokens + 1) // self.block_tokens
 
     def end_block(self, num_tokens: int, *, computed_tokens: int) -> int:
-        """One past the last block that is final (full, or the tail) once `computed_tokens` are computed."""
+        """Return the end of the blocks that are final once `computed_tokens` are computed: full blocks, or the tail."""
         if computed_tokens >= num_tokens:
             return -(-num_tokens // self.block_tokens)
         return computed_tokens // self.block_tokens
 
     def state_entry(self, num_tokens: int) -> int:
-        """Where the state after `num_tokens` stands in the block table."""
+        """Return the position in the block table of the state after `num_tokens`."""
         return (num_tokens - 1) // self.block_tokens if self.kept_states else 0
 
     @property
     def num_checkpoint_blocks(self) -> int:
-        """How many blocks of this group a checkpoint holds at most."""
+        """Largest number of blocks of this group in a checkpoint."""
         if self.kind == "sliding_window" and self.window_tokens is not None:
             return -(-(self.window_tokens - 1) // self.block_tokens)
         return int(self.kind == "linear_state")
 
     def blocks(self, chain: HashChain, index: int, num_tokens: int, *, exact_tail: bool) -> GroupBlocks:
-        """What a transfer of the first `num_tokens` tokens says of this group; `exact_tail` names a partial last block too."""
+        """Return the block list of a transfer of the first `num_tokens` tokens.
+
+        With `exact_tail` the hash of a partial last block is exact as well.
+        """
         if self.kind == "linear_state":
             parent = chain.at(num_tokens // HASH_UNIT_TOKENS * HASH_UNIT_TOKENS)
             return GroupBlocks(index, 0, (chain.at(num_tokens),), parent)
@@ -64,29 +67,29 @@ class EngineGroup:
 
 @dataclass(frozen=True)
 class BlockSpan:
-    """Blocks [first, first + len(block_ids)) of one group of a transfer, and the engine blocks that hold them."""
+    """Blocks [first, first + len(block_ids)) of one group of a transfer, with the engine blocks that hold them."""
 
     group: int
-    first: int  # counted within the transfer's list of this group
+    first: int  # Position in the transfer's list of this group.
     block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class BlockMap:
-    """All transferable groups of an engine, in the order of its layout."""
+    """Transferable groups of an engine, in the order of its layout."""
 
     groups: tuple[EngineGroup, ...]
 
     @cached_property
     def step_tokens(self) -> int:
-        """At multiples of this all groups' blocks end."""
+        """Distance between lengths at which the blocks of all groups end."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     @cached_property
     def checkpoint_spacing_tokens(self) -> int:
-        """The least distance between two checkpoints at which they take no more blocks than the full attention between them.
+        """Smallest distance at which checkpoints take no more blocks than the full attention between them.
 
-        0 where there are none: full attention needs no checkpoints, and a state that the next step overwrites can be none.
+        0 means no checkpoints: the engine overwrites its states at the next step.
         """
         if any(group.kind == "linear_state" and not group.kept_states for group in self.groups):
             return 0
@@ -96,9 +99,9 @@ class BlockMap:
         return self.step_tokens * -(-num_blocks // max(1, per_step))
 
     def boundary(self, before_tokens: int, computed_tokens: int) -> int | None:
-        """The block boundary whose state and windows stand in the block tables of a step over these tokens.
+        """Return the block boundary whose states and windows are in the block tables after a step.
 
-        A step keeps one state, the one that it ends with; windows of any boundary that it passes.
+        A step keeps only the state that it ends with, but the windows of any boundary that it passes.
         """
         boundary = computed_tokens // self.step_tokens * self.step_tokens
         has_states = any(group.kind == "linear_state" for group in self.groups)
@@ -106,20 +109,19 @@ class BlockMap:
         return boundary if is_there and boundary else None
 
     def checkpoint_groups(self, chain: HashChain, boundary: int) -> tuple[GroupBlocks, ...]:
-        """The block lists of a checkpoint: states and windows; full attention is left at the request's end."""
-        groups = (group.blocks(chain, index, boundary, exact_tail=False) for index, group in enumerate(self.groups))
-        kinds = (group.kind for group in self.groups)
+        """Return the block lists of a checkpoint: states and windows. Full attention is stored at the request's end."""
+        lists = (group.blocks(chain, index, boundary, exact_tail=False) for index, group in enumerate(self.groups))
         return tuple(
-            replace(its, hashes=()) if kind == "full_attention" else its
-            for its, kind in zip(groups, kinds, strict=True)
+            replace(blocks, hashes=()) if group.kind == "full_attention" else blocks
+            for blocks, group in zip(lists, self.groups, strict=True)
         )
 
     def checkpoint(
         self, tables: Sequence[Sequence[int]], boundary: int, states: Mapping[int, int]
     ) -> tuple[BlockSpan, ...] | None:
-        """The blocks of a checkpoint, None where one is not there any more.
+        """Return the blocks of a checkpoint, or None if one of them is gone.
 
-        `states`: by linear group, where the engine keeps the states at `boundary`, when not at their place in `tables`.
+        `states` maps linear groups to the blocks with the states at `boundary`. If it is empty, they stand in `tables`.
         """
         spans = []
         for index, group in enumerate(self.groups):
@@ -137,9 +139,9 @@ class BlockMap:
         return tuple(spans)
 
     def transfer_groups(self, chain: HashChain, num_tokens: int) -> tuple[GroupBlocks, ...]:
-        """The block lists of a transfer of `num_tokens` tokens; both ends compute the same ones.
+        """Return the block lists of a transfer of `num_tokens` tokens. Both ends compute the same lists.
 
-        Where there are recurrent states a prompt is resumed at the exact length of one, so its partial last block is of use.
+        With recurrent states a prompt resumes at their exact length, so the partial last block is exact as well.
         """
         exact = any(group.kind == "linear_state" for group in self.groups)
         return tuple(
@@ -149,9 +151,9 @@ class BlockMap:
     def filled(
         self, tables: Sequence[Sequence[int]], num_tokens: int, *, saved_tokens: int, computed_tokens: int
     ) -> tuple[BlockSpan, ...]:
-        """The blocks that became final between `saved_tokens` and `computed_tokens`; states only with the last token.
+        """Return the blocks that became final between `saved_tokens` and `computed_tokens`.
 
-        `tables[g]` is the request's list of block ids in group g. Null blocks are left out.
+        States are final with the last token only. `tables[g]` is the block table of group g. Null blocks are left out.
         """
         spans = []
         for index, group in enumerate(self.groups):
@@ -167,7 +169,7 @@ class BlockMap:
         return tuple(spans)
 
     def missing(self, tables: Sequence[Sequence[int]], num_tokens: int, *, local_tokens: int) -> tuple[BlockSpan, ...]:
-        """The blocks that a transfer of `num_tokens` fills in an engine which holds the first `local_tokens` itself."""
+        """Return the blocks that a transfer of `num_tokens` fills in an engine that holds the first `local_tokens`."""
         spans = []
         for index, group in enumerate(self.groups):
             table = tables[index]
@@ -182,7 +184,7 @@ class BlockMap:
 
 
 def _without_nulls(group: int, first: int, block_ids: Sequence[int]) -> list[BlockSpan]:
-    """The runs between null blocks."""
+    """Return the runs of blocks between null blocks."""
     spans: list[BlockSpan] = []
     run: list[int] = []
     for offset, block_id in enumerate([*block_ids, NULL_BLOCK]):

@@ -1,4 +1,4 @@
-"""What vLLM has allocated, as a layout that two machines can compare, and each layer's blocks in it."""
+"""Layout of the KV caches that vLLM has allocated, in a form that two machines can compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prfaas.errors import LayoutError
 from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.types import GroupKind, Shard
 
-# By exact type: a subclass we do not know may keep other blocks, or mean something else by them.
+# Matched by exact type: an unknown subclass may keep different blocks.
 _KINDS: dict[type[KVCacheSpec], GroupKind] = {
     FullAttentionSpec: "full_attention",
     MLAAttentionSpec: "full_attention",
@@ -41,18 +41,18 @@ _SPLIT_AXES = ("kernel_block", *_ATTENTION_AXES)
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, and what of the model's heads it holds."""
+    """Rank of a tensor-parallel engine."""
 
-    model: str  # identity of the weights
+    model: str  # Identity of the weights.
     shard: Shard
-    num_kv_heads: int  # of the whole model
+    num_kv_heads: int  # Of the whole model.
 
 
 def block_map(config: KVCacheConfig) -> BlockMap:
-    """The transferable groups as the scheduler needs them.
+    """Return the transferable groups as the scheduler side needs them.
 
     Raises:
-        LayoutError: a group is of a kind that we do not know; the message names it.
+        LayoutError: A group is of an unknown kind.
     """
     return BlockMap(tuple(_engine_group(index, config.kv_cache_groups[index]) for index in config.transfer_group_ids))
 
@@ -68,10 +68,10 @@ def _engine_group(index: int, group: KVCacheGroupSpec) -> EngineGroup:
 
 
 def has_one_attention(config: KVCacheConfig) -> bool:
-    """Whether the groups are recurrent states and full attention of one spec.
+    """Return whether all groups are recurrent states or full attention of one spec.
 
-    Of such an engine the attention's local prefix says what all groups but the states hold: with sliding windows, or full
-    attention of two kinds, the others may end before it, and what they lack would not be loaded.
+    In such an engine the locally cached attention tells what all groups except the states hold. Sliding windows, or a
+    second kind of attention, may hold less, and the connector would not load what they lack.
     """
     groups = config.kv_cache_groups
     kinds = [_engine_group(index, groups[index]).kind for index in config.transfer_group_ids]
@@ -85,7 +85,7 @@ def has_one_attention(config: KVCacheConfig) -> bool:
 
 
 def _only_spec(index: int, group: KVCacheGroupSpec) -> Any:
-    """The spec that all layers of a group agree in, page sizes apart."""
+    """Return the spec that all layers of a group share, except for page sizes."""
     specs = list(iter_layer_specs(group.kv_cache_spec))
     for spec in specs:
         _check_known(index, spec)
@@ -111,10 +111,10 @@ def _check_known(index: int, spec: Any) -> None:
 def describe(
     config: KVCacheConfig, caches: Mapping[str, torch.Tensor], rank: Rank, *, packing: str
 ) -> tuple[Layout, dict[str, LayerBlocks]]:
-    """The layout of this rank, and its layers' blocks by layer name; layers that share another's cache are left out.
+    """Return the layout of this rank, and the blocks of each layer. Layers that share the cache of another are left out.
 
     Raises:
-        LayoutError: a group is of an unknown kind, or a layer's blocks do not lie together.
+        LayoutError: A group is of an unknown kind, or the bytes of a block are scattered.
     """
     groups: list[KVGroup] = []
     layers: dict[str, LayerBlocks] = {}
@@ -124,7 +124,7 @@ def describe(
         layers |= found
         engine = _engine_group(index, group)
         block_tokens = HASH_UNIT_TOKENS if engine.kind == "linear_state" else engine.block_tokens
-        slices = tuple(its.slice for its in found.values())
+        slices = tuple(layer.slice for layer in found.values())
         groups.append(KVGroup(engine.kind, block_tokens, slices, engine.window_tokens))
     return Layout(rank.model, packing, rank.shard, tuple(groups)), layers
 
@@ -167,7 +167,7 @@ def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int
 
 
 def _heads(spec: Any, rank: Rank) -> tuple[int, int]:
-    """The KV heads that this rank holds: its share, or a replica where there are fewer heads than ranks."""
+    """Return the first KV head of this rank and their number: a share, or a replica if there are fewer heads than ranks."""
     if isinstance(spec, MLAAttentionSpec):
         return 0, 1
     count = int(spec.num_kv_heads)
@@ -179,10 +179,11 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def packing(layers: Mapping[str, Any], names: Sequence[str], *, cache_dtype: str, device: torch.device) -> str:
-    """How this machine's kernels pack a block: vLLM release, device, back ends with their instruction set, state order.
+    """Return a text that is equal on two machines if their kernels arrange the bytes of a block alike.
 
-    `layers` are vLLM's attention modules by name. CPU kernels pack keys for their instruction set, so two processors
-    that choose different ones cannot exchange bytes.
+    It names the vLLM release, device, attention backends with their instruction set, and state order. `layers` are vLLM's
+    attention modules by name. CPU kernels arrange keys for their instruction set, so processors with different ones cannot
+    exchange bytes.
     """
     backends = {_backend(layers[name]) for name in names if name in layers}
     release = ".".join(str(vllm.__version__).split(".")[:2])
