@@ -20,8 +20,7 @@ from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, dige
 from prfaas import grants
 from prfaas.agent.transfer.link_probe import SentProbes
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender.api import Outgoing, SendAccepted, SendEvent, SendFailed, SendMemoryFree
-from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.api import LinkConfig, SendAccepted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 
@@ -65,7 +64,7 @@ class NearEnd:
         for its in objects:
             its[:16] = os.urandom(16)  # no transfer equals the one before
         transfer = self._transfers[transfer_id] = _Transfer(objects)
-        self._link.open(Outgoing(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
+        self._link.open(SendRequest(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
         assert transfer.accepted.wait(30), "the far end does not answer"
         assert not transfer.failure, transfer.failure
         return transfer_id

@@ -11,11 +11,10 @@ from prfaas.agent.config import AgentConfig, EgressConfig, IngressConfig
 from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.receiver.server import SendOver
-from prfaas.transport.sender.api import SendEvent
+from prfaas.transport.sender.api import LinkConfig, SendEvent
 from prfaas.transport.sender.chunker import MAX_PRIORITY
-from prfaas.transport.sender.config import LinkConfig
 from prfaas.transport.sender.link import Link
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName
 
 ORDINARY = 3  # of a request that names none: there are three steps above it and four below
@@ -98,7 +97,7 @@ class Links:
         """What sends over the connections of each peer that dials this agent."""
         return {name: self.to(AWAITED, AgentName(name)).serve for name in self._config.dialled_by}
 
-    def states(self) -> list[LinkState]:
+    def states(self) -> list[LinkStats]:
         """Each link's figures."""
         return [link.snapshot() for link in list(self._links.values())]
 

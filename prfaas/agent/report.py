@@ -27,7 +27,7 @@ from prfaas.pool_events import PoolChange
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
 from prfaas.transport.net.tls import CertificateFiles, Certificates
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import (
     AgentName,
     ClusterKind,
@@ -155,7 +155,7 @@ class Reporting:
         *,
         epoch: int,
         wire_address: str,
-        links: Callable[[], Iterable[LinkState]],
+        links: Callable[[], Iterable[LinkStats]],
         on_copy: Callable[[CopyCommand], None],
         layouts_of: Callable[[str, str], Sequence[Layout]],
         on_pool: Callable[[PoolCommand], None],
@@ -249,7 +249,7 @@ class Reporting:
         self._last = {name: last for name, last in self._last.items() if name in present}
         return figures
 
-    def _link(self, state: LinkState) -> LinkFigures:
+    def _link(self, state: LinkStats) -> LinkFigures:
         now = time.monotonic()
         last = self._last.get((state.peer, state.address), _Last(0, 0, 0, now))
         seconds = now - last.at

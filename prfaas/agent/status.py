@@ -19,7 +19,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import ConfigError
 from prfaas.transport.congestion.rate_estimator import CongestionReason, LinkLimit
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 from prfaas.units import join_address, split_address
 
 
@@ -53,7 +53,7 @@ _WORDS: dict[Gauge, tuple[str, ...]] = {
     metrics.LINK_CONGESTED: typing.get_args(CongestionReason),
     metrics.LINK_LIMITED: typing.get_args(LinkLimit),
 }
-_NUMBERS: dict[Gauge, Callable[[LinkState], float]] = {
+_NUMBERS: dict[Gauge, Callable[[LinkStats], float]] = {
     metrics.LINK_QUEUE_SECONDS: lambda its: its.queue_seconds,
     metrics.LINK_QUEUED_BYTES: lambda its: its.queued_bytes,
     metrics.LINK_UNSENT_BYTES: lambda its: its.unsent_bytes,
@@ -69,7 +69,7 @@ _NUMBERS: dict[Gauge, Callable[[LinkState], float]] = {
 class LinkMetrics:
     """Sets the gauges of links, and takes away those of links that have gone."""
 
-    def __init__(self, states: Callable[[], Iterable[LinkState]]) -> None:
+    def __init__(self, states: Callable[[], Iterable[LinkStats]]) -> None:
         self._states = states
         self._refreshed_at = float("-inf")
         self._peers: set[str] = set()
@@ -89,7 +89,7 @@ class LinkMetrics:
         self._peers = set(by_peer)
 
 
-def _show(peer: str, state: LinkState) -> None:
+def _show(peer: str, state: LinkStats) -> None:
     for gauge, number in _NUMBERS.items():
         gauge.labels(peer=peer).set(number(state))
     for gauge, words in _WORDS.items():

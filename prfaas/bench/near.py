@@ -13,24 +13,24 @@ from prfaas.bench import memory
 from prfaas.bench.far import NAME as FAR_NAME
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.sender.api import (
-    Outgoing,
+    LinkConfig,
     SendAccepted,
     SendCompleted,
     SendEvent,
     SendFailed,
     SendMemoryFree,
     SendProgress,
+    SendRequest,
 )
-from prfaas.transport.sender.config import LinkConfig
 from prfaas.transport.sender.link import Link
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 
 NAME = "bench-near"
 DEADLINE_SECONDS = 3600.0
 PROGRESS_SECONDS = 0.2
 PATTERN_BYTES = 1 << 20
 
-Progress = Callable[[int, LinkState], None]  # hears how many bytes have arrived
+Progress = Callable[[int, LinkStats], None]  # hears how many bytes have arrived
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
     exposed_seconds: float  # from the last layer's being ready to the last byte's arrival
     cpu_seconds: float  # of this process, in user and kernel mode
     checksum_failures: int
-    link: LinkState
+    link: LinkStats
 
     @property
     def bytes_per_second(self) -> float:
@@ -86,7 +86,7 @@ class Near:
         """
         watch = self._watch = _Watch()
         transfer_id, sizes = os.urandom(16), [len(layer) for layer in self._layers]
-        self._link.open(Outgoing(transfer_id, b"", sizes, self._layers.__getitem__, 0, DEADLINE_SECONDS))
+        self._link.open(SendRequest(transfer_id, b"", sizes, self._layers.__getitem__, 0, DEADLINE_SECONDS))
         self._wait(watch, watch.accepted, DEADLINE_SECONDS, progress)
         cpu, began = _cpu_seconds(), time.monotonic()
         last_ready = self._layers_ready(transfer_id, watch, pause_seconds, progress)

@@ -24,8 +24,8 @@ from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
 from prfaas.transport.net import tls
 from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
 from prfaas.transport.receiver.server import ReceiverConfig
-from prfaas.transport.sender.config import LinkConfig
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.api import LinkConfig
+from prfaas.transport.sender.stats import LinkStats
 from prfaas.units import KINDS, KindName
 
 TLS_FILES = ("authority", "certificate", "key")
@@ -218,7 +218,7 @@ def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
 def _progress(num_bytes: int) -> Progress:
     """Shows how a transfer stands, where somebody looks."""
 
-    def show(arrived_bytes: int, state: LinkState) -> None:
+    def show(arrived_bytes: int, state: LinkStats) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\033[K{standing(arrived_bytes / num_bytes, state)}")
             sys.stderr.flush()
@@ -226,7 +226,7 @@ def _progress(num_bytes: int) -> Progress:
     return show
 
 
-def standing(arrived_ratio: float, its: LinkState) -> str:
+def standing(arrived_ratio: float, its: LinkStats) -> str:
     """One line on a transfer that is under way."""
     if not its.num_connections:
         return f"{arrived_ratio:6.1%}, no connection to the far end"

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class OrderedEvents(Generic[T]):
+class EventQueue(Generic[T]):
     """A queue whose `tell` hands every event to `on_event` exactly once."""
 
     def __init__(self, on_event: Callable[[T], None]) -> None:

@@ -29,7 +29,7 @@ from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH, prefix_hash
-from prfaas.transport.sender.api import Outgoing, SendCompleted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId
 
@@ -191,7 +191,7 @@ class Copying:
         fingerprints = tuple(layout.fingerprint for layout in plan.layouts)
         copied = Copied(command.prefix.units, plan.root)
         link.open(
-            Outgoing(
+            SendRequest(
                 transfer_id=command.transfer_id,
                 open_body=OpenBody(command.grant, fingerprints, plan.layouts, copied=copied).encode(),
                 object_bytes=plan.object_bytes,

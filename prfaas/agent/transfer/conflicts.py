@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from prfaas.agent.transfer.plan import encode_probe
 from prfaas.cachepool.layout import Layout
-from prfaas.transport.sender.api import Outgoing, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 
@@ -35,7 +35,7 @@ class Probing:
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._answers[transfer_id] = answer
         self._link_to(address, AgentName(name)).open(
-            Outgoing(
+            SendRequest(
                 transfer_id=transfer_id,
                 open_body=encode_probe(layout),
                 object_bytes=[],

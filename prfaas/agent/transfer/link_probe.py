@@ -23,16 +23,16 @@ from prfaas.errors import GrantError
 from prfaas.grants import Grant
 from prfaas.transport.receiver.api import Accepted, OpenRequest
 from prfaas.transport.sender.api import (
-    Outgoing,
     SendAccepted,
     SendCompleted,
     SendEvent,
     SendFailed,
     SendMemoryFree,
     SendProgress,
+    SendRequest,
 )
 from prfaas.transport.sender.link import Link
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName, CopyEnd, CopyOutcome, ProbeCommand, TransferId
 
 OBJECT_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class SentProbes:
         grant_key: bytes,
         max_bytes: int,
         link_to: Callable[[str, AgentName], Link],
-        states: Callable[[], Iterable[LinkState]],
+        states: Callable[[], Iterable[LinkStats]],
         report: Callable[[CopyEnd], None],
     ) -> None:
         """`max_bytes` bounds each, 0: none is sent. `report` hears how each command ended, once for each time that it came."""
@@ -129,7 +129,7 @@ class SentProbes:
         memory = memoryview(os.urandom(OBJECT_BYTES))  # which no packing makes shorter
         link.begin_probe()
         link.open(
-            Outgoing(
+            SendRequest(
                 transfer_id=command.transfer_id,
                 open_body=encode_link_probe(command.grant),
                 object_bytes=[OBJECT_BYTES] * num_objects,

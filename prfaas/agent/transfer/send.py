@@ -20,7 +20,7 @@ from prfaas.agent.transfer.refusal import Refusal, reason_of
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
-from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 
@@ -182,11 +182,11 @@ class Sending:
         copies = [HELD if index in placement.held else slot for index, slot in enumerate(placement.slots)]
         engine.post(SendOpened(request.transfer_id, outbound.handle, plan.nested(copies)))
 
-    def _outgoing(self, outbound: Outbound, grant: Grant, request: Send) -> Outgoing:
+    def _outgoing(self, outbound: Outbound, grant: Grant, request: Send) -> SendRequest:
         is_known = self._accepted.knows(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
         trace = outbound.record.span.traceparent
         body = OpenBody(request.grant, outbound.fingerprints, outbound.plan.layouts, request.groups, trace=trace)
-        return Outgoing(
+        return SendRequest(
             transfer_id=outbound.transfer_id,
             open_body=replace(body, layouts=()).encode() if is_known else body.encode(),
             object_bytes=outbound.plan.object_bytes,

@@ -11,7 +11,7 @@ from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample
 from prfaas.scheduler.snapshot import PathState
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.network import Egress
-from prfaas.transport.congestion.rate_estimator import RateBelief
+from prfaas.transport.congestion.rate_estimator import RateEstimate
 from prfaas.types import ClusterName
 
 _EVERY_SECONDS, _MEAN_OVER = 1.0, 10  # as managers sample links: rates are means over ten seconds
@@ -42,7 +42,7 @@ class LinkWatch:
         self._threshold_tokens, self._loss_ratio = threshold_tokens, loss_ratio
         self._states = {name: Congestion() for name in egress}
         self._sent = {name: deque([0.0], maxlen=_MEAN_OVER + 1) for name in egress}
-        self._beliefs = dict.fromkeys(egress, RateBelief())
+        self._beliefs = dict.fromkeys(egress, RateEstimate())
         self._down: frozenset[Pair] = frozenset()
         self._asleep_since: float | None = 0.0
 
@@ -81,7 +81,7 @@ class LinkWatch:
         """What agents would say of the link, who learn its rate only while it is busy. 0: unknown."""
         rate, now = self._egress[name].bytes_per_second, self._timeline.now
         if queued and rate and math.isfinite(rate):
-            self._beliefs[name] = RateBelief(rate, now)
+            self._beliefs[name] = RateEstimate(rate, now)
         return self._beliefs[name].at(now)
 
     def _tell(self) -> None:

@@ -23,7 +23,7 @@ PATIENT_WINDOWS = 10  # of slow probing, after which the step doubles
 FORGET_RATIO = 4.0
 
 
-class LearnedRate:
+class LearnedRateLimit:
     """Takes what all links carry and lose; says what they may send, infinity while nothing speaks for a limit."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ SLOW_SECONDS = 2.0  # for so long: one that has just begun to send is still find
 T = TypeVar("T")
 
 
-class Use(NamedTuple):
+class LinkUsage(NamedTuple):
     """What one link does; byte counts grow from its start."""
 
     is_busy: bool  # it has transfers under way
@@ -88,10 +88,10 @@ class _Member:
         self.carried_bytes_per_second = self.lost_bytes_per_second = 0.0
         self.wants_bytes_per_second = inf
         self.share = inf
-        self._uses: deque[tuple[float, Use]] = deque()
+        self._uses: deque[tuple[float, LinkUsage]] = deque()
         self._used_at = -inf  # when it was idle last, or used its share
 
-    def hear(self, use: Use, *, now: float) -> None:
+    def hear(self, use: LinkUsage, *, now: float) -> None:
         self._uses.append((now, use))
         while len(self._uses) > 2 and now - self._uses[1][0] >= WINDOW_SECONDS:
             self._uses.popleft()
@@ -123,7 +123,7 @@ class RateBudget:
     def __init__(self, bytes_per_second: float) -> None:
         """`bytes_per_second` 0: what the way that the links share carries without loss, as they find out."""
         self._bytes_per_second = bytes_per_second
-        self._learned = LearnedRate()
+        self._learned = LearnedRateLimit()
         self._lock = threading.Lock()
         self._members: dict[Hashable, _Member] = {}
 
@@ -132,7 +132,7 @@ class RateBudget:
         """The limit at present; infinity: there is none."""
         return self._bytes_per_second or self._learned.bytes_per_second
 
-    def share(self, link: Hashable, use: Use, *, now: float) -> float:
+    def share(self, link: Hashable, use: LinkUsage, *, now: float) -> float:
         """What this link may send a second from here on, 0: as much as it can.
 
         What nobody uses is for those that could. Whoever begins has an equal share, idle or not, and the others make room.

@@ -19,7 +19,7 @@ RateSource = Literal["transfers", "probe"]  # whose bytes waited
 
 
 @dataclass(frozen=True)
-class RateBelief:
+class RateEstimate:
     """In bytes per second; 0: not known. Times are seconds on a clock that only goes forward."""
 
     bytes_per_second: float = 0.0
@@ -123,7 +123,7 @@ class RoundTrip(NamedTuple):
         return self.min_seconds > 0 and self.pressure > 1
 
 
-class RoundTrips(Generic[T]):
+class RoundTripTracker(Generic[T]):
     """Of one link; its connections are named by whatever the caller has for them."""
 
     def __init__(self) -> None:
@@ -192,13 +192,13 @@ class LinkHealth:
     least_bytes_per_second: float = 0.0
 
 
-class LinkMeter:
+class RateEstimator:
     """Takes a sample every few tens of milliseconds."""
 
     def __init__(self) -> None:
         self._samples: deque[LinkSample] = deque()
         self._saturated_rates: deque[tuple[float, float]] = deque()  # when a window ended, and what it carried
-        self._belief, self._least = RateBelief(), RateBelief()
+        self._belief, self._least = RateEstimate(), RateEstimate()
         self.health = LinkHealth()
         self.source: RateSource = "transfers"  # of the bytes that wait at present
 
@@ -218,7 +218,7 @@ class LinkMeter:
 
     def forget(self, *, least_bytes_per_second: float, now: float) -> None:
         """What was found says no more of the link than that it carries so much."""
-        self._belief, self._least = RateBelief(), RateBelief(least_bytes_per_second, now, "probe")
+        self._belief, self._least = RateEstimate(), RateEstimate(least_bytes_per_second, now, "probe")
         self._saturated_rates.clear()
         self._samples.clear()
         self.health = LinkHealth(least_bytes_per_second=least_bytes_per_second)
@@ -261,7 +261,7 @@ class LinkMeter:
         else:
             return 0.0
         if saturated or is_bound or least >= CONFIRMED_RATIO * rate:
-            self._belief = RateBelief(rate, sample.at, self.source)
+            self._belief = RateEstimate(rate, sample.at, self.source)
         return rate
 
     def _saturated_rate(self, sample: LinkSample) -> float | None:

@@ -10,7 +10,7 @@ STEADY_SECONDS = 1.0  # a peer that ends connections sooner is dialled ever more
 FRUITLESS_SECONDS = 15.0  # by then a connection that has something to say has ended, if the peer hears nothing of it
 
 
-class Reach:
+class PeerLiveness:
     """`now` is monotonic seconds. Progress is what only bytes that come through bring about: a handshake is none, and an
     answer to OPEN is none, as both are short."""
 
@@ -42,7 +42,7 @@ LASTING_SECONDS = 10.0
 
 
 @dataclass(eq=False)
-class Pulse:
+class ConnectionLiveness:
     """Signs of life of one connection. Any thread may look; each field is set by one, or under one lock."""
 
     began_at: float = 0.0
@@ -101,7 +101,7 @@ class Verdict(NamedTuple, Generic[_Key]):
     wants_pings: bool
 
 
-class StallWatch(Generic[_Key]):
+class StallDetector(Generic[_Key]):
     """Of one link; asked every few tens of milliseconds."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class StallWatch(Generic[_Key]):
         self._ended_at = 0.0
         self._num_ended = 0  # since a chunk was acknowledged anywhere: the link may be slower than it seems
 
-    def look(self, pulses: Mapping[_Key, Pulse], *, now: float) -> Verdict[_Key]:
+    def look(self, pulses: Mapping[_Key, ConnectionLiveness], *, now: float) -> Verdict[_Key]:
         """Whoever asks ends the connections that are stalled."""
         if any(pulse.acknowledged_at > self._ended_at for pulse in pulses.values()):
             self._num_ended = 0

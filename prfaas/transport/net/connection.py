@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prfaas.transport.congestion.connection_count import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
+from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
 from prfaas.transport.congestion.rate_estimator import LinkLimit, limit_of
-from prfaas.transport.congestion.stall_detector import Pulse
+from prfaas.transport.congestion.stall_detector import ConnectionLiveness
 from prfaas.transport.net import tcp_info
 from prfaas.transport.net.sockets import SEND_SECONDS, PlainStream, make_socket
 from prfaas.transport.net.tcp_info import Growth, TcpInfo
@@ -75,7 +75,7 @@ class ConnectionState:
         info: TcpInfo,
         *,
         recent: Recent,
-        pulse: Pulse,
+        pulse: ConnectionLiveness,
         unacknowledged_bytes: int,
         now: float,
     ) -> ConnectionState:

@@ -8,7 +8,12 @@ from collections.abc import Callable
 
 from prfaas import logs
 from prfaas.errors import PrfaasError
-from prfaas.transport.congestion.connection_count import FIRST_CONNECTIONS, Carried, ConnectionCount, connection_count
+from prfaas.transport.congestion.connection_policy import (
+    FIRST_CONNECTIONS,
+    ConnectionCount,
+    LinkThroughput,
+    connection_count,
+)
 from prfaas.transport.congestion.stall_detector import STEADY_SECONDS
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.tls import explained
@@ -74,7 +79,7 @@ class Dialler:
             )
         )
 
-    def count_anew(self, carried: Carried, *, rtt_seconds: float) -> None:
+    def count_anew(self, carried: LinkThroughput, *, rtt_seconds: float) -> None:
         """Decide from what all that are wanted have carried; while one is missing nothing changes."""
         if carried.num_connections == self.num_wanted:
             control = self._congestion_control

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prfaas.errors import ConfigError
-from prfaas.transport.congestion.connection_count import NOT_SENT_LOW_WATER_BYTES
+from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES
 from prfaas.transport.ranges import bytes_after, first_bytes
 from prfaas.units import is_public, split_address
 

@@ -9,7 +9,7 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport.ranges import Area, Slab
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
-from prfaas.transport.sender.transfer import MAX_CANCELS
+from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
 
 
 class Shares:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable
 
-from prfaas.transport.congestion.rate_budget import RateBudget, Use
+from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import RATE
 from prfaas.transport.protocol.wire import FrameType, Header
@@ -24,11 +24,11 @@ class _Peer:
         self.num_bytes = self._seen_bytes = 0
         self._came_at = -math.inf
 
-    def use(self, now: float) -> Use:
+    def use(self, now: float) -> LinkUsage:
         if self.num_bytes > self._seen_bytes:
             self._seen_bytes, self._came_at = self.num_bytes, now
         is_busy = now - self._came_at < BUSY_SECONDS
-        return Use(is_busy, is_busy, self.num_bytes, 0)
+        return LinkUsage(is_busy, is_busy, self.num_bytes, 0)
 
 
 class Ingress:

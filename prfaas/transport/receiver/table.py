@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport.events import OrderedEvents
+from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Ending
@@ -77,7 +77,7 @@ class Arrivals:
         rival_seconds: float = RIVAL_SECONDS,
     ) -> None:
         self._accept = accept
-        self._events: OrderedEvents[ReceiveEvent] = OrderedEvents(on_event)
+        self._events: EventQueue[ReceiveEvent] = EventQueue(on_event)
         self._reconnect_seconds, self._rival_seconds = reconnect_seconds, rival_seconds
         self._changed = threading.Condition(threading.Lock())
         self._arrivals: dict[bytes, Arrival] = {}
@@ -119,7 +119,7 @@ class Arrivals:
         return error_of(transfer_id, "no_memory", objection) if objection else None
 
     def _new(self, connection: Connection, request: OpenRequest) -> Arrival:
-        deadline, answers = time.monotonic() + request.deadline_seconds, OrderedEvents(self._answers.say)
+        deadline, answers = time.monotonic() + request.deadline_seconds, EventQueue(self._answers.say)
         return Arrival(request, deadline, answers, self._admission.admit(request), {connection: None})
 
     def _drop(self, arrival: Arrival) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from prfaas.transport.events import OrderedEvents
+from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import MAX_SLABS, Done, Ending, Have
@@ -27,7 +27,7 @@ class Arrival:
 
     request: OpenRequest
     deadline: float
-    answers: OrderedEvents[Answer]
+    answers: EventQueue[Answer]
     pieces: Pieces
     connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
     alone_since: float | None = None  # when its last connection went

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.codec.packing_choice import PackSample
-from prfaas.transport.congestion.connection_count import LOSS_BASED_CONNECTIONS
+from prfaas.transport.codec.packing import PackingCost
+from prfaas.transport.congestion.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.congestion.rate_estimator import LinkHealth
-from prfaas.transport.congestion.stall_detector import Reach
-from prfaas.transport.events import OrderedEvents, watch
+from prfaas.transport.congestion.stall_detector import PeerLiveness
+from prfaas.transport.events import EventQueue, watch
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection, ConnectionState, dialled
 from prfaas.transport.net.dialler import Dialler
@@ -23,18 +23,18 @@ from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.transfer import say
 from prfaas.transport.sender.api import (
-    Outgoing,
+    LinkConfig,
     SendCompleted,
     SendEvent,
     SendMemoryFree,
     SendProgress,
+    SendRequest,
 )
 from prfaas.transport.sender.chunker import Chunk
-from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.connection_worker import ChunkTask, ConnectionWorker, ConnectionWorkers
+from prfaas.transport.sender.outbound_transfer import PeerState
 from prfaas.transport.sender.outbox import Outbox
-from prfaas.transport.sender.stats import LinkGauge, LinkPacing, LinkState
-from prfaas.transport.sender.transfer import Standing
-from prfaas.transport.sender.worker import Line, Lines, Taken
+from prfaas.transport.sender.stats import LinkMonitor, LinkPacer, LinkStats
 from prfaas.types import FailureReason
 
 
@@ -46,9 +46,9 @@ class LinkWork:
         changed: threading.Condition,
         *,
         outbox: Outbox,
-        lines: Lines,
-        gauge: LinkGauge,
-        events: OrderedEvents[SendEvent],
+        lines: ConnectionWorkers,
+        gauge: LinkMonitor,
+        events: EventQueue[SendEvent],
         is_wanted: Callable[[], bool],
         heed_rate: Callable[[int], None],
     ) -> None:
@@ -60,7 +60,7 @@ class LinkWork:
         self._outbox, self._lines, self._gauge, self._events = outbox, lines, gauge, events
         self._is_wanted, self._heed_rate = is_wanted, heed_rate
 
-    def has_work(self, line: Line, timeout_seconds: float) -> bool:
+    def has_work(self, line: ConnectionWorker, timeout_seconds: float) -> bool:
         """Whether there is something to send; False when nothing came up in time.
 
         Raises:
@@ -77,7 +77,7 @@ class LinkWork:
                 self._changed.wait(end - now)
         raise ConnectionAbortedError("the connection was lost, or is not wanted")
 
-    def take(self, line: Line) -> bytes | Taken | None:
+    def take(self, line: ConnectionWorker) -> bytes | ChunkTask | None:
         """What leaves next: a control frame, or bytes, whose memory is in use until `sent`."""
         with self._changed:
             now = time.monotonic()
@@ -93,11 +93,11 @@ class LinkWork:
             line.reads, line.says = taken[0].transfer_id, None
             self._gauge.bounds.handed(taken[0].slab.num_bytes, now=now)
             if self._gauge.is_probing:  # its bytes say nothing of what packing would bring
-                return Taken(*taken, None, is_trial=False)
+                return ChunkTask(*taken, None, is_trial=False)
             packing = self._gauge.packing
-            return Taken(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
+            return ChunkTask(*taken, packing.way, is_trial=line.can_pack and packing.wants_trial())
 
-    def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None:
+    def sent(self, line: ConnectionWorker, chunk: Chunk, samples: Sequence[PackingCost]) -> None:
         """The line has read the chunk's memory for the last time; `samples`: what packing it took."""
         with self._changed:
             line.reads = None
@@ -106,7 +106,7 @@ class LinkWork:
             self._gauge.packing.learn(samples)
         self._events.tell()
 
-    def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None:
+    def acknowledged(self, line: ConnectionWorker, landed: list[Chunk], changed: list[Chunk]) -> None:
         """Chunks have arrived whole, and others changed, which leave again."""
         now = time.monotonic_ns()
         with self._changed:
@@ -120,7 +120,7 @@ class LinkWork:
                 self._changed.notify_all()
         self._events.tell()
 
-    def have(self, line: Line, header: Header, payload: bytearray) -> None:
+    def have(self, line: ConnectionWorker, header: Header, payload: bytearray) -> None:
         """The peer has accepted a transfer and says what it holds; all else that is ready leaves.
 
         Nothing is made of one that nobody has asked for, and of others one at a time: it may become many times as long.
@@ -131,7 +131,7 @@ class LinkWork:
             if sizes is None:
                 return
             have = messages.decode_have(header, payload, num_objects=len(sizes))
-            standing = Standing.of(have, sizes)
+            standing = PeerState.of(have, sizes)
             with self._changed:
                 if line.generation == self._lines.generation and self._lines.process is not None:
                     now = time.monotonic()
@@ -157,7 +157,7 @@ class LinkWork:
             self._outbox.reopen(transfer_id)
             self._changed.notify_all()
 
-    def may_send(self, line: Line, bytes_per_second: int) -> None:
+    def may_send(self, line: ConnectionWorker, bytes_per_second: int) -> None:
         """The peer says what all connections may send to it together."""
         with self._changed:
             if line.generation == self._lines.generation:
@@ -196,7 +196,7 @@ class Link:
         capabilities = capabilities_of(packs=config.packs, lossy_fp8=config.lossy_fp8)
         self._identity = Identity(local_name, key, capabilities=capabilities)
         self._peer_name = peer_name
-        self._events: OrderedEvents[SendEvent] = OrderedEvents(on_event)
+        self._events: EventQueue[SendEvent] = EventQueue(on_event)
         self._changed = threading.Condition(threading.Lock())
         self._dialler = Dialler(
             self._changed,
@@ -207,10 +207,10 @@ class Link:
         )
         self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
-        self._gauge = LinkGauge()
+        self._gauge = LinkMonitor()
         self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)  # from 0 on, so that the first shows
-        self._pacing = LinkPacing(config, peer_name=peer_name)
-        self._lines = Lines()
+        self._pacing = LinkPacer(config, peer_name=peer_name)
+        self._lines = ConnectionWorkers()
         self._work = LinkWork(
             self._changed,
             outbox=self._outbox,
@@ -220,7 +220,7 @@ class Link:
             is_wanted=self._dialler.is_wanted,
             heed_rate=self._heed_rate,
         )
-        self._reach = Reach(now=time.monotonic())
+        self._reach = PeerLiveness(now=time.monotonic())
         self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
 
     def _put_event(self, event: SendEvent) -> None:
@@ -232,7 +232,7 @@ class Link:
 
     # What the agent says
 
-    def open(self, transfer: Outgoing) -> None:
+    def open(self, transfer: SendRequest) -> None:
         """Offer a transfer to the peer. What `ready` names leaves once the peer has said what it holds."""
         with self._changed:
             self._outbox.open(transfer, now=time.monotonic())
@@ -314,7 +314,7 @@ class Link:
         with self._changed:
             return self._dialler.is_idle(now)
 
-    def snapshot(self) -> LinkState:
+    def snapshot(self) -> LinkStats:
         """The link's figures; costs a few microseconds a connection."""
         with self._changed:
             is_down = not self._lines and bool(self._dialler.last_error) and self._dialler.is_wanted()
@@ -457,7 +457,7 @@ class Link:
         finally:
             self._lost(line, lived_seconds=time.monotonic() - began_at)
 
-    def _connected(self, connection: Connection, said: Challenge | Hello, number: int) -> Line | None:
+    def _connected(self, connection: Connection, said: Challenge | Hello, number: int) -> ConnectionWorker | None:
         """A line for a new connection, or None when there are enough."""
         with self._changed:
             if self._lines.lead_to(said.boot_id):  # what another process acknowledged is lost
@@ -472,7 +472,9 @@ class Link:
                 return None
             capabilities = tuple(set(said.capabilities) & set(self._identity.capabilities))
             connection.choose_low_water()
-            line = Line(self._work, connection, generation=self._lines.generation, capabilities=capabilities)
+            line = ConnectionWorker(
+                self._work, connection, generation=self._lines.generation, capabilities=capabilities
+            )
             self._lines.add(line)
             self._dialler.last_error = ""
             self._share_rate()
@@ -494,7 +496,7 @@ class Link:
         achievable = self._gauge.health.achievable_bytes_per_second
         self._pacing.fit_chunks(self._outbox, achievable_bytes_per_second=achievable, num_connections=len(self._lines))
 
-    def _lost(self, line: Line, *, lived_seconds: float) -> None:
+    def _lost(self, line: ConnectionWorker, *, lived_seconds: float) -> None:
         """A connection went: what it carried goes to the others."""
         with self._changed:
             self._lines.remove(line)

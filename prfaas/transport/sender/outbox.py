@@ -17,16 +17,16 @@ from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import TransferStats
 from prfaas.transport.sender.api import (
-    Outgoing,
     SendAccepted,
     SendCompleted,
     SendEvent,
     SendFailed,
     SendMemoryFree,
     SendProgress,
+    SendRequest,
 )
 from prfaas.transport.sender.chunker import Chunk, Chunker, ChunkSize, chunk_size
-from prfaas.transport.sender.transfer import MAX_CUTS, Cancels, Sending, Standing, sizes_of
+from prfaas.transport.sender.outbound_transfer import MAX_CUTS, OutboundTransfer, PeerState, PendingCancels, sizes_of
 from prfaas.types import FailureReason
 
 MAX_ENDS = 4096  # waiting for a connection; the oldest are dropped, whose transfers ask again
@@ -39,9 +39,9 @@ class Outbox:
         """`on_event` is called within the calls below."""
         self._on_event = on_event
         self._chunker = Chunker(num_connections)
-        self._sendings: dict[bytes, Sending] = {}
-        self._to_open: dict[bytes, Sending] = {}  # in order
-        self._cancels = Cancels()
+        self._sendings: dict[bytes, OutboundTransfer] = {}
+        self._to_open: dict[bytes, OutboundTransfer] = {}  # in order
+        self._cancels = PendingCancels()
         self._ends: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_ENDS)
         self.acknowledged_bytes = 0
 
@@ -75,7 +75,7 @@ class Outbox:
 
     # What the agent says
 
-    def open(self, transfer: Outgoing, *, now: float) -> None:
+    def open(self, transfer: SendRequest, *, now: float) -> None:
         """Offer a transfer to the peer; one that the wire cannot carry fails with its reason.
 
         Raises:
@@ -84,7 +84,7 @@ class Outbox:
         if transfer.transfer_id in self._sendings:
             raise LocalProtocolError(f"transfer {transfer.transfer_id.hex()} is open already")
         sizes, objection = sizes_of(transfer)
-        sending = Sending(transfer, sizes, now)
+        sending = OutboundTransfer(transfer, sizes, now)
         self._sendings[sending.id] = self._to_open[sending.id] = sending
         self._chunker.add(sending.id, priority=transfer.priority)
         if objection:
@@ -113,11 +113,11 @@ class Outbox:
             sending.transfer = replace(sending.transfer, priority=priority)
             self._chunker.prioritise(transfer_id, priority)
 
-    def _live(self, transfer_id: bytes) -> Sending | None:
+    def _live(self, transfer_id: bytes) -> OutboundTransfer | None:
         sending = self._sendings.get(transfer_id)
         return None if sending is None or sending.has_ended else sending
 
-    def _queue(self, sending: Sending, slabs: list[Slab], *, now: float) -> None:
+    def _queue(self, sending: OutboundTransfer, slabs: list[Slab], *, now: float) -> None:
         """Have the parts of these that the peer lacks leave; a transfer that this would cut too finely ends."""
         if not sending.cut(slabs):
             text = f"what the peer holds would cut what it lacks into more than {MAX_CUTS} pieces"
@@ -175,7 +175,7 @@ class Outbox:
             return sending.id, sending.open_frame(now)
         return None
 
-    def take(self) -> tuple[Chunk, Outgoing] | None:
+    def take(self) -> tuple[Chunk, SendRequest] | None:
         """The next bytes to send, and of what; their memory is in use until `sent`."""
         chunk = self._chunker.take()
         if chunk is None:
@@ -193,7 +193,7 @@ class Outbox:
             return False
         return self._say_end(sending)
 
-    def _say_end(self, sending: Sending) -> bool:
+    def _say_end(self, sending: OutboundTransfer) -> bool:
         is_all = sending.is_accepted and not sending.unready_bytes and self._chunker.is_drained(sending.id)
         if not is_all or sending.said_end:
             return False
@@ -208,7 +208,7 @@ class Outbox:
         sending = self._live(transfer_id)
         return None if sending is None or sending.is_accepted else sending.sizes
 
-    def have(self, transfer_id: bytes, standing: Standing, *, process: bytes, now: float) -> None:
+    def have(self, transfer_id: bytes, standing: PeerState, *, process: bytes, now: float) -> None:
         """This process of the peer has accepted a transfer and says what it holds; all else that is ready may leave."""
         sending = self._live(transfer_id)
         if sending is None or sending.is_accepted:
@@ -221,7 +221,7 @@ class Outbox:
 
     def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:
         """Chunks have arrived whole."""
-        grown: dict[bytes, Sending] = {}
+        grown: dict[bytes, OutboundTransfer] = {}
         for chunk in chunks:
             sending = self._live(chunk.transfer_id)
             if sending is not None:
@@ -280,7 +280,7 @@ class Outbox:
                 is_any = True
         return is_any
 
-    def _open_again(self, sending: Sending) -> None:
+    def _open_again(self, sending: OutboundTransfer) -> None:
         sending.is_accepted = False
         if not sending.has_ended:
             sending.tell_whole()
@@ -289,7 +289,7 @@ class Outbox:
 
     # Ending
 
-    def _end(self, sending: Sending, event: SendCompleted | SendFailed, now: float) -> None:
+    def _end(self, sending: OutboundTransfer, event: SendCompleted | SendFailed, now: float) -> None:
         if sending.has_ended:
             return
         sending.ended_at = now
@@ -298,6 +298,6 @@ class Outbox:
         self._on_event(event)
         self._free(sending)
 
-    def _free(self, sending: Sending) -> None:
+    def _free(self, sending: OutboundTransfer) -> None:
         if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
             self._on_event(SendMemoryFree(sending.id))

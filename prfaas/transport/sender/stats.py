@@ -10,30 +10,29 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prfaas import logs
-from prfaas.transport.codec.packing_choice import LinkPace, PackingChoice
-from prfaas.transport.congestion.connection_count import Carried, ConnectionReview
-from prfaas.transport.congestion.rate_budget import Use
+from prfaas.transport.codec.packing import LinkLoad, PackingPolicy
+from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch, ThroughputMeter
+from prfaas.transport.congestion.rate_budget import LinkUsage
 from prfaas.transport.congestion.rate_estimator import (
     CongestionReason,
     LinkHealth,
     LinkLimit,
-    LinkMeter,
     LinkSample,
     RateBounds,
+    RateEstimator,
     RateSource,
     RoundTrip,
-    RoundTrips,
+    RoundTripTracker,
 )
-from prfaas.transport.congestion.rate_search import RateSearch
 from prfaas.transport.net.tcp_info import Growth, TcpInfo
+from prfaas.transport.sender.api import LinkConfig
 from prfaas.transport.sender.chunker import ChunkSize
-from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox
-from prfaas.transport.sender.worker import Line
 
 
 @dataclass(frozen=True)
-class LinkState:
+class LinkStats:
     """A link at one moment; byte counts are since the link was made, over all its connections."""
 
     peer: str
@@ -76,17 +75,17 @@ class LinkState:
         return asdict(self)
 
 
-class LinkGauge:
+class LinkMonitor:
     """No threads and no locks of its own: `sender.Link` holds its lock around every call."""
 
     def __init__(self) -> None:
-        self.packing = PackingChoice(num_processors=len(os.sched_getaffinity(0)))
+        self.packing = PackingPolicy(num_processors=len(os.sched_getaffinity(0)))
         self.bounds = RateBounds()
         self.min_rtt_seconds = 0.0  # of all connections, at the last sample
-        self._round_trips: RoundTrips[Line] = RoundTrips()
+        self._round_trips: RoundTripTracker[ConnectionWorker] = RoundTripTracker()
         self._grown = Growth()  # over all connections
         self._connection_seconds, self._measured_at = 0.0, 0.0
-        self._meter, self._rate_search, self._review = LinkMeter(), RateSearch(), ConnectionReview()
+        self._meter, self._rate_search, self._review = RateEstimator(), RateSearch(), ThroughputMeter()
         self._num_searches = 0
         self.is_probing = False  # what waits is a probe's: what it finds is not said before it has ended
         self.has_found = False  # by a probe, what the link carries
@@ -130,11 +129,13 @@ class LinkGauge:
         if not self.is_probing:
             self._meter.source = "transfers"
 
-    def use(self, *, is_busy: bool) -> Use:
+    def use(self, *, is_busy: bool) -> LinkUsage:
         """What the link does, for the budgets that it sends from."""
-        return Use(is_busy, self._meter.is_saturated, self._grown.delivered_bytes, self._grown.retransmitted_bytes)
+        return LinkUsage(
+            is_busy, self._meter.is_saturated, self._grown.delivered_bytes, self._grown.retransmitted_bytes
+        )
 
-    def measure(self, now: float, lines: Collection[Line], outbox: Outbox) -> Carried | None:
+    def measure(self, now: float, lines: Collection[ConnectionWorker], outbox: Outbox) -> LinkThroughput | None:
         """Take a sample of every connection; returns what they carry, where that is settled anew."""
         infos = [(line, info) for line in lines if (info := line.tcp_info()) is not None]
         self._count(infos, now)
@@ -152,11 +153,11 @@ class LinkGauge:
         if self.is_probing:
             return carried
         rate, is_full = self._meter.health.achievable_bytes_per_second, outbox.queued_bytes > 0
-        self.packing.observe(LinkPace(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
+        self.packing.observe(LinkLoad(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
         return carried
 
-    def _count(self, infos: list[tuple[Line, TcpInfo]], now: float) -> None:
-        heard: dict[Line, int] = {}
+    def _count(self, infos: list[tuple[ConnectionWorker, TcpInfo]], now: float) -> None:
+        heard: dict[ConnectionWorker, int] = {}
         for line, info in infos:
             self._grown = Growth(*map(operator.add, self._grown, info.grown_since(line.seen)))
             heard[line] = info.heard_since(line.seen)
@@ -164,15 +165,17 @@ class LinkGauge:
             line.recent.add(info, now)
         self._round_trips.heard(heard, in_flight=[line for line, _ in infos if line.in_flight_bytes])
 
-    def round_trip(self, infos: list[tuple[Line, TcpInfo]]) -> RoundTrip:
+    def round_trip(self, infos: list[tuple[ConnectionWorker, TcpInfo]]) -> RoundTrip:
         """Of the connection that is used and on which it has risen most, by these figures of all of them."""
         return self._round_trips.of({line: RoundTrip(info.rtt_seconds, info.min_rtt_seconds) for line, info in infos})
 
-    def state(self, lines: Collection[Line], outbox: Outbox, *, peer: str, address: str, is_down: bool) -> LinkState:
+    def state(
+        self, lines: Collection[ConnectionWorker], outbox: Outbox, *, peer: str, address: str, is_down: bool
+    ) -> LinkStats:
         """What there is to say of the link; costs a few microseconds a connection."""
         known = [(line, info) for line in lines if (info := line.tcp_info()) is not None]
         infos, round_trip = [info for _, info in known], self.round_trip(known)
-        return LinkState(
+        return LinkStats(
             peer=peer,
             address=address,
             num_connections=len(lines),
@@ -196,7 +199,7 @@ class LinkGauge:
             pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
         )
 
-    def _sample(self, now: float, infos: list[tuple[Line, TcpInfo]], outbox: Outbox) -> LinkSample:
+    def _sample(self, now: float, infos: list[tuple[ConnectionWorker, TcpInfo]], outbox: Outbox) -> LinkSample:
         ratio = self.packing.packed_ratio  # payload takes less of the link
         rtt = self.min_rtt_seconds = min((info.min_rtt_seconds for _, info in infos), default=0.0)
         most = self.bounds.most(
@@ -230,7 +233,7 @@ PACE_STEP_RATIO = 0.02  # smaller changes of a share are not told to the kernel
 MUCH = 4  # times as large, or as small: a change of the chunk size that the log has
 
 
-class LinkPacing:
+class LinkPacer:
     """No threads and no locks of its own: `sender.Link` holds its lock around every call."""
 
     def __init__(self, config: LinkConfig, *, peer_name: str) -> None:
@@ -242,22 +245,24 @@ class LinkPacing:
         self._chunks: ChunkSize | None = None  # what there is to log of how large they are
         self._logged_chunk_bytes = 0
 
-    def divide(self, lines: Collection[Line]) -> None:
+    def divide(self, lines: Collection[ConnectionWorker]) -> None:
         """Have the kernel send an equal part over each of the link's connections."""
         for line in lines if self._pace else ():
             line.pace(self._pace / len(lines))
 
-    def follow_budgets(self, link: Hashable, use: Use, lines: Collection[Line], *, now: float) -> None:
+    def follow_budgets(
+        self, link: Hashable, use: LinkUsage, lines: Collection[ConnectionWorker], *, now: float
+    ) -> None:
         """Send no faster than the link's share of what it sends from together with others."""
         self._shares = [budget.share(link, use, now=now) for budget in self._budgets]
         self._choose(lines)
 
-    def told(self, bytes_per_second: float, lines: Collection[Line]) -> None:
+    def told(self, bytes_per_second: float, lines: Collection[ConnectionWorker]) -> None:
         """Send no faster than the peer wants; 0: it does not say."""
         self._told = bytes_per_second
         self._choose(lines)
 
-    def _choose(self, lines: Collection[Line]) -> None:
+    def _choose(self, lines: Collection[ConnectionWorker]) -> None:
         none = math.inf if self._pace else 0.0
         wanted = min(filter(None, (self._limit, self._told, *self._shares)), default=none)
         if not math.isclose(wanted, self._pace, rel_tol=PACE_STEP_RATIO):

@@ -10,8 +10,7 @@ from prfaas import grants
 from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS
 from prfaas.agent.transfer.plan import encode_link_probe
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender.api import Outgoing, SendCompleted, SendEvent, SendFailed
-from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.api import LinkConfig, SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import Agents, RunningAgent
@@ -54,7 +53,7 @@ class Peer:
         """Open a transfer, of which nothing leaves yet."""
         memory = memoryview(bytes(max(sizes)))
         self.link.open(
-            Outgoing(transfer_id, body, list(sizes), lambda index: memory[: sizes[index]], 0, DEADLINE_SECONDS)
+            SendRequest(transfer_id, body, list(sizes), lambda index: memory[: sizes[index]], 0, DEADLINE_SECONDS)
         )
 
     def end(self, transfer_id: TransferId, sizes: Sequence[int] = (MIB,) * 4) -> SendEvent:

@@ -13,8 +13,15 @@ from pathlib import Path
 
 from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, Rejected
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
-from prfaas.transport.sender.api import Outgoing, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendProgress
-from prfaas.transport.sender.config import LinkConfig
+from prfaas.transport.sender.api import (
+    LinkConfig,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+    SendRequest,
+)
 from prfaas.transport.sender.link import Link
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
@@ -105,7 +112,9 @@ def send(
     """Offer objects, all of them ready unless told otherwise."""
     transfer_id = os.urandom(16)
     sizes = [len(its) for its in objects]
-    near.link.open(Outgoing(transfer_id, b"body", sizes, lambda index: memoryview(objects[index]), priority, deadline))
+    near.link.open(
+        SendRequest(transfer_id, b"body", sizes, lambda index: memoryview(objects[index]), priority, deadline)
+    )
     if ready:
         for index, its in enumerate(objects):
             near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))

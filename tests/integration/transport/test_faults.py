@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.transport.congestion.rate_budget import RateBudget, Use
+from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
@@ -550,7 +550,7 @@ def test_a_limit_that_is_learned_is_told_to_the_kernel_and_the_log_and_taken_bac
         nonlocal delivered, resent, at
         for _ in range(1200):
             delivered, resent, at = delivered + 400_000, resent + lost // 20, at + 1 / 20
-            budget.share("neighbour", Use(True, True, delivered, resent), now=at)
+            budget.share("neighbour", LinkUsage(True, True, delivered, resent), now=at)
 
     neighbour(lost=2_000_000)
     wait_until(lambda: 3_900_000 < _pace(near) < 4_100_000)

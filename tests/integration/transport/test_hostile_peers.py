@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.codec.packing import Packer, ways
+from prfaas.transport.codec.packing import Packer, pack_formats
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import Identity
@@ -551,7 +551,7 @@ def test_large_control_frames_are_read_a_few_at_a_time_and_those_of_other_peers_
 
 def test_packed_chunks_of_one_peer_leave_room_for_those_of_others(far: Far) -> None:
     payload = bytes(10_000)
-    packed = Packer().pack(payload, ways(["lz4"])[0])
+    packed = Packer().pack(payload, pack_formats(["lz4"])[0])
     assert packed is not None
     greedy = [RawSender(far.address, name="greedy") for _ in range(MAX_PACKED_FRAMES)]
     for peer in greedy:

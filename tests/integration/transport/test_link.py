@@ -24,7 +24,7 @@ from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
 from prfaas.transport.receiver.transfer import say
-from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
@@ -277,7 +277,7 @@ def test_a_transfer_of_more_objects_than_the_wire_numbers_fails_and_its_memory_i
     far: Far, near_to: Callable[..., Near]
 ) -> None:
     near, transfer_id = near_to(far.address), bytes(16)
-    near.link.open(Outgoing(transfer_id, b"", [1] * MAX_OBJECTS + [2], lambda index: memoryview(b"x"), 0, 60.0))
+    near.link.open(SendRequest(transfer_id, b"", [1] * MAX_OBJECTS + [2], lambda index: memoryview(b"x"), 0, 60.0))
     end = near.end(transfer_id)
     assert isinstance(end, SendFailed) and end.reason == "protocol" and str(MAX_OBJECTS) in end.message
 

@@ -12,7 +12,7 @@ from prfaas.transport.codec import fp8
 from prfaas.transport.protocol.wire import FrameType, packed_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted
-from prfaas.transport.sender.api import Outgoing, SendCompleted
+from prfaas.transport.sender.api import SendCompleted, SendRequest
 from tests.integration.transport.ends import Far, Near, make_far
 from tests.integration.transport.raw_peers import RawSender
 from tests.unit.transport.test_packing import bf16
@@ -32,7 +32,7 @@ def _sent(far: Far, near: Near) -> tuple[SendCompleted, list[bytes]]:
     """Send both; the first may be cast."""
     transfer_id = os.urandom(16)
     sizes = [len(its) for its in OBJECTS]
-    outgoing = Outgoing(transfer_id, b"", sizes, lambda index: memoryview(OBJECTS[index]), 0, 20.0)
+    outgoing = SendRequest(transfer_id, b"", sizes, lambda index: memoryview(OBJECTS[index]), 0, 20.0)
     near.link.open(dataclasses.replace(outgoing, castable=Ranges([(0, 1)])))
     for index, size in enumerate(sizes):
         near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)

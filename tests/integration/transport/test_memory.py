@@ -33,8 +33,8 @@ from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.receiver.table import Arrivals
-from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.sender.transfer import MAX_CANCELS, Standing
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
+from prfaas.transport.sender.outbound_transfer import MAX_CANCELS, PeerState
 from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -77,7 +77,7 @@ def test_a_slow_reader_costs_its_sender_two_kernel_buffers_a_connection_and_no_c
     piece, gate, count = memoryview(bytes(MIB)), threading.Event(), 2
     with RawReceiver(_read_what_is_let(gate)) as receiver:
         near = near_to(receiver.address, num_connections=count)
-        near.link.open(Outgoing(bytes(16), b"", [MIB] * 2048, lambda index: piece, 0, 60.0))
+        near.link.open(SendRequest(bytes(16), b"", [MIB] * 2048, lambda index: piece, 0, 60.0))
         wait_until(lambda: bool(near.of(SendAccepted)))
         with traced() as grown:
             _fill(near)
@@ -201,7 +201,7 @@ def test_what_a_peer_holds_takes_so_much_memory_at_most() -> None:
     structure: bytes = msgpack.packb([[]])
     header = Header(FrameType.HAVE, len(structure) + len(held), bytes(16), offset=len(structure))
     tracemalloc.start()
-    standing = Standing.of(messages.decode_have(header, bytearray(structure + held), num_objects=count), sizes)
+    standing = PeerState.of(messages.decode_have(header, bytearray(structure + held), num_objects=count), sizes)
     kept, at_most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < HELD_BYTES // 32 and at_most < HEARD_BYTES // 32
@@ -287,5 +287,5 @@ def test_control_frames_that_no_connection_takes_are_bounded(
 
 def _open_and_cancel(near: Near) -> None:
     transfer_id = os.urandom(16)
-    near.link.open(Outgoing(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 60.0))
+    near.link.open(SendRequest(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 60.0))
     near.link.cancel(transfer_id, "cancelled", "x" * MAX_MESSAGE_CHARACTERS)

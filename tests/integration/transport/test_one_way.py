@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.console.authority import Authority
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.congestion.stall_detector import FRUITLESS_SECONDS, Reach
+from prfaas.transport.congestion.stall_detector import FRUITLESS_SECONDS, PeerLiveness
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import Identity
@@ -253,7 +253,7 @@ def test_what_a_link_offers_first_has_its_whole_time_however_long_ago_the_link_w
     near_to: Callable[..., Near],
 ) -> None:
     near = near_to("127.0.0.1:1", awaits_peer=True, reconnect_seconds=PATIENCE_SECONDS)
-    near.link._reach = Reach(now=time.monotonic() - 10 * PATIENCE_SECONDS)  # as of one that was made then
+    near.link._reach = PeerLiveness(now=time.monotonic() - 10 * PATIENCE_SECONDS)  # as of one that was made then
     offered_at = time.monotonic()
     send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS)
     ours, theirs = socket.socketpair()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.transport.codec.packing import CODECS, Packer, Way
+from prfaas.transport.codec.packing import CODECS, Packer, PackFormat
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, chunk_checksum, packed_header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import ReceiveCompleted
@@ -20,7 +20,7 @@ FLOATS = bf16(1 << 16) * 2  # 256 KiB
 
 
 def _send_packed(
-    raw: RawSender, transfer_id: bytes, slab: Slab, content: bytes, *, way: Way, checksum: int | None = None
+    raw: RawSender, transfer_id: bytes, slab: Slab, content: bytes, *, way: PackFormat, checksum: int | None = None
 ) -> int:
     packed = Packer().pack(content, way)
     assert packed is not None
@@ -34,7 +34,7 @@ def _send_packed(
 def test_a_packed_chunk_lands_in_all_the_objects_that_it_is_of(far: Far, codec: str) -> None:
     with RawSender(far.address) as raw:
         transfer_id = raw.open(*[len(FLOATS) // 4] * 4)
-        _send_packed(raw, transfer_id, Slab(0, 4, 0, len(FLOATS) // 4), FLOATS, way=Way(codec, 2))
+        _send_packed(raw, transfer_id, Slab(0, 4, 0, len(FLOATS) // 4), FLOATS, way=PackFormat(codec, 2))
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
     assert b"".join(far.memory[transfer_id]) == FLOATS
     completed = far.of(ReceiveCompleted)[0]
@@ -45,10 +45,10 @@ def test_a_packed_chunk_that_does_not_match_its_checksum_is_asked_for_again_and_
     with RawSender(far.address) as raw:
         transfer_id = raw.open(len(FLOATS))
         slab = Slab(0, 1, 0, len(FLOATS))
-        _send_packed(raw, transfer_id, slab, FLOATS, way=Way("lz4", 2), checksum=1)
+        _send_packed(raw, transfer_id, slab, FLOATS, way=PackFormat("lz4", 2), checksum=1)
         assert raw.heard()[0].type is FrameType.AGAIN
         assert not any(far.memory[transfer_id][0])
-        _send_packed(raw, transfer_id, slab, FLOATS, way=Way("lz4", 2))
+        _send_packed(raw, transfer_id, slab, FLOATS, way=PackFormat("lz4", 2))
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
     assert bytes(far.memory[transfer_id][0]) == FLOATS
 
@@ -65,7 +65,7 @@ def test_a_packed_frame_that_is_none_ends_its_connection_and_is_counted(far: Far
 def test_a_packed_chunk_beyond_its_object_ends_its_connection(far: Far) -> None:
     with RawSender(far.address) as raw:
         transfer_id = raw.open(len(FLOATS) - 1)
-        _send_packed(raw, transfer_id, Slab(0, 1, 0, len(FLOATS)), FLOATS, way=Way("lz4", 2))
+        _send_packed(raw, transfer_id, Slab(0, 1, 0, len(FLOATS)), FLOATS, way=PackFormat("lz4", 2))
         assert raw.refusal().message.startswith("range")
 
 

@@ -17,9 +17,9 @@ from prfaas.transport.protocol.object_sizes import ObjectSizes
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES
-from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted
-from prfaas.transport.sender.transfer import SLOW_BYTES_PER_SECOND
-from prfaas.transport.sender.worker import MAX_UNACKNOWLEDGED
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendRequest
+from prfaas.transport.sender.connection_worker import MAX_UNACKNOWLEDGED
+from prfaas.transport.sender.outbound_transfer import SLOW_BYTES_PER_SECOND
 from tests.integration.transport import far_process
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
@@ -118,7 +118,7 @@ def test_an_open_that_takes_longer_than_a_peer_may_be_silent_arrives(far: Far, n
     bytes_per_second, transfer_id = 200_000, os.urandom(16)
     near = near_to(far.address, num_connections=1, max_bytes_per_second=bytes_per_second, reconnect_seconds=3.0)
     body = bytes(int((SILENCE_SECONDS + 8) * bytes_per_second))
-    near.link.open(Outgoing(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
+    near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
     assert isinstance(near.end(transfer_id), SendCompleted)
 
 
@@ -145,7 +145,7 @@ def test_a_long_open_on_a_slow_link_is_not_repeated_beside_itself(near_to: Calla
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=2, max_bytes_per_second=600_000)
         body = bytes(int(4 * SLOW_BYTES_PER_SECOND))  # on one of them this takes longer than it has
-        near.link.open(Outgoing(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
+        near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
         assert isinstance(near.end(transfer_id), SendCompleted)
         assert most_coming == 1
 
@@ -189,7 +189,7 @@ def test_a_peer_that_acknowledges_nothing_is_sent_so_many_chunks_and_the_rest_on
         near = near_to(receiver.address, num_connections=1)
         transfer_id = os.urandom(16)
         near.link.open(
-            Outgoing(transfer_id, b"", [1] * 2 * count, lambda index: memoryview(b"x"), 0, 2 * PATIENCE_SECONDS)
+            SendRequest(transfer_id, b"", [1] * 2 * count, lambda index: memoryview(b"x"), 0, 2 * PATIENCE_SECONDS)
         )
         for number in range(count):  # each a chunk of its own, as its neighbour is not ready
             near.link.ready(transfer_id, first_object=2 * number, num_objects=1, offset_bytes=0, length_bytes=1)

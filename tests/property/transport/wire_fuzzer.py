@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
     from prfaas.errors import LayoutError, RemoteProtocolError
     from prfaas.transport.codec import fp8
-    from prfaas.transport.codec.packing import CODECS, Packer, ways
+    from prfaas.transport.codec.packing import CODECS, Packer, pack_formats
     from prfaas.transport.net import handshake
     from prfaas.transport.net.connection import Connection
     from prfaas.transport.protocol import messages
@@ -41,7 +41,7 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
     from prfaas.transport.receiver.reader import FrameBounds, Reader
     from prfaas.transport.receiver.table import Arrivals
-    from prfaas.transport.sender.transfer import Standing
+    from prfaas.transport.sender.outbound_transfer import PeerState
     from prfaas.types import BlockHash, GroupBlocks, Shard
 
 SIZES = ObjectSizes([(1000, 3), (70_000, 2)])
@@ -90,7 +90,7 @@ def read_answers(data: bytes) -> None:
     header, payload = Header.decode(data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")), data[HEADER_BYTES:]
     if header.type is FrameType.HAVE:
         have = messages.decode_have(header, payload, num_objects=len(SIZES))
-        standing = Standing.of(have, SIZES)
+        standing = PeerState.of(have, SIZES)
         assert standing.arrived.num_bytes <= SIZES.total_bytes
     elif header.type is FrameType.DONE:
         messages.decode_done(payload)
@@ -139,7 +139,7 @@ def good_inputs() -> list[bytes]:
     slab = Slab(0, 1, 0, 1000)
     opened = messages.Open(SIZES, 1, 5.0, b"body")
     have = messages.Have(Ranges([(1, 3)]), (Slab(0, 1, 0, 10),))
-    packed = [packed for way in ways(CODECS) if (packed := PACKER.pack(bytes(1000), way))]
+    packed = [packed for way in pack_formats(CODECS) if (packed := PACKER.pack(bytes(1000), way))]
     lossy = fp8.cast(bytes(1000))
     assert lossy is not None
     checksum = chunk_checksum(transfer_id, slab, [piece])

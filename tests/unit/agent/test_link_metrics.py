@@ -7,9 +7,9 @@ from dataclasses import replace
 from prometheus_client import REGISTRY
 
 from prfaas.agent.status import REFRESH_SECONDS, LinkMetrics
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 
-BLANK = LinkState(**dict.fromkeys(LinkState.__dataclass_fields__, 0) | {"congestion": None, "limit": None})  # type: ignore[arg-type]
+BLANK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"congestion": None, "limit": None})  # type: ignore[arg-type]
 CHOKED = replace(
     BLANK,
     peer="tokyo-1",

@@ -11,7 +11,7 @@ import pytest
 from prfaas.agent.config import AgentConfig, EgressConfig
 from prfaas.agent.links import Links, RateLimits
 from prfaas.transport.net.dialler import KEEP_WARM_SECONDS
-from prfaas.transport.sender.api import Outgoing
+from prfaas.transport.sender.api import SendRequest
 from prfaas.types import AgentName
 
 EAST, WEST = AgentName("east"), AgentName("west")
@@ -37,7 +37,7 @@ def test_a_link_that_nobody_has_used_for_long_is_forgotten_and_made_anew(links: 
 def test_a_link_with_a_transfer_or_to_a_peer_that_dials_is_kept(links: Links) -> None:
     links.to("anywhere", WEST)
     link = links.to("127.0.0.1:1", EAST)
-    link.open(Outgoing(bytes(16), b"", [10], lambda index: memoryview(bytes(10)), 0, deadline_seconds=3600.0))
+    link.open(SendRequest(bytes(16), b"", [10], lambda index: memoryview(bytes(10)), 0, deadline_seconds=3600.0))
     assert links.take_idle(time.monotonic() + 2 * KEEP_WARM_SECONDS) == []
 
 

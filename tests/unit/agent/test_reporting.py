@@ -13,7 +13,7 @@ from prfaas.agent.engine.protocol import Promised
 from prfaas.agent.report import Reporting
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.membership import LinkFigures
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName
 from tests.unit.agent.test_link_metrics import CHOKED
 
@@ -22,7 +22,7 @@ def _no_command(command: object) -> None:
     raise AssertionError(f"nobody commands {command}")
 
 
-def _reporting(links: Callable[[], list[LinkState]]) -> Reporting:
+def _reporting(links: Callable[[], list[LinkStats]]) -> Reporting:
     return Reporting(
         AgentConfig(name="west-0", secret_file=Path("secret"), cluster="west", managers=("127.0.0.1:1",)),
         b"s" * 32,

@@ -8,9 +8,9 @@ import pytest
 
 from prfaas.bench.near import Run
 from prfaas.bench.report import Host, Measurement, recommendations, render, to_json
-from prfaas.transport.sender.stats import LinkState
+from prfaas.transport.sender.stats import LinkStats
 
-LINK = LinkState(**dict.fromkeys(LinkState.__dataclass_fields__, 0) | {"min_rtt_seconds": 0.03, "num_connections": 8})  # type: ignore[arg-type]
+LINK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"min_rtt_seconds": 0.03, "num_connections": 8})  # type: ignore[arg-type]
 RUN = Run(
     num_bytes=10**9,
     seconds=2.0,

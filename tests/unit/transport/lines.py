@@ -8,31 +8,34 @@ import threading
 from collections.abc import Iterator
 from typing import cast
 
-from prfaas.transport.codec.packing import CODECS
-from prfaas.transport.codec.packing_choice import TRIAL_BYTES
-from prfaas.transport.events import OrderedEvents
+from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES
+from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Have, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.sender.api import Outgoing, SendEvent
+from prfaas.transport.sender.api import SendEvent, SendRequest
+from prfaas.transport.sender.connection_worker import ChunkTask, ConnectionWorker, ConnectionWorkers, WorkSource
 from prfaas.transport.sender.link import LinkWork
 from prfaas.transport.sender.outbox import Outbox
-from prfaas.transport.sender.stats import LinkGauge
-from prfaas.transport.sender.worker import Line, Lines, Taken, Work
+from prfaas.transport.sender.stats import LinkMonitor
 
 ID, FIRST = b"t" * 16, b"f" * 16
 NUM_BYTES = TRIAL_BYTES
 
 
 @contextlib.contextmanager
-def two_lines(work: Work | None = None, *, generation: int = 0) -> Iterator[tuple[Line, Line]]:
+def two_lines(
+    work: WorkSource | None = None, *, generation: int = 0
+) -> Iterator[tuple[ConnectionWorker, ConnectionWorker]]:
     """Nobody runs them; without `work` nobody may."""
     with contextlib.ExitStack() as stack:
         made = []
         for end in socket.socketpair():
             connection = stack.enter_context(contextlib.closing(Connection(end, state="sending")))
-            made.append(Line(cast(Work, work), connection, generation=generation, capabilities=CODECS))
+            made.append(
+                ConnectionWorker(cast(WorkSource, work), connection, generation=generation, capabilities=CODECS)
+            )
         yield made[0], made[1]
 
 
@@ -41,10 +44,10 @@ class Site:
 
     def __init__(self) -> None:
         self.events: list[SendEvent] = []
-        told = OrderedEvents(self.events.append)
+        told = EventQueue(self.events.append)
         self.changed, self.is_wanted = threading.Condition(), True
         self.outbox = Outbox(told.put, num_connections=1)
-        self.lines, self.gauge = Lines(), LinkGauge()
+        self.lines, self.gauge = ConnectionWorkers(), LinkMonitor()
         self.lines.lead_to(FIRST)
         self.rates: list[float] = []  # that the peer wants
         self.work = LinkWork(
@@ -56,14 +59,16 @@ class Site:
             is_wanted=lambda: self.is_wanted,
             heed_rate=self.rates.append,
         )
-        self.outbox.open(Outgoing(ID, b"", [NUM_BYTES], lambda index: memoryview(bytes(NUM_BYTES)), 0, 60.0), now=0.0)
+        self.outbox.open(
+            SendRequest(ID, b"", [NUM_BYTES], lambda index: memoryview(bytes(NUM_BYTES)), 0, 60.0), now=0.0
+        )
         self.outbox.ready(ID, Slab(0, 1, 0, NUM_BYTES), now=0.0)
 
-    def hear_have(self, line: Line, *, transfer_id: bytes = ID, damage: bytes = b"") -> None:
+    def hear_have(self, line: ConnectionWorker, *, transfer_id: bytes = ID, damage: bytes = b"") -> None:
         frame = encode_have(transfer_id, Have(Ranges(), ()))
         self.work.have(line, Header.decode(frame[:HEADER_BYTES]), bytearray(frame[HEADER_BYTES:] + damage))
 
-    def take(self, line: Line) -> Taken:
+    def take(self, line: ConnectionWorker) -> ChunkTask:
         taken = self.work.take(line)
-        assert isinstance(taken, Taken)
+        assert isinstance(taken, ChunkTask)
         return taken

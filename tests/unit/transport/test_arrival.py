@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas.transport.events import OrderedEvents
+from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import MAX_SLABS
 from prfaas.transport.protocol.object_sizes import ObjectSizes
@@ -35,7 +35,7 @@ def arrival(connections: list[Connection]) -> Arrival:
     """Opened over the first, and then over the second."""
     request = OpenRequest(bytes(16), "peer", b"", ObjectSizes.of([1]), DEADLINE)
     pieces = Admission().admit(request)
-    made = Arrival(request, DEADLINE, OrderedEvents(lambda answer: None), pieces, {connections[0]: None})
+    made = Arrival(request, DEADLINE, EventQueue(lambda answer: None), pieces, {connections[0]: None})
     made.opened_over(connections[1])
     return made
 

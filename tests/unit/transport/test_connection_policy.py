@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.congestion.connection_count import LOSS_BASED_CONNECTIONS, Carried, connection_count
+from prfaas.transport.congestion.connection_policy import LOSS_BASED_CONNECTIONS, LinkThroughput, connection_count
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_a_short_link_without_bbr_is_like_one_with_it() -> None:
 def test_connections_whose_send_buffers_hold_a_link_up_become_more(
     rtt_ms: float, megabytes_per_second: float, num_before: int, count: int
 ) -> None:
-    carried = Carried(num_before, megabytes_per_second * 1e6, 0.001)
+    carried = LinkThroughput(num_before, megabytes_per_second * 1e6, 0.001)
     wanted = connection_count(rtt_seconds=rtt_ms / 1e3, congestion_control="bbr", carried=carried)
     assert wanted.count == count
     assert f"{num_before} carry {megabytes_per_second} MB/s" in wanted.reason
 
 
 def test_a_count_that_was_grown_stays_where_the_link_carries_less_for_a_while() -> None:
-    carried = Carried(20, 30e6, 0.0)
+    carried = LinkThroughput(20, 30e6, 0.0)
     assert connection_count(rtt_seconds=0.08, congestion_control="bbr", carried=carried).count == 20
 
 
 def test_no_connection_is_added_where_a_queue_overflows() -> None:
-    carried = Carried(8, 450e6, 0.05)
+    carried = LinkThroughput(8, 450e6, 0.05)
     assert connection_count(rtt_seconds=0.08, congestion_control="bbr", carried=carried).count == 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.congestion.connection_count import SETTLED_SECONDS, Carried, ConnectionReview
+from prfaas.transport.congestion.connection_policy import SETTLED_SECONDS, LinkThroughput, ThroughputMeter
 from prfaas.transport.congestion.rate_estimator import LinkSample
 
 STEP, RATE = 0.25, 100e6
@@ -14,9 +14,9 @@ class Link:
     """One that carries a steady rate, of which a tenth is sent twice."""
 
     def __init__(self) -> None:
-        self._review, self._at = ConnectionReview(), 0.0
+        self._review, self._at = ThroughputMeter(), 0.0
 
-    def over(self, seconds: float, *, queued_bytes: int = 1, num_connections: int = 8) -> list[Carried]:
+    def over(self, seconds: float, *, queued_bytes: int = 1, num_connections: int = 8) -> list[LinkThroughput]:
         """What the review says in the next so many seconds."""
         said = []
         for _ in range(int(seconds / STEP)):

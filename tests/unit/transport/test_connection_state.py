@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prfaas.transport.congestion.stall_detector import Pulse
+from prfaas.transport.congestion.stall_detector import ConnectionLiveness
 from prfaas.transport.net.connection import RECENT_SECONDS, ConnectionState, Recent
 from prfaas.transport.net.tcp_info import TcpInfo
 
 NOTHING = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
-def _state(info: TcpInfo, *, recent: Recent, pulse: Pulse | None = None, now: float) -> ConnectionState:
-    its = pulse or Pulse()
+def _state(info: TcpInfo, *, recent: Recent, pulse: ConnectionLiveness | None = None, now: float) -> ConnectionState:
+    its = pulse or ConnectionLiveness()
     return ConnectionState.of(("a:1", "b:2"), info, recent=recent, pulse=its, unacknowledged_bytes=0, now=now)
 
 
@@ -46,7 +46,7 @@ def test_a_connection_that_has_just_been_made_has_no_limit() -> None:
 
 
 def test_it_stands_still_for_as_long_as_something_waits_and_nothing_moves() -> None:
-    pulse, recent = Pulse(began_at=0.0), Recent(0.0)
+    pulse, recent = ConnectionLiveness(began_at=0.0), Recent(0.0)
     assert _state(NOTHING, recent=recent, pulse=pulse, now=5.0).still_seconds == 0, "nothing waits"
     pulse.oldest_at = 5.0
     assert _state(NOTHING, recent=recent, pulse=pulse, now=8.0).still_seconds == 3

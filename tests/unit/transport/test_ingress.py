@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
-from prfaas.transport.congestion.rate_budget import RateBudget, Use
+from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import CAPABILITIES
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
@@ -38,7 +38,7 @@ class CountingBudget(RateBudget):
 
     num_shares = 0
 
-    def share(self, link: Hashable, use: Use, *, now: float) -> float:
+    def share(self, link: Hashable, use: LinkUsage, *, now: float) -> float:
         self.num_shares += 1
         return super().share(link, use, now=now)
 

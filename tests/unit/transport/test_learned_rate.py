@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import inf
 
-from prfaas.transport.congestion.rate_budget import FORGET_RATIO, OVERFLOW_WINDOWS, PATIENT_WINDOWS, LearnedRate
+from prfaas.transport.congestion.rate_budget import FORGET_RATIO, OVERFLOW_WINDOWS, PATIENT_WINDOWS, LearnedRateLimit
 
 
 class Clock:
     """Feeds a rate a sample every twentieth of a second."""
 
     def __init__(self) -> None:
-        self.rate = LearnedRate()
+        self.rate = LearnedRateLimit()
         self._now = 0.0
 
     def run(self, seconds: float, *, carried: float, lost: float) -> float:

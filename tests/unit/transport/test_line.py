@@ -13,7 +13,7 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import decode_ending, encode_refusal
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.receiver.transfer import say
-from prfaas.transport.sender.worker import Line
+from prfaas.transport.sender.connection_worker import ConnectionWorker
 from tests.unit.transport.lines import Site
 from tests.waiting import PATIENCE_SECONDS
 
@@ -39,7 +39,7 @@ def test_a_peer_that_breaks_the_protocol_or_refuses_can_be_told_so(
     ends: tuple[Connection, Connection], frame: bytes, reason: str
 ) -> None:
     site, (connection, peer) = Site(), ends
-    line = Line(site.work, connection, generation=site.lines.generation)
+    line = ConnectionWorker(site.work, connection, generation=site.lines.generation)
     peer.write(frame)
     with pytest.raises(RemoteProtocolError) as refused:
         line.run()
@@ -52,7 +52,7 @@ def test_a_peer_that_breaks_the_protocol_or_refuses_can_be_told_so(
 
 def test_a_line_whose_peer_is_gone_is_lost_and_says_nothing_more(ends: tuple[Connection, Connection]) -> None:
     site, (connection, peer) = Site(), ends
-    line = Line(site.work, connection, generation=site.lines.generation)
+    line = ConnectionWorker(site.work, connection, generation=site.lines.generation)
     peer.close()
     with pytest.raises(ConnectionError):
         line.run()

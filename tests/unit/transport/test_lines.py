@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, LASTING_SECONDS, MOVING_SECONDS, STALL_SECONDS
 from prfaas.transport.net.tcp_info import TcpInfo
-from prfaas.transport.sender.worker import Line, Lines
+from prfaas.transport.sender.connection_worker import ConnectionWorker, ConnectionWorkers
 from tests.unit.transport.lines import two_lines
 
 FIRST, SECOND = b"f" * 16, b"s" * 16
@@ -17,22 +17,24 @@ IDLE = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 @pytest.fixture
-def two() -> Iterator[tuple[Line, Line]]:
+def two() -> Iterator[tuple[ConnectionWorker, ConnectionWorker]]:
     with two_lines(generation=1) as made:
         yield made
 
 
 @pytest.fixture
-def lines(two: tuple[Line, Line]) -> Lines:
+def lines(two: tuple[ConnectionWorker, ConnectionWorker]) -> ConnectionWorkers:
     """Both of `two`, to the first process."""
-    made = Lines()
+    made = ConnectionWorkers()
     made.lead_to(FIRST)
     for line in two:
         made.add(line)
     return made
 
 
-def test_another_process_ends_the_connections_to_the_earlier_one(lines: Lines, two: tuple[Line, Line]) -> None:
+def test_another_process_ends_the_connections_to_the_earlier_one(
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
+) -> None:
     assert not lines.lead_to(FIRST)
     assert all(its.is_alive and its.generation == lines.generation for its in two)
     assert lines.lead_to(SECOND)
@@ -40,19 +42,25 @@ def test_another_process_ends_the_connections_to_the_earlier_one(lines: Lines, t
     assert lines.process == SECOND
 
 
-def test_one_that_is_gone_is_none_of_them(lines: Lines, two: tuple[Line, Line]) -> None:
+def test_one_that_is_gone_is_none_of_them(
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
+) -> None:
     lines.remove(two[0])
     assert list(lines) == [two[1]] and len(lines) == 1
     assert two[0] not in lines and two[1] in lines
 
 
-def test_whoever_sends_from_the_memory_of_these_transfers_ends(lines: Lines, two: tuple[Line, Line]) -> None:
+def test_whoever_sends_from_the_memory_of_these_transfers_ends(
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
+) -> None:
     two[0].reads, two[1].reads = b"this", b"another"
     lines.abort_readers({b"this"})
     assert [its.is_alive for its in two] == [False, True]
 
 
-def test_the_longest_round_trip_counts_of_those_that_were_asked(lines: Lines, two: tuple[Line, Line]) -> None:
+def test_the_longest_round_trip_counts_of_those_that_were_asked(
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
+) -> None:
     assert lines.rtt_seconds == 0.0
     two[0].seen = IDLE
     assert lines.rtt_seconds == 0.03
@@ -60,7 +68,9 @@ def test_the_longest_round_trip_counts_of_those_that_were_asked(lines: Lines, tw
     assert lines.rtt_seconds == 0.2
 
 
-def test_a_frame_is_leaving_while_the_peer_takes_what_is_unsent(lines: Lines, two: tuple[Line, Line]) -> None:
+def test_a_frame_is_leaving_while_the_peer_takes_what_is_unsent(
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
+) -> None:
     for line, name in zip(two, (b"one", b"other"), strict=True):
         line.says, line.pulse.moved_at = name, 100.0
     two[0].seen = dataclasses.replace(IDLE, unsent_bytes=1)
@@ -68,14 +78,16 @@ def test_a_frame_is_leaving_while_the_peer_takes_what_is_unsent(lines: Lines, tw
     assert lines.leaving(100.1 + MOVING_SECONDS) == set()
 
 
-def test_a_peer_that_still_takes_bytes_of_a_lasting_connection_is_slow(lines: Lines, two: tuple[Line, Line]) -> None:
+def test_a_peer_that_still_takes_bytes_of_a_lasting_connection_is_slow(
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
+) -> None:
     two[1].pulse.began_at, two[1].pulse.moved_at = 100.0, 100.0 + LASTING_SECONDS
     assert lines.is_any_slow(100.0 + LASTING_SECONDS)
     assert not lines.is_any_slow(100.1 + LASTING_SECONDS + MOVING_SECONDS)
 
 
 def test_one_that_stands_still_while_another_is_answered_is_stalled_until_it_ends(
-    lines: Lines, two: tuple[Line, Line]
+    lines: ConnectionWorkers, two: tuple[ConnectionWorker, ConnectionWorker]
 ) -> None:
     still, answered = two
     still.pulse.oldest_at = 1.0

@@ -8,13 +8,13 @@ from typing import cast
 
 import pytest
 
-from prfaas.transport.codec.packing import Way
+from prfaas.transport.codec.packing import PackFormat
 from prfaas.transport.congestion.rate_estimator import CongestionReason
 from prfaas.transport.net.connection import Recent
 from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox
-from prfaas.transport.sender.stats import LinkGauge, LinkState
-from prfaas.transport.sender.worker import Line
+from prfaas.transport.sender.stats import LinkMonitor, LinkStats
 
 SEGMENT_BYTES = 1448
 NOTHING = TcpInfo(0.03, 0.03, 0, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -52,18 +52,18 @@ class Watch:
     """A gauge that takes a sample every twentieth of a second."""
 
     def __init__(self, lines: Sequence[Figures]) -> None:
-        self.gauge = LinkGauge()
+        self.gauge = LinkMonitor()
         self._lines, self._outbox = lines, Outbox(lambda event: None, num_connections=len(lines))
         self._at = 0.0
 
-    def state(self) -> LinkState:
+    def state(self) -> LinkStats:
         return self.gauge.state(
-            cast(list[Line], self._lines), self._outbox, peer="far", address="127.0.0.1:1", is_down=False
+            cast(list[ConnectionWorker], self._lines), self._outbox, peer="far", address="127.0.0.1:1", is_down=False
         )
 
     def congestion(self) -> CongestionReason | None:
         self._at += 0.05
-        self.gauge.measure(self._at, cast(list[Line], self._lines), self._outbox)
+        self.gauge.measure(self._at, cast(list[ConnectionWorker], self._lines), self._outbox)
         return self.gauge.health.congestion
 
 
@@ -124,5 +124,5 @@ def test_what_is_said_of_a_link_is_added_up_over_its_connections() -> None:
     assert (state.delivery_bytes_per_second, state.pacing_bytes_per_second) == (300, 3000)
     assert (state.segment_bytes, state.lossy_fp8, state.packing) == (SEGMENT_BYTES, False, "")
     other.casts = True
-    watch.gauge.packing.way = Way("zstd", 2)
+    watch.gauge.packing.way = PackFormat("zstd", 2)
     assert (watch.state().lossy_fp8, watch.state().packing) == (True, "zstd/2")

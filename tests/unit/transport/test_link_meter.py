@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from prfaas.transport.congestion.rate_estimator import LinkHealth, LinkMeter, LinkSample
+from prfaas.transport.congestion.rate_estimator import LinkHealth, LinkSample, RateEstimator
 
 STEP_SECONDS = 0.05
 MB = 1_000_000
 
 
-def _fed(meter: LinkMeter, samples: Iterator[LinkSample]) -> list[LinkHealth]:
+def _fed(meter: RateEstimator, samples: Iterator[LinkSample]) -> list[LinkHealth]:
     healths = []
     for sample in samples:
         meter.add(sample)
@@ -32,27 +32,27 @@ def _samples(
 
 
 def test_a_saturated_link_carries_what_is_acknowledged_and_a_change_shows_within_a_second() -> None:
-    health = _fed(LinkMeter(), _samples(lambda at: 100 * MB if at < 2 else 30 * MB, 4))
+    health = _fed(RateEstimator(), _samples(lambda at: 100 * MB if at < 2 else 30 * MB, 4))
     at_two, at_three = health[int(1.9 / STEP_SECONDS)], health[int(3 / STEP_SECONDS)]
     assert at_two.achievable_bytes_per_second == pytest.approx(100 * MB, rel=0.02)
     assert at_three.achievable_bytes_per_second == pytest.approx(30 * MB, rel=0.02)
 
 
 def test_a_dip_of_a_quarter_second_is_not_taken_for_the_links_rate() -> None:
-    health = _fed(LinkMeter(), _samples(lambda at: 20 * MB if 2 <= at < 2.25 else 100 * MB, 4))
+    health = _fed(RateEstimator(), _samples(lambda at: 20 * MB if 2 <= at < 2.25 else 100 * MB, 4))
     assert min(its.achievable_bytes_per_second for its in health[10:]) == pytest.approx(100 * MB, rel=0.02)
 
 
 IDLE = LinkSample(0.0, 0, 0, 0, 0, 0, 0.03, 0.03)
 
 
-def _rates(meter: LinkMeter, samples: Iterable[LinkSample]) -> list[float]:
+def _rates(meter: RateEstimator, samples: Iterable[LinkSample]) -> list[float]:
     return [its.achievable_bytes_per_second for its in _fed(meter, iter(samples))]
 
 
 def test_what_a_link_carries_without_being_late_is_not_its_own_rate() -> None:
     samples = (IDLE._replace(at=second, least_bytes_per_second=100.0 * MB) for second in range(10))
-    assert set(_rates(LinkMeter(), samples)) == {0.0}
+    assert set(_rates(RateEstimator(), samples)) == {0.0}
 
 
 def test_what_is_late_shows_a_links_rate_and_what_lands_faster_raises_it() -> None:
@@ -64,11 +64,11 @@ def test_what_is_late_shows_a_links_rate_and_what_lands_faster_raises_it() -> No
         IDLE._replace(at=4, least_bytes_per_second=50.0 * MB),
         IDLE._replace(at=5, least_bytes_per_second=1.0 * MB),
     ]
-    assert _rates(LinkMeter(), samples) == [20.0 * MB, 10.0 * MB, 10.0 * MB, 10.0 * MB, 50.0 * MB, 50.0 * MB]
+    assert _rates(RateEstimator(), samples) == [20.0 * MB, 10.0 * MB, 10.0 * MB, 10.0 * MB, 50.0 * MB, 50.0 * MB]
 
 
 def test_a_kernel_that_takes_much_at_once_does_not_hide_that_a_link_is_narrow() -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     *_, last = _fed(
         meter, (sample._replace(most_bytes_per_second=3.0 * MB) for sample in _samples(lambda at: 100 * MB, 2))
     )
@@ -81,13 +81,13 @@ def test_a_link_that_stalls_with_a_full_queue_is_choked_and_what_is_late_bounds_
             late_seconds = sample.at - 2
             yield sample._replace(most_bytes_per_second=MB / late_seconds) if late_seconds >= 0.5 else sample
 
-    *_, last = _fed(LinkMeter(), samples())
+    *_, last = _fed(RateEstimator(), samples())
     assert last.achievable_bytes_per_second == pytest.approx(MB / 1.95)
     assert last.congestion == "queue"
 
 
 def test_a_rate_that_nothing_confirms_for_half_a_minute_is_not_known_any_more() -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     late = IDLE._replace(most_bytes_per_second=10.0 * MB)
     confirming = IDLE._replace(at=20, least_bytes_per_second=9.0 * MB)
     rates = _rates(meter, [late, confirming, *(IDLE._replace(at=20 + second) for second in (29, 30, 31))])
@@ -108,26 +108,26 @@ def test_a_rate_that_nothing_confirms_for_half_a_minute_is_not_known_any_more() 
 def test_a_link_is_choked_by_a_queue_by_loss_or_by_its_round_trip(
     queued: int, rtt: float, lost: float, reason: str | None
 ) -> None:
-    *_, last = _fed(LinkMeter(), _samples(lambda at: 100 * MB, 2, queued=queued, rtt=rtt, lost=lost))
+    *_, last = _fed(RateEstimator(), _samples(lambda at: 100 * MB, 2, queued=queued, rtt=rtt, lost=lost))
     assert last.congestion == reason
 
 
 @pytest.mark.parametrize(("rate", "reason"), [(0.2 * MB, None), (MB, "loss")])
 def test_one_segment_that_is_sent_again_among_few_is_no_loss(rate: float, reason: str | None) -> None:
     samples = _samples(lambda at: rate, 2, queued=1000, lost=0.05)
-    *_, last = _fed(LinkMeter(), (sample._replace(segment_bytes=1448) for sample in samples))
+    *_, last = _fed(RateEstimator(), (sample._replace(segment_bytes=1448) for sample in samples))
     assert last.resent_ratio > 0.03
     assert last.congestion == reason
 
 
 def test_an_idle_link_has_no_queue_and_no_rate() -> None:
-    *_, last = _fed(LinkMeter(), _samples(lambda at: 0.0, 2, queued=0))
+    *_, last = _fed(RateEstimator(), _samples(lambda at: 0.0, 2, queued=0))
     assert last == LinkHealth(0.0, 0.0, None)
 
 
 @pytest.mark.parametrize(("rtt", "reason"), [(0.0004, None), (0.02, "rtt")])
 def test_microseconds_on_a_short_link_are_no_congestion(rtt: float, reason: str | None) -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     *_, last = _fed(
         meter, (sample._replace(rtt_seconds=rtt, min_rtt_seconds=0.00005) for sample in _samples(_steady, 2))
     )
@@ -160,17 +160,17 @@ def test_a_link_is_limited_by_what_its_connections_spend_most_of_their_time_with
         )
         for at in (0.0, 0.1, 0.2)
     ]
-    assert [its.limit for its in _fed(LinkMeter(), iter(samples))] == [None, limit, limit]
+    assert [its.limit for its in _fed(RateEstimator(), iter(samples))] == [None, limit, limit]
 
 
 def test_a_full_link_says_how_full_it_is_and_what_share_it_sends_again() -> None:
-    last = _fed(LinkMeter(), _samples(lambda at: 100 * MB, 4, lost=0.01))[-1]
+    last = _fed(RateEstimator(), _samples(lambda at: 100 * MB, 4, lost=0.01))[-1]
     assert last.utilization_ratio == pytest.approx(1, rel=0.02)
     assert last.resent_ratio == pytest.approx(0.01, rel=0.05)
 
 
 def _when_steady(rate: Callable[[float], float]) -> list[bool]:
-    meter, found = LinkMeter(), []
+    meter, found = RateEstimator(), []
     for sample in _samples(rate, 2):
         meter.add(sample)
         found.append(meter.is_steady)
@@ -194,7 +194,7 @@ def test_a_rate_that_still_grows_is_not_steady_and_neither_is_none(rate: Callabl
 
 
 def test_what_a_probe_has_shown_is_said_to_be_a_probes_until_transfers_confirm_it() -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     meter.source = "probe"
     *_, probed = _fed(meter, _samples(lambda at: 100 * MB, 1))
     meter.source = "transfers"
@@ -205,7 +205,7 @@ def test_what_a_probe_has_shown_is_said_to_be_a_probes_until_transfers_confirm_i
 
 
 def test_what_is_forgotten_is_not_known() -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     _fed(meter, _samples(lambda at: 100 * MB, 1))
     meter.forget(least_bytes_per_second=0.0, now=1.0)
     assert meter.health == LinkHealth()
@@ -213,7 +213,7 @@ def test_what_is_forgotten_is_not_known() -> None:
 
 
 def test_a_lower_bound_is_said_until_the_rate_is_known_and_no_longer_than_a_rate_is() -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     meter.forget(least_bytes_per_second=5.0 * MB, now=1.0)
     assert meter.health == LinkHealth(least_bytes_per_second=5.0 * MB)
     *_, before, after = _fed(meter, iter([IDLE._replace(at=30.9), IDLE._replace(at=31.0)]))
@@ -225,7 +225,7 @@ def test_a_lower_bound_is_said_until_the_rate_is_known_and_no_longer_than_a_rate
 
 
 def test_chunks_of_a_probes_start_that_are_late_say_nothing_of_the_link() -> None:
-    meter = LinkMeter()
+    meter = RateEstimator()
     meter.source = "probe"
     late = [IDLE._replace(at=at, most_bytes_per_second=8.0 * MB) for at in (1.0, 1.1)]
     assert {its.achievable_bytes_per_second for its in _fed(meter, iter(late))} == {0.0}

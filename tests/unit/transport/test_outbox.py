@@ -10,9 +10,9 @@ from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Done, Ending, Hav
 from prfaas.transport.protocol.object_sizes import ObjectSizes
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.sender.api import Outgoing, SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
+from prfaas.transport.sender.outbound_transfer import MAX_CUTS, SLOW_BYTES_PER_SECOND, PeerState
 from prfaas.transport.sender.outbox import MAX_ENDS, Outbox
-from prfaas.transport.sender.transfer import MAX_CUTS, SLOW_BYTES_PER_SECOND, Standing
 
 ID = bytes(range(16))
 PATIENCE = 1.0
@@ -26,7 +26,7 @@ class _Sender:
     def __init__(self, *, body: bytes = b"") -> None:
         self.events: list[SendEvent] = []
         self.outbox = Outbox(self.events.append, num_connections=1)
-        self.outbox.open(Outgoing(ID, body, [100], lambda index: memoryview(bytes(100)), 0, 3600.0), now=0.0)
+        self.outbox.open(SendRequest(ID, body, [100], lambda index: memoryview(bytes(100)), 0, 3600.0), now=0.0)
         self.outbox.ready(ID, WHOLE, now=0.0)
         assert self.said() == [FrameType.OPEN]
 
@@ -44,7 +44,7 @@ class _Sender:
         return said
 
     def hear_have(self, *arrived: Slab) -> None:
-        self.outbox.have(ID, Standing.of(Have(Ranges(), arrived), SIZES), process=bytes(16), now=0.0)
+        self.outbox.have(ID, PeerState.of(Have(Ranges(), arrived), SIZES), process=bytes(16), now=0.0)
 
     def send_all(self) -> None:
         """Every byte leaves and is acknowledged."""
@@ -66,7 +66,7 @@ def test_an_open_that_nobody_answers_is_repeated_and_ever_more_seldom() -> None:
 def test_an_open_that_is_repeated_leaves_out_nothing_that_the_wire_can_carry(whole: bytes, repeated: bytes) -> None:
     outbox = Outbox(lambda event: None, num_connections=1)
     source = memoryview(bytes(100))
-    outbox.open(Outgoing(ID, b"brief", [100], lambda index: source, 0, 3600.0, whole_body=lambda: whole), now=0.0)
+    outbox.open(SendRequest(ID, b"brief", [100], lambda index: source, 0, 3600.0, whole_body=lambda: whole), now=0.0)
     assert _body_of(outbox.next_frame(now=0.0)) == b"brief"
     outbox.connection_lost(is_last=True)
     assert _body_of(outbox.next_frame(now=0.0)) == repeated
@@ -134,8 +134,8 @@ def test_a_peer_that_holds_objects_too_scattered_ends_the_transfer_and_its_queue
     num_objects, num_layers, events = 1 << 16, 61, list[SendEvent]()
     outbox = Outbox(events.append, num_connections=1)
     sizes = ObjectSizes([(num_layers, num_objects)])
-    outbox.open(Outgoing(ID, b"", sizes, lambda index: memoryview(bytes(num_layers)), 0, 3600.0), now=0.0)
-    standing = Standing.of(Have(Ranges((at, at + 1) for at in range(0, num_objects, 2)), ()), sizes)
+    outbox.open(SendRequest(ID, b"", sizes, lambda index: memoryview(bytes(num_layers)), 0, 3600.0), now=0.0)
+    standing = PeerState.of(Have(Ranges((at, at + 1) for at in range(0, num_objects, 2)), ()), sizes)
     layers = [Slab(0, num_objects, layer, 1) for layer in range(num_layers)]
 
     def become_ready() -> None:
@@ -160,8 +160,8 @@ def test_a_peer_may_hold_as_scattered_objects_as_any_keeps_pieces() -> None:
     num_held, num_layers = 250, 61
     outbox = Outbox(lambda event: None, num_connections=1)
     sizes = ObjectSizes([(num_layers, 2 * num_held)])
-    outbox.open(Outgoing(ID, b"", sizes, lambda index: memoryview(bytes(num_layers)), 0, 3600.0), now=0.0)
-    standing = Standing.of(Have(Ranges((at, at + 1) for at in range(0, 2 * num_held, 2)), ()), sizes)
+    outbox.open(SendRequest(ID, b"", sizes, lambda index: memoryview(bytes(num_layers)), 0, 3600.0), now=0.0)
+    standing = PeerState.of(Have(Ranges((at, at + 1) for at in range(0, 2 * num_held, 2)), ()), sizes)
     for layer in range(num_layers):
         outbox.ready(ID, Slab(0, 2 * num_held, layer, 1), now=0.0)
     for _ in range(5):  # each HAVE counts anew
@@ -177,10 +177,10 @@ def test_a_long_prompt_of_which_the_peer_holds_the_beginning_is_cut_by_nothing(*
     num_slabs, events = MAX_CUTS + 1, list[SendEvent]()
     outbox = Outbox(events.append, num_connections=1)
     sizes = ObjectSizes([(1, 3 * num_slabs)])
-    outbox.open(Outgoing(ID, b"", sizes, lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
+    outbox.open(SendRequest(ID, b"", sizes, lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
     ends = (its for first in range(0, 3 * num_slabs, 3) for its in ((first, first + 1), (first + 2, first + 3)))
     held = Ranges([(0, 3 * num_slabs)] if is_whole else ends)
-    outbox.have(ID, Standing.of(Have(held, ()), sizes), process=bytes(16), now=0.0)
+    outbox.have(ID, PeerState.of(Have(held, ()), sizes), process=bytes(16), now=0.0)
     for at in range(num_slabs):
         outbox.ready(ID, Slab(3 * at, 3, 0, 1), now=0.0)
     assert [type(event) for event in events] == [SendAccepted]
@@ -214,9 +214,9 @@ def test_so_many_ends_wait_for_a_connection_and_of_more_the_oldest_are_not_said(
     outbox = Outbox(lambda event: None, num_connections=1)
     transfers = [number.to_bytes(16, "big") for number in range(MAX_ENDS + 10)]
     for transfer_id in transfers:
-        outbox.open(Outgoing(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
+        outbox.open(SendRequest(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
         outbox.ready(transfer_id, Slab(0, 1, 0, 1), now=0.0)
-        have = Standing.of(Have(Ranges(), ()), ObjectSizes([(1, 1)]))
+        have = PeerState.of(Have(Ranges(), ()), ObjectSizes([(1, 1)]))
         outbox.have(transfer_id, have, process=bytes(16), now=0.0)
         taken = outbox.take()
         assert taken is not None

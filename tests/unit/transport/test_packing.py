@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.codec.packing import CODECS, PACKED_HEAD_BYTES, Packer, Way, read_head, ways
+from prfaas.transport.codec.packing import CODECS, PACKED_HEAD_BYTES, Packer, PackFormat, pack_formats, read_head
 from prfaas.transport.protocol.wire import MAX_CHUNK_BYTES
 
 HEAD = struct.Struct("<IBBH4I")
@@ -22,9 +22,9 @@ def bf16(count: int, *, seed: int = 1) -> bytes:
     return b"".join(struct.pack("<f", source.gauss(0, 1))[2:] for _ in range(count))
 
 
-@pytest.mark.parametrize("way", ways(CODECS), ids=str)
+@pytest.mark.parametrize("way", pack_formats(CODECS), ids=str)
 @pytest.mark.parametrize("raw", [bytes(8192), bf16(4096), b"abcd" * 999], ids=["zeros", "bf16", "text"])
-def test_what_is_packed_unpacks_to_the_same_bytes(way: Way, raw: bytes) -> None:
+def test_what_is_packed_unpacks_to_the_same_bytes(way: PackFormat, raw: bytes) -> None:
     packer = Packer()
     packed = packer.pack(raw, way)
     if packed is not None:
@@ -35,14 +35,14 @@ def test_what_is_packed_unpacks_to_the_same_bytes(way: Way, raw: bytes) -> None:
 @pytest.mark.parametrize("codec", [name for name in CODECS if name == "zstd"])
 def test_the_exponents_of_16_bit_floats_shrink_and_their_low_bytes_travel_as_they_are(codec: str) -> None:
     raw = bf16(1 << 15)
-    packed = Packer().pack(raw, Way(codec, 2))
+    packed = Packer().pack(raw, PackFormat(codec, 2))
     assert packed is not None and len(packed) < 0.75 * len(raw)
     assert read_head(packed).plane_bytes[0] == len(raw) // 2
     assert raw[0::2] in packed
 
 
-@pytest.mark.parametrize("way", ways(CODECS), ids=str)
-def test_noise_and_odd_lengths_are_not_packed(way: Way) -> None:
+@pytest.mark.parametrize("way", pack_formats(CODECS), ids=str)
+def test_noise_and_odd_lengths_are_not_packed(way: PackFormat) -> None:
     assert Packer().pack(random.Random(1).randbytes(8192), way) is None
     assert Packer().pack(b"", way) is None
     if way.width > 1:
@@ -78,7 +78,7 @@ def test_a_frame_that_is_shorter_than_its_head_is_refused() -> None:
 def test_damaged_planes_are_refused_or_come_out_in_their_length(codec: str) -> None:
     packer, source = Packer(), random.Random(2)
     raw = bytes(4096) + bf16(2048)
-    packed = packer.pack(raw, Way(codec, 1)) or packer.pack(raw, Way(codec, 2))
+    packed = packer.pack(raw, PackFormat(codec, 1)) or packer.pack(raw, PackFormat(codec, 2))
     assert packed is not None
     for _ in range(300):
         damaged = bytearray(packed)
@@ -90,7 +90,7 @@ def test_damaged_planes_are_refused_or_come_out_in_their_length(codec: str) -> N
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_plane_that_unpacks_to_more_than_it_says_is_refused(codec: str) -> None:
     packer = Packer()
-    packed = packer.pack(bytes(1 << 20), Way(codec, 1))
+    packed = packer.pack(bytes(1 << 20), PackFormat(codec, 1))
     assert packed is not None
     planes = packed[PACKED_HEAD_BYTES:]
     bomb = HEAD.pack(len(planes) + 100, {"lz4": 1, "zstd": 2}[codec], 1, 0, len(planes), 0, 0, 0) + planes
@@ -98,8 +98,8 @@ def test_a_plane_that_unpacks_to_more_than_it_says_is_refused(codec: str) -> Non
         packer.unpack(bomb)
 
 
-@pytest.mark.parametrize("way", ways(CODECS), ids=str)
-def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_packed_or_unpacked(way: Way) -> None:
+@pytest.mark.parametrize("way", pack_formats(CODECS), ids=str)
+def test_a_chunk_takes_three_of_its_length_at_most_while_it_is_packed_or_unpacked(way: PackFormat) -> None:
     packer, raw = Packer(), bf16(1 << 14) * (MAX_CHUNK_BYTES >> 15)
     assert len(raw) == MAX_CHUNK_BYTES
     tracemalloc.start()

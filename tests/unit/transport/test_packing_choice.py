@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from prfaas.transport.codec.packing import Way
-from prfaas.transport.codec.packing_choice import FIRST_RETRY_SECONDS, LinkPace, PackingChoice, PackSample
+from prfaas.transport.codec.packing import FIRST_RETRY_SECONDS, LinkLoad, PackFormat, PackingCost, PackingPolicy
 
-ZSTD, LZ4 = Way("zstd", 2), Way("lz4", 1)
+ZSTD, LZ4 = PackFormat("zstd", 2), PackFormat("lz4", 1)
 SLOW_LINK, FAST_LINK = 0.2e9, 5e9
 MIB = 1 << 20
 
 
-def pace(at: float, *, rate: float = SLOW_LINK, is_full: bool = True, acknowledged: float = 0.0) -> LinkPace:
-    return LinkPace(at, rate, 8, is_full, int(acknowledged))
+def pace(at: float, *, rate: float = SLOW_LINK, is_full: bool = True, acknowledged: float = 0.0) -> LinkLoad:
+    return LinkLoad(at, rate, 8, is_full, int(acknowledged))
 
 
-def sample(way: Way = ZSTD, *, ratio: float = 0.7, rate: float = 0.8e9, size: int = 64 << 10) -> PackSample:
-    return PackSample(way, size, int(ratio * size), size / rate, size / rate)
+def sample(way: PackFormat = ZSTD, *, ratio: float = 0.7, rate: float = 0.8e9, size: int = 64 << 10) -> PackingCost:
+    return PackingCost(way, size, int(ratio * size), size / rate, size / rate)
 
 
-def packing(*samples: PackSample, rate: float = SLOW_LINK, num_processors: int = 16) -> PackingChoice:
+def packing(*samples: PackingCost, rate: float = SLOW_LINK, num_processors: int = 16) -> PackingPolicy:
     """A choice that has seen a second of a full link, and been shown a trial."""
-    choice = PackingChoice(num_processors=num_processors)
+    choice = PackingPolicy(num_processors=num_processors)
     for tick in range(23):
         choice.observe(pace(tick * 0.05, rate=rate, acknowledged=tick * 0.05 * rate))
     assert choice.wants_trial()
@@ -48,13 +47,13 @@ def test_a_host_with_few_processors_does_not_pack_what_a_larger_one_does() -> No
 
 def test_a_chunk_packed_before_the_lost_connections_are_counted_again_ends_packing() -> None:
     choice = packing()
-    choice.observe(LinkPace(2.0, SLOW_LINK, 0, is_full=True, acknowledged_bytes=0))
+    choice.observe(LinkLoad(2.0, SLOW_LINK, 0, is_full=True, acknowledged_bytes=0))
     choice.learn([sample()])
     assert choice.way is None
 
 
 def test_nothing_is_tried_before_the_link_has_been_full_for_a_second() -> None:
-    choice = PackingChoice(num_processors=16)
+    choice = PackingPolicy(num_processors=16)
     for tick in range(19):
         choice.observe(pace(tick * 0.05, acknowledged=tick * 0.05 * SLOW_LINK))
         assert not choice.wants_trial()

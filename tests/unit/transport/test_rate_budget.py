@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.congestion.rate_budget import SLOW_SECONDS, UNUSED_RATIO, RateBudget, Use, fair_shares
+from prfaas.transport.congestion.rate_budget import SLOW_SECONDS, UNUSED_RATIO, LinkUsage, RateBudget, fair_shares
 
 ALL = float("inf")
 TICKS_PER_SECOND = 20
@@ -53,7 +53,9 @@ class Sender:
         if self.carries < ALL:
             self.delivered += self.carries / TICKS_PER_SECOND
         self.resent += self.lost / TICKS_PER_SECOND
-        self.share = budget.share(self.name, Use(True, self.is_full, int(self.delivered), int(self.resent)), now=now)
+        self.share = budget.share(
+            self.name, LinkUsage(True, self.is_full, int(self.delivered), int(self.resent)), now=now
+        )
 
 
 def _run(budget: RateBudget, senders: Iterable[Sender], *, seconds: float, began: float = 0.0) -> None:
@@ -63,7 +65,7 @@ def _run(budget: RateBudget, senders: Iterable[Sender], *, seconds: float, began
 
 
 def test_links_that_do_not_send_take_nothing_and_know_what_they_would_get() -> None:
-    budget, sends, idle = RateBudget(12e6), Use(True, True, 0, 0), Use(False, False, 0, 0)
+    budget, sends, idle = RateBudget(12e6), LinkUsage(True, True, 0, 0), LinkUsage(False, False, 0, 0)
     assert budget.share("a", sends, now=0.0) == 12e6
     assert budget.share("b", idle, now=0.0) == 6e6
     assert budget.share("a", sends, now=0.0) == 12e6
@@ -116,7 +118,7 @@ def test_what_arrives_over_links_that_are_not_full_counts_in_what_is_learned() -
 
 
 def test_a_closed_link_gives_its_share_back() -> None:
-    budget, sends = RateBudget(12e6), Use(True, True, 0, 0)
+    budget, sends = RateBudget(12e6), LinkUsage(True, True, 0, 0)
     budget.share("a", sends, now=0.0)
     budget.share("b", sends, now=0.0)
     budget.forget("a")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from prfaas.transport.congestion.connection_policy import PATIENCE_SECONDS, TURN_SECONDS, RateSearch
 from prfaas.transport.congestion.rate_estimator import LinkSample
-from prfaas.transport.congestion.rate_search import PATIENCE_SECONDS, TURN_SECONDS, RateSearch
 
 STEP_SECONDS = 0.05
 MIN_RTT_SECONDS = 0.04

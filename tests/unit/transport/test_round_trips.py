@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.congestion.rate_estimator import FRESH_SEGMENTS, RoundTrip, RoundTrips
+from prfaas.transport.congestion.rate_estimator import FRESH_SEGMENTS, RoundTrip, RoundTripTracker
 
 NEAR, FAR = RoundTrip(0.03, 0.03), RoundTrip(0.08, 0.08)
 LATE = RoundTrip(0.15, 0.03)  # as a burst left it
 
 
 def test_what_a_connection_measured_before_it_fell_idle_is_not_the_links_round_trip() -> None:
-    trips, known = RoundTrips[str](), {"was full": LATE, "is used": RoundTrip(0.032, 0.03)}
+    trips, known = RoundTripTracker[str](), {"was full": LATE, "is used": RoundTrip(0.032, 0.03)}
     trips.heard({"was full": 400, "is used": 0}, in_flight=["was full"])
     assert trips.of(known) == LATE
     trips.heard({"was full": 0, "is used": 45}, in_flight=["is used"])
@@ -19,7 +19,7 @@ def test_what_a_connection_measured_before_it_fell_idle_is_not_the_links_round_t
 
 
 def test_a_connection_that_is_used_again_counts_once_enough_was_acknowledged() -> None:
-    trips, known = RoundTrips[str](), {"a": LATE, "b": NEAR}
+    trips, known = RoundTripTracker[str](), {"a": LATE, "b": NEAR}
     trips.heard({"a": 0, "b": 0}, in_flight=["a"])
     assert trips.of(known) == NEAR, "nothing has come back yet"
     trips.heard({"a": FRESH_SEGMENTS - 1, "b": 0}, in_flight=["a"])
@@ -29,7 +29,7 @@ def test_a_connection_that_is_used_again_counts_once_enough_was_acknowledged() -
 
 
 def test_pings_measure_nothing_that_counts() -> None:
-    trips = RoundTrips[str]()
+    trips = RoundTripTracker[str]()
     for _ in range(3 * FRESH_SEGMENTS):
         trips.heard({"a": 1}, in_flight=[])
         trips.heard({"a": 0}, in_flight=[])
@@ -37,14 +37,14 @@ def test_pings_measure_nothing_that_counts() -> None:
 
 
 def test_connections_over_unlike_ways_are_each_compared_with_their_own_least() -> None:
-    trips, known = RoundTrips[str](), {"near": NEAR, "far": FAR}
+    trips, known = RoundTripTracker[str](), {"near": NEAR, "far": FAR}
     trips.heard({"near": 100, "far": 100}, in_flight=["near", "far"])
     assert not trips.of(known).is_long
     assert trips.of({**known, "near": RoundTrip(0.078, 0.03)}) == RoundTrip(0.078, 0.03), "which has risen most"
 
 
 def test_a_link_of_no_connections_has_no_round_trip() -> None:
-    assert RoundTrips[str]().of({}) == RoundTrip(0.0, 0.0)
+    assert RoundTripTracker[str]().of({}) == RoundTrip(0.0, 0.0)
     assert not RoundTrip(0.0, 0.0).is_long
 
 

@@ -10,13 +10,13 @@ from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have, decode_open
 from prfaas.transport.protocol.object_sizes import ObjectSizes
 from prfaas.transport.protocol.wire import HEADER_BYTES, Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.sender.api import Outgoing
-from prfaas.transport.sender.transfer import (
+from prfaas.transport.sender.api import SendRequest
+from prfaas.transport.sender.outbound_transfer import (
     MAX_CUTS,
     MIN_DEADLINE_SECONDS,
     SLOW_BYTES_PER_SECOND,
-    Sending,
-    Standing,
+    OutboundTransfer,
+    PeerState,
     sizes_of,
 )
 from prfaas.types import FailureReason
@@ -27,17 +27,17 @@ DEADLINE_SECONDS = 60.0
 ALL = Slab(0, NUM_OBJECTS, 0, OBJECT_BYTES)
 
 
-def _outgoing(*, body: bytes = b"", sizes: Sequence[int] = SIZES) -> Outgoing:
-    return Outgoing(bytes(16), body, sizes, lambda index: memoryview(bytes(OBJECT_BYTES)), 0, DEADLINE_SECONDS)
+def _outgoing(*, body: bytes = b"", sizes: Sequence[int] = SIZES) -> SendRequest:
+    return SendRequest(bytes(16), body, sizes, lambda index: memoryview(bytes(OBJECT_BYTES)), 0, DEADLINE_SECONDS)
 
 
-def _sending(*, body: bytes = b"", sizes: ObjectSizes = SIZES, opened_at: float = 0.0) -> Sending:
-    return Sending(_outgoing(body=body, sizes=sizes), sizes, opened_at)
+def _sending(*, body: bytes = b"", sizes: ObjectSizes = SIZES, opened_at: float = 0.0) -> OutboundTransfer:
+    return OutboundTransfer(_outgoing(body=body, sizes=sizes), sizes, opened_at)
 
 
-def _accepted(held: Ranges, *arrived: Slab) -> Sending:
+def _accepted(held: Ranges, *arrived: Slab) -> OutboundTransfer:
     its = _sending()
-    its.accepted(Standing.of(Have(held, arrived), SIZES))
+    its.accepted(PeerState.of(Have(held, arrived), SIZES))
     return its
 
 
@@ -56,7 +56,7 @@ def test_what_is_ready_already_is_not_ready_anew() -> None:
 def test_the_next_word_is_the_peers_until_it_has_answered_and_once_it_has_all() -> None:
     its = _sending()
     seen = [(its.awaits_answer, its.is_owed)]
-    its.accepted(Standing.of(Have(Ranges([(1, NUM_OBJECTS)]), ()), SIZES))
+    its.accepted(PeerState.of(Have(Ranges([(1, NUM_OBJECTS)]), ()), SIZES))
     seen.append((its.awaits_answer, its.is_owed))  # nothing is ready
     list(its.take_up(ALL))
     seen.append((its.awaits_answer, its.is_owed))
@@ -68,7 +68,7 @@ def test_the_next_word_is_the_peers_until_it_has_answered_and_once_it_has_all() 
 def test_cuts_are_counted_until_the_peer_answers_anew() -> None:
     sizes = ObjectSizes([(1, 2 * MAX_CUTS)])
     its = _sending(sizes=sizes)
-    standing = Standing.of(Have(Ranges([(1, 2)]), ()), sizes)
+    standing = PeerState.of(Have(Ranges([(1, 2)]), ()), sizes)
     its.accepted(standing)
     assert its.cut([Slab(0, 3, 0, 1)] * MAX_CUTS)
     assert not its.cut([Slab(0, 3, 0, 1)])

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.transport.congestion.connection_count import NOT_SENT_LOW_WATER_BYTES
+from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES
 from prfaas.transport.net.sockets import SEND_SECONDS, make_socket, public_address, tune
 
 

@@ -8,8 +8,8 @@ from prfaas.transport.congestion.stall_detector import (
     MOVING_SECONDS,
     STALL_ANSWERS,
     STALL_SECONDS,
-    Pulse,
-    StallWatch,
+    ConnectionLiveness,
+    StallDetector,
 )
 
 TICK = 0.05
@@ -21,10 +21,10 @@ class Link:
 
     def __init__(self, *others: str) -> None:
         self.now = 100.0
-        self.pulses = {name: Pulse() for name in ("stuck", *others)}
+        self.pulses = {name: ConnectionLiveness() for name in ("stuck", *others)}
         self.send("stuck")
         self.wants_pings = False
-        self._watch = StallWatch[str]()
+        self._watch = StallDetector[str]()
 
     def send(self, name: str) -> None:
         its = self.pulses[name]
@@ -80,7 +80,7 @@ def test_one_that_still_moves_is_slow_and_not_stalled() -> None:
 
 
 def test_bytes_that_the_kernel_has_sent_all_of_are_no_movement() -> None:
-    pulse = Pulse(oldest_at=100.0)
+    pulse = ConnectionLiveness(oldest_at=100.0)
     pulse.saw(unsent_bytes=0, delivered_segments=5, now=101.0)
     pulse.saw(unsent_bytes=9, delivered_segments=5, now=102.0)
     assert pulse.waits_since == 100.0
@@ -89,7 +89,7 @@ def test_bytes_that_the_kernel_has_sent_all_of_are_no_movement() -> None:
 
 
 def test_a_connection_that_lasts_and_still_moves_is_slow() -> None:
-    pulse = Pulse(began_at=100.0)
+    pulse = ConnectionLiveness(began_at=100.0)
     for segments, now in ((1, 101.0), (2, 100.0 + LASTING_SECONDS)):
         assert not pulse.is_slow(now)
         pulse.saw(unsent_bytes=1, delivered_segments=segments, now=now)
@@ -119,17 +119,17 @@ def test_each_one_that_is_ended_in_vain_doubles_the_patience() -> None:
     link = Link("idle")
     for factor in (1, 2, 4):
         patience, since = factor * STALL_SECONDS, link.now
-        link.pulses["stuck"] = Pulse(oldest_at=since)
+        link.pulses["stuck"] = ConnectionLiveness(oldest_at=since)
         assert link.stalled_at(since + patience + TICK) == []
         link.pong("idle")
         assert link.stalled_at(since + patience + LATE) == ["stuck"]
         assert link.now >= since + patience + GRACE_SECONDS
     link.acknowledge("idle")
-    link.pulses["stuck"] = Pulse(oldest_at=link.now)
+    link.pulses["stuck"] = ConnectionLiveness(oldest_at=link.now)
     assert link.stalled_at(link.now + LATE + 2 * TICK, each=("idle",)) == ["stuck"]
 
 
-class _TakenBack(Pulse):
+class _TakenBack(ConnectionLiveness):
     """Whose PING cannot leave just after it was looked at."""
 
     def __getattribute__(self, name: str) -> object:
@@ -147,7 +147,7 @@ def test_a_ping_may_be_taken_back_while_a_pong_is_heard() -> None:
 
 
 def test_pongs_answer_the_pings_in_their_order() -> None:
-    pulse = Pulse()
+    pulse = ConnectionLiveness()
     pulse.pinged(10.0)
     pulse.pinged(15.0)
     pulse.ponged()

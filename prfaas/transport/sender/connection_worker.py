@@ -12,16 +12,15 @@ from typing import Protocol
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.codec import fp8
-from prfaas.transport.codec.packing import CODECS, Packer, Way, ways
-from prfaas.transport.codec.packing_choice import TRIAL_BYTES, PackSample
-from prfaas.transport.congestion.stall_detector import Pulse, StallWatch
+from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES, Packer, PackFormat, PackingCost, pack_formats
+from prfaas.transport.congestion.stall_detector import ConnectionLiveness, StallDetector
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, ConnectionState, Recent
 from prfaas.transport.net.tcp_info import TcpInfo
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Done, Ending
 from prfaas.transport.protocol.wire import NO_TRANSFER, FrameType, Header, chunk_checksum, chunk_header, packed_header
 from prfaas.transport.ranges import first_bytes
-from prfaas.transport.sender.api import Outgoing
+from prfaas.transport.sender.api import SendRequest
 from prfaas.transport.sender.chunker import Chunk
 
 WRITABLE_SECONDS = 0.5  # how long a connection waits for room before it looks at what there is to do again
@@ -31,48 +30,48 @@ _PING = Header(FrameType.PING, 0).encode()
 
 
 @dataclass(frozen=True)
-class Taken:
+class ChunkTask:
     """A chunk to send, of a transfer. `way`: how it is packed, None as it is; `is_trial`: its beginning is to be packed
     in every way."""
 
     chunk: Chunk
-    transfer: Outgoing
-    way: Way | None = None
+    transfer: SendRequest
+    way: PackFormat | None = None
     is_trial: bool = False
 
 
-class Work(Protocol):
+class WorkSource(Protocol):
     """What a line does for: the link, seen from one of its lines."""
 
-    def has_work(self, line: Line, timeout_seconds: float) -> bool: ...
-    def take(self, line: Line) -> bytes | Taken | None: ...
-    def sent(self, line: Line, chunk: Chunk, samples: Sequence[PackSample]) -> None: ...
-    def acknowledged(self, line: Line, landed: list[Chunk], changed: list[Chunk]) -> None: ...
-    def have(self, line: Line, header: Header, payload: bytearray) -> None: ...
+    def has_work(self, line: ConnectionWorker, timeout_seconds: float) -> bool: ...
+    def take(self, line: ConnectionWorker) -> bytes | ChunkTask | None: ...
+    def sent(self, line: ConnectionWorker, chunk: Chunk, samples: Sequence[PackingCost]) -> None: ...
+    def acknowledged(self, line: ConnectionWorker, landed: list[Chunk], changed: list[Chunk]) -> None: ...
+    def have(self, line: ConnectionWorker, header: Header, payload: bytearray) -> None: ...
     def done(self, transfer_id: bytes, done: Done) -> None: ...
     def refused(self, transfer_id: bytes, ending: Ending) -> None: ...
     def reopen(self, transfer_id: bytes) -> None: ...
-    def may_send(self, line: Line, bytes_per_second: int) -> None: ...
+    def may_send(self, line: ConnectionWorker, bytes_per_second: int) -> None: ...
     def wake(self) -> None: ...
 
 
-class Line:
+class ConnectionWorker:
     """Frames of one link over one connection, which has been through its handshake."""
 
     def __init__(
-        self, work: Work, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
+        self, work: WorkSource, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
     ) -> None:
         """`generation` numbers the peer's processes as the link has met them; `capabilities` are those of both ends."""
         self.generation = generation
         self.is_alive = True
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
-        self.pulse = Pulse(began_at=time.monotonic())
+        self.pulse = ConnectionLiveness(began_at=time.monotonic())
         self.recent = Recent(self.pulse.began_at)
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.says: bytes | None = None  # the transfer of the control frame that it took, no bytes since
         self.casts = fp8.LOSSY_FP8 in capabilities
-        self._ways = ways([name for name in CODECS if name in capabilities])
+        self._ways = pack_formats([name for name in CODECS if name in capabilities])
         self._work = work
         self._connection = connection
         self._lock = threading.Lock()
@@ -134,7 +133,7 @@ class Line:
     def pace(self, bytes_per_second: float) -> None:
         self._connection.pace(bytes_per_second)
 
-    def look(self, now: float) -> Pulse:
+    def look(self, now: float) -> ConnectionLiveness:
         """Its signs of life, with what the kernel has said of it last."""
         if self.seen is not None:
             its = self.seen
@@ -195,9 +194,9 @@ class Line:
         with self._room:
             return self._room.wait_for(lambda: len(self._in_flight) < MAX_UNACKNOWLEDGED, WRITABLE_SECONDS)
 
-    def _send(self, taken: Taken) -> None:
+    def _send(self, taken: ChunkTask) -> None:
         chunk, slab = taken.chunk, taken.chunk.slab
-        samples: list[PackSample] = []
+        samples: list[PackingCost] = []
         with self._lock:
             self._in_flight.append((time.monotonic(), chunk))
             self.pulse.oldest_at = self._in_flight[0][0]
@@ -215,7 +214,7 @@ class Line:
         finally:
             self._work.sent(self, chunk, samples)
 
-    def _write(self, taken: Taken, views: list[memoryview], samples: list[PackSample]) -> None:
+    def _write(self, taken: ChunkTask, views: list[memoryview], samples: list[PackingCost]) -> None:
         """As it is, or packed; what packing took goes to `samples`."""
         transfer_id, slab = taken.chunk.transfer_id, taken.chunk.slab
         if taken.is_trial:
@@ -238,13 +237,13 @@ class Line:
         self._connection.write(head, payload)
         return True
 
-    def _try(self, beginning: list[memoryview]) -> list[PackSample]:
-        samples: list[PackSample] = []
+    def _try(self, beginning: list[memoryview]) -> list[PackingCost]:
+        samples: list[PackingCost] = []
         for way in self._ways:
             self._pack(beginning, way, samples)
         return samples
 
-    def _pack(self, views: list[memoryview], way: Way | None, samples: list[PackSample]) -> bytes | None:
+    def _pack(self, views: list[memoryview], way: PackFormat | None, samples: list[PackingCost]) -> bytes | None:
         """The packed chunk, None when it is not shorter; what it took goes to `samples`."""
         if way is None:
             return None
@@ -253,7 +252,7 @@ class Line:
         packed = self._packer.pack(raw, way)
         size = len(raw) if packed is None else len(packed)
         seconds, cpu_seconds = time.monotonic() - began, time.thread_time() - cpu_began
-        samples.append(PackSample(way, len(raw), size, seconds, cpu_seconds))
+        samples.append(PackingCost(way, len(raw), size, seconds, cpu_seconds))
         return packed
 
     # Reading
@@ -329,29 +328,29 @@ class Line:
         self._work.acknowledged(self, landed, changed)
 
 
-class Lines:
+class ConnectionWorkers:
     """No threads and no locks of its own: `sender.Link` holds its lock around every call. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self.process: bytes | None = None  # names the one that has answered last
         self.generation = 0  # its number among those that have answered: of lines of another nothing counts any more
-        self._lines: set[Line] = set()
-        self._stalls: StallWatch[Line] = StallWatch()
+        self._lines: set[ConnectionWorker] = set()
+        self._stalls: StallDetector[ConnectionWorker] = StallDetector()
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[ConnectionWorker]:
         return iter(self._lines)
 
     def __contains__(self, line: object) -> bool:
         return line in self._lines
 
-    def add(self, line: Line) -> None:
+    def add(self, line: ConnectionWorker) -> None:
         """A connection is made."""
         self._lines.add(line)
 
-    def remove(self, line: Line) -> None:
+    def remove(self, line: ConnectionWorker) -> None:
         """It is gone."""
         self._lines.discard(line)
 
@@ -395,7 +394,7 @@ class Lines:
         """The transfers of control frames that the peer is still taking."""
         return {said for line in self._lines if (said := line.leaving(now)) is not None}
 
-    def stalled(self, now: float) -> tuple[list[Line], list[Line]]:
+    def stalled(self, now: float) -> tuple[list[ConnectionWorker], list[ConnectionWorker]]:
         """Those that stand still while others are answered, and those that a PING is to tell of. To be asked often."""
         pulses = {line: line.look(now) for line in self._lines if line.is_alive}
         verdict = self._stalls.look(pulses, now=now)

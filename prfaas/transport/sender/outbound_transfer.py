@@ -13,7 +13,7 @@ from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have
 from prfaas.transport.protocol.object_sizes import ObjectSizes
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
-from prfaas.transport.sender.api import Outgoing
+from prfaas.transport.sender.api import SendRequest
 from prfaas.types import FailureReason
 
 MAX_CANCELS = 4096  # that wait for a connection, and for an answer; of more the oldest transfers end by their deadline
@@ -24,7 +24,7 @@ class _Cancel(NamedTuple):
     deadline: float  # of the transfer, when the peer gives it up by itself
 
 
-class Cancels:
+class PendingCancels:
     """A CANCEL is said once, and again when a connection is lost before the peer has answered it."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ MAX_GAPS = 1 << 18  # between the slabs that have come, times the ranges of obje
 
 
 @dataclass(frozen=True)
-class Standing:
+class PeerState:
     """To be made outside of any lock, as a long HAVE takes a second."""
 
     held: Ranges
@@ -82,7 +82,7 @@ class Standing:
     missing_bytes: int  # that must travel, or have
 
     @staticmethod
-    def of(have: Have, sizes: ObjectSizes) -> Standing:
+    def of(have: Have, sizes: ObjectSizes) -> PeerState:
         """Of what has arrived between many held objects some is left out, and comes again.
 
         Raises:
@@ -92,7 +92,7 @@ class Standing:
         if last_held > len(sizes) or not all(sizes.holds(slab) for slab in have.arrived):
             raise RemoteProtocolError("range", "HAVE of objects that the transfer does not have")
         arrived = have.arrived[: MAX_GAPS // (1 + len(have.held))]
-        return Standing(have.held, Area(arrived), sizes.total_bytes - sizes.bytes_of(have.held))
+        return PeerState(have.held, Area(arrived), sizes.total_bytes - sizes.bytes_of(have.held))
 
 
 MIN_DEADLINE_SECONDS = 0.1  # that an OPEN names
@@ -101,10 +101,10 @@ MAX_CUTS = 4 * MAX_FRAGMENTS  # of what is ready, by objects that the peer holds
 
 
 @dataclass(eq=False)
-class Sending:
+class OutboundTransfer:
     """Times are monotonic seconds."""
 
-    transfer: Outgoing
+    transfer: SendRequest
     sizes: ObjectSizes
     opened_at: float
     is_accepted: bool = False  # the peer has answered the latest OPEN
@@ -186,7 +186,7 @@ class Sending:
         """How long an answer may take until OPEN is repeated, which costs as much again as it is long."""
         return float((least_seconds + len(self.transfer.open_body) / SLOW_BYTES_PER_SECOND) * 2**self.num_repeats)
 
-    def accepted(self, standing: Standing) -> None:
+    def accepted(self, standing: PeerState) -> None:
         """The peer has answered OPEN; all that is ready is to be cut anew."""
         self.is_accepted, self.said_end = True, False
         self.waits_since, self.num_repeats = None, 0
@@ -221,7 +221,7 @@ class Sending:
             yield from self.acked.missing(wanted)
 
 
-def sizes_of(transfer: Outgoing) -> tuple[ObjectSizes, str]:
+def sizes_of(transfer: SendRequest) -> tuple[ObjectSizes, str]:
     """What it is made of, and why the wire cannot carry it; "": it can."""
     if len(transfer.open_body) > MAX_BODY_BYTES:
         return ObjectSizes(()), "its OPEN is longer than the wire allows"

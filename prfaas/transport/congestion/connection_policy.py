@@ -30,7 +30,7 @@ IN_FLIGHT_BYTES = 4.7e6  # of a connection with a send buffer of 4 MiB, which th
 RATE_BASED = frozenset({"bbr", "bbr2", "bbr3"})  # congestion control that follows the measured rate, not losses
 
 
-class Carried(NamedTuple):
+class LinkThroughput(NamedTuple):
     """What a link's connections carried while more waited than they took."""
 
     num_connections: int
@@ -60,7 +60,9 @@ def not_sent_low_water(*, rtt_seconds: float) -> int:
     return SHORT_NOT_SENT_LOW_WATER_BYTES if rtt_seconds < LONG_RTT_SECONDS else NOT_SENT_LOW_WATER_BYTES
 
 
-def connection_count(*, rtt_seconds: float, congestion_control: str, carried: Carried | None = None) -> ConnectionCount:
+def connection_count(
+    *, rtt_seconds: float, congestion_control: str, carried: LinkThroughput | None = None
+) -> ConnectionCount:
     """How many connections a link of this round trip should have; `carried` None: it is not known what it carries.
 
     What may be in flight leaves room for recovery and for uneven shares. At first it is for 10 Gbit/s, with no more than
@@ -90,7 +92,7 @@ def _needed(in_flight_bytes: float) -> int:
 SETTLED_SECONDS = 2.0  # of being full: what has just begun is still finding its rate
 
 
-class ConnectionReview:
+class ThroughputMeter:
     """Takes the link meter's samples."""
 
     def __init__(self) -> None:
@@ -102,7 +104,7 @@ class ConnectionReview:
         self._seconds = 0.0
         self._delivered_bytes = self._sent_bytes = self._retransmitted_bytes = 0
 
-    def add(self, sample: LinkSample, *, num_connections: int) -> Carried | None:
+    def add(self, sample: LinkSample, *, num_connections: int) -> LinkThroughput | None:
         """What so many connections have carried in the last SETTLED_SECONDS that more waited than they took; else None.
 
         Other time does not count, and with another number of them it begins anew.
@@ -117,10 +119,53 @@ class ConnectionReview:
             self._retransmitted_bytes += sample.retransmitted_bytes - last.retransmitted_bytes
         if self._seconds < SETTLED_SECONDS:
             return None
-        carried = Carried(
+        carried = LinkThroughput(
             num_connections,
             self._delivered_bytes / self._seconds,
             self._retransmitted_bytes / self._sent_bytes if self._sent_bytes else 0.0,
         )
         self._begin(num_connections)
         return carried
+
+
+PATIENCE_SECONDS = 0.15  # of samples that all say that there is room
+NO_QUEUE_RATIO, NO_QUEUE_RISE_SECONDS = 1.15, 0.001  # up to which a round trip counts as without a queue
+TURN_SECONDS = 8.0  # from one turn of a connection to its next
+LITTLE_QUEUE_RATIO = 1.5  # up to which a search adds no wait that anybody would notice
+MIN_SEARCH_CONNECTIONS = 4  # of which one can be spared
+
+
+class RateSearch:
+    """Takes the link meter's samples."""
+
+    def __init__(self) -> None:
+        self._room_since: float | None = None
+        self._turn_at: float | None = None
+
+    def is_due(self, sample: LinkSample, *, num_connections: int) -> bool:
+        """Whether one connection, the next in order, should search now."""
+        if sample.min_rtt_seconds < LONG_RTT_SECONDS:
+            return False
+        has_room, is_turn = self._has_room(sample), self._is_turn(sample, num_connections)
+        if has_room or is_turn:
+            self._turn_at = sample.at
+        return has_room or is_turn
+
+    def _has_room(self, sample: LinkSample) -> bool:
+        limit = NO_QUEUE_RATIO * sample.min_rtt_seconds + NO_QUEUE_RISE_SECONDS
+        if not sample.queued_bytes or sample.rtt_seconds > limit:
+            self._room_since = None
+        elif self._room_since is None:
+            self._room_since = sample.at
+        elif sample.at - self._room_since >= PATIENCE_SECONDS:
+            self._room_since = sample.at
+            return True
+        return False
+
+    def _is_turn(self, sample: LinkSample, num_connections: int) -> bool:
+        if self._turn_at is None:
+            self._turn_at = sample.at
+        has_queue = sample.rtt_seconds > LITTLE_QUEUE_RATIO * sample.min_rtt_seconds + NO_QUEUE_RISE_SECONDS
+        if has_queue or not sample.unacknowledged_bytes or num_connections < MIN_SEARCH_CONNECTIONS:
+            return False
+        return sample.at - self._turn_at >= TURN_SECONDS / num_connections
