@@ -20,8 +20,8 @@ from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, dige
 from prfaas import grants
 from prfaas.agent.transfer.link_probe import SentProbes
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender.api import LinkConfig, SendAccepted, SendEvent, SendFailed, SendMemoryFree, SendRequest
-from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.api import SendAccepted, SendEvent, SendFailed, SendMemoryFree, SendRequest
+from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 
 TICK_SECONDS = 0.1  # as agents look at their probes

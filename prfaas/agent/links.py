@@ -11,9 +11,9 @@ from prfaas.agent.config import AgentConfig, EgressConfig, IngressConfig
 from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.receiver.server import SendOver
-from prfaas.transport.sender.api import LinkConfig, SendEvent
+from prfaas.transport.sender.api import SendEvent
 from prfaas.transport.sender.chunker import MAX_PRIORITY
-from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName
 

@@ -13,7 +13,6 @@ from prfaas.bench import memory
 from prfaas.bench.far import NAME as FAR_NAME
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.sender.api import (
-    LinkConfig,
     SendAccepted,
     SendCompleted,
     SendEvent,
@@ -22,7 +21,7 @@ from prfaas.transport.sender.api import (
     SendProgress,
     SendRequest,
 )
-from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.transport.sender.stats import LinkStats
 
 NAME = "bench-near"

@@ -24,7 +24,7 @@ from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
 from prfaas.transport.net import tls
 from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
 from prfaas.transport.receiver.server import ReceiverConfig
-from prfaas.transport.sender.api import LinkConfig
+from prfaas.transport.sender.link import LinkConfig
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.units import KINDS, KindName
 

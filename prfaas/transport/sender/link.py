@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.codec.packing import PackingCost
 from prfaas.transport.congestion.connection_policy import LOSS_BASED_CONNECTIONS
+from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, watch
@@ -17,13 +19,13 @@ from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection, ConnectionState, dialled
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Challenge, Done, Ending, Hello
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.transfer import say
 from prfaas.transport.sender.api import (
-    LinkConfig,
     SendCompleted,
     SendEvent,
     SendMemoryFree,
@@ -36,6 +38,22 @@ from prfaas.transport.sender.outbound_transfer import PeerState
 from prfaas.transport.sender.outbox import Outbox
 from prfaas.transport.sender.stats import LinkMonitor, LinkPacer, LinkStats
 from prfaas.types import FailureReason
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """How a link is made."""
+
+    num_connections: int = 0  # 0: as many as the round trip asks for
+    max_bytes_per_second: float = 0.0  # of payload and frames, over all connections; 0: as fast as the link allows
+    congestion_control: str = "bbr"
+    reconnect_seconds: float = 3.0
+    certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
+    insecure_plaintext: bool = False
+    budgets: tuple[RateBudget, ...] = ()  # shared with other links
+    packs: bool = True  # chunks are compressed while that makes the link faster
+    lossy_fp8: bool = False  # what may be cast is, to half its bytes, where the peer agrees: LOSSY
+    awaits_peer: bool = False  # it is the peer that dials, to receive; this side never does
 
 
 class LinkWork:
@@ -209,7 +227,7 @@ class Link:
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
         self._gauge = LinkMonitor()
         self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)  # from 0 on, so that the first shows
-        self._pacing = LinkPacer(config, peer_name=peer_name)
+        self._pacing = LinkPacer(config.max_bytes_per_second, config.budgets, peer_name=peer_name)
         self._lines = ConnectionWorkers()
         self._work = LinkWork(
             self._changed,

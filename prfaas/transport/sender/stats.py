@@ -12,7 +12,7 @@ from typing import Any
 from prfaas import logs
 from prfaas.transport.codec.packing import LinkLoad, PackingPolicy
 from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch, ThroughputMeter
-from prfaas.transport.congestion.rate_budget import LinkUsage
+from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.congestion.rate_estimator import (
     CongestionReason,
     LinkHealth,
@@ -25,7 +25,6 @@ from prfaas.transport.congestion.rate_estimator import (
     RoundTripTracker,
 )
 from prfaas.transport.net.tcp_info import Growth, TcpInfo
-from prfaas.transport.sender.api import LinkConfig
 from prfaas.transport.sender.chunker import ChunkSize
 from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox
@@ -236,8 +235,8 @@ MUCH = 4  # times as large, or as small: a change of the chunk size that the log
 class LinkPacer:
     """No threads and no locks of its own: `sender.Link` holds its lock around every call."""
 
-    def __init__(self, config: LinkConfig, *, peer_name: str) -> None:
-        self._limit, self._budgets = config.max_bytes_per_second, config.budgets
+    def __init__(self, max_bytes_per_second: float, budgets: Collection[RateBudget], *, peer_name: str) -> None:
+        self._limit, self._budgets = max_bytes_per_second, budgets
         self._shares: list[float] = []  # of the budgets; 0: none
         self._told = 0.0  # by the peer, of what all that send to it share; 0: nothing
         self._peer_name = peer_name

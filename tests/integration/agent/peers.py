@@ -10,8 +10,8 @@ from prfaas import grants
 from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS
 from prfaas.agent.transfer.plan import encode_link_probe
 from prfaas.hashing import NO_HASH
-from prfaas.transport.sender.api import LinkConfig, SendCompleted, SendEvent, SendFailed, SendRequest
-from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
+from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import Agents, RunningAgent
 from tests.waiting import PATIENCE_SECONDS, wait_until

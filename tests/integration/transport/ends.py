@@ -13,16 +13,8 @@ from pathlib import Path
 
 from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, Rejected
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
-from prfaas.transport.sender.api import (
-    LinkConfig,
-    SendCompleted,
-    SendEvent,
-    SendFailed,
-    SendMemoryFree,
-    SendProgress,
-    SendRequest,
-)
-from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendProgress, SendRequest
+from prfaas.transport.sender.link import Link, LinkConfig
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32

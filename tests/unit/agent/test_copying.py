@@ -21,8 +21,7 @@ from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Hello, decode_open
-from prfaas.transport.sender.api import LinkConfig
-from prfaas.transport.sender.link import Link
+from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, BlockHash, CopyCommand, CopyEnd, Prefix, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.waiting import PATIENCE_SECONDS
