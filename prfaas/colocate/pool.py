@@ -22,7 +22,7 @@ from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.front import Blocks
 from prfaas.colocate.model.cache import Cache
-from prfaas.connector.metadata import Outcome, Scheduled, Step, Tally
+from prfaas.connector.metadata import Outcome, Scheduled, Step, Counts
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, tenant_of
@@ -285,7 +285,7 @@ class Pool:
             self._forget(number)
             self._answers.free(number)
 
-    def _count(self, tally: Tally) -> None:
+    def _count(self, tally: Counts) -> None:
         taken = tally.take()
         for (direction, outcome), number in taken.transfers.items():
             metrics.CONNECTOR_TRANSFERS.labels(direction=direction, outcome=outcome).inc(number)

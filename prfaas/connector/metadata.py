@@ -55,7 +55,7 @@ Outcome = (
 
 
 @dataclass
-class Tally:
+class Counts:
     """Counts since they were last taken."""
 
     transfers: Counter[tuple[Counted, str]] = field(default_factory=Counter)
@@ -63,9 +63,9 @@ class Tally:
     state_tail_bytes: int = 0  # states that left after the forward pass, for want of a hook at their layer's end
     ring_overflows: int = 0  # steps that found entries that the agent's ring had had no room for
 
-    def take(self) -> Tally:
+    def take(self) -> Counts:
         """These counts; the tally starts at zero again."""
-        taken = Tally(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes, self.ring_overflows)
+        taken = Counts(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes, self.ring_overflows)
         self.transfers.clear()
         self.copied_bytes.clear()
         self.state_tail_bytes = self.ring_overflows = 0

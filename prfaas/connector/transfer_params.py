@@ -39,7 +39,7 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class AskedTransfer:
+class RequestedTransfer:
     """A transfer that a request's parameters ask for. The agent verifies `token`; here it is only read."""
 
     direction: Direction
@@ -55,7 +55,7 @@ def direction_of(parameters: Mapping[str, Any]) -> Direction | None:
     return next((direction for key, direction in _DIRECTIONS.items() if parameters.get(key) is True), None)
 
 
-def is_anothers(parameters: Mapping[str, Any]) -> bool:
+def uses_other_connector(parameters: Mapping[str, Any]) -> bool:
     """Whether another connector brings the request's KV."""
     return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
@@ -65,7 +65,7 @@ def without_direction(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: its for key, its in parameters.items() if GRANT_KEY not in parameters or key not in _DIRECTIONS}
 
 
-def read_parameters(request: EngineRequest, direction: Direction) -> AskedTransfer | None:
+def read_parameters(request: EngineRequest, direction: Direction) -> RequestedTransfer | None:
     """The transfer that the request asks for; None when its grant cannot be read."""
     text = request.parameters.get(GRANT_KEY)
     if not isinstance(text, str):
@@ -76,10 +76,10 @@ def read_parameters(request: EngineRequest, direction: Direction) -> AskedTransf
     except GrantError:
         return None
     trace = request.parameters.get(TRACE_KEY)
-    return AskedTransfer(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
+    return RequestedTransfer(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
 
 
-def why_not(request: EngineRequest, asked: AskedTransfer) -> Outcome | None:
+def refusal_reason(request: EngineRequest, asked: RequestedTransfer) -> Outcome | None:
     """Why the request cannot have the transfer that it asks for; None when it can.
 
     The prefill leg's prompt is the granted one; the decode leg's has one token more, which it computes itself.

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas.agent.engine.protocol import LookedUp, Lookup, Message, Promised
-from prfaas.connector.metadata import Outcome, Tally
-from prfaas.connector.scheduler.receive import IncomingRequests
+from prfaas.connector.metadata import Outcome, Counts
+from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.hashing import HashChain
 from prfaas.types import BlockHash, TransferId
 
 
 @dataclass(eq=False)
-class Question:
+class PrefixLookup:
     """What the agent was asked of one request's prompt."""
 
     request_id: str
@@ -32,22 +32,22 @@ class Question:
     held_tokens: list[list[Any]] | None = None  # by kind of KV group, where that is less than was promised
 
 
-class Lookups:
+class PrefixLookups:
     """All lookups of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
-    def __init__(self, incoming: IncomingRequests, *, post: Callable[[Message], None], tally: Tally) -> None:
+    def __init__(self, incoming: InboundTransfers, *, post: Callable[[Message], None], tally: Counts) -> None:
         self._incoming = incoming
         self._post = post
         self._tally = tally
-        self._by_request: dict[str, Question] = {}
-        self._by_transfer: dict[TransferId, Question] = {}
+        self._by_request: dict[str, PrefixLookup] = {}
+        self._by_transfer: dict[TransferId, PrefixLookup] = {}
 
     def __len__(self) -> int:
         return len(self._by_request)
 
     def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, ask_until: float) -> None:
         """Ask how much of the prompt, its last token left out, the pool holds; a decision counted on `promised_tokens`."""
-        asked = Question(request_id, TransferId(os.urandom(16)), chain, ask_until, promised_tokens)
+        asked = PrefixLookup(request_id, TransferId(os.urandom(16)), chain, ask_until, promised_tokens)
         self._by_request[request_id] = asked
         self._by_transfer[asked.transfer_id] = asked
         units = b"".join(chain.units)
@@ -95,11 +95,11 @@ class Lookups:
         for asked in list(self._by_request.values()):
             self._end(asked, reason)
 
-    def _end(self, asked: Question, outcome: Outcome) -> None:
+    def _end(self, asked: PrefixLookup, outcome: Outcome) -> None:
         self._forget(asked)
         self._tally.transfers["reuse", outcome] += 1
 
-    def _forget(self, asked: Question) -> None:
+    def _forget(self, asked: PrefixLookup) -> None:
         del self._by_request[asked.request_id]
         del self._by_transfer[asked.transfer_id]
 

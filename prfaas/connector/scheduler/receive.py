@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.engine.protocol import Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Load, Outcome, SlotSpan, Source, Tally
-from prfaas.connector.transfer_params import AskedTransfer, EngineRequest
+from prfaas.connector.metadata import Load, Outcome, SlotSpan, Source, Counts
+from prfaas.connector.transfer_params import RequestedTransfer, EngineRequest
 from prfaas.hashing import NO_HASH, HashChain
 from prfaas.types import TransferId
 
@@ -28,7 +28,7 @@ _log = logs.get("connector.incoming")
 
 
 @dataclass(eq=False)
-class Incoming:
+class InboundTransfer:
     """One receiving request."""
 
     request_id: str
@@ -46,7 +46,7 @@ class Incoming:
         return f"<Incoming {self.request_id} ready={self.ready is not None} loading={self.loading}>"
 
 
-class IncomingRequests:
+class InboundTransfers:
     """All receiving requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
     def __init__(
@@ -57,7 +57,7 @@ class IncomingRequests:
         hold_wait_seconds: float,
         may_preallocate: Callable[[], bool],
         post: Callable[[Message], None],
-        tally: Tally,
+        tally: Counts,
     ) -> None:
         """`may_preallocate` says whether a request may have engine blocks before its data is there."""
         self._map = block_map
@@ -66,8 +66,8 @@ class IncomingRequests:
         self._may_preallocate = may_preallocate
         self._post = post
         self._tally = tally
-        self._by_request: dict[str, Incoming] = {}
-        self._by_transfer: dict[TransferId, Incoming] = {}
+        self._by_request: dict[str, InboundTransfer] = {}
+        self._by_transfer: dict[TransferId, InboundTransfer] = {}
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
 
@@ -82,24 +82,24 @@ class IncomingRequests:
         """Whether the next step has to look after any of them."""
         return bool(self._by_request or self._loads or self._failed_loads)
 
-    def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, now: float) -> None:
+    def begin(self, request: EngineRequest, asked: RequestedTransfer, chain: HashChain, *, now: float) -> None:
         """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
         grant = asked.grant
         late_at = now + self._receive_timeout_seconds
-        self._add(Incoming(request.request_id, grant.transfer_id, grant.num_tokens, "receive", late_at))
+        self._add(InboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, "receive", late_at))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups, asked.trace))
 
-    def decline(self, asked: AskedTransfer) -> None:
+    def decline(self, asked: RequestedTransfer) -> None:
         """Have the agent give up a transfer that a request names and cannot have: nobody else of this engine takes it."""
         self._post(Receive(asked.grant.transfer_id, asked.token, NO_HASH, (), asked.trace))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""
-        self._add(Incoming(request_id, transfer_id, num_tokens, "reuse", now + self._hold_wait_seconds))
+        self._add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", now + self._hold_wait_seconds))
         self._post(Hold(transfer_id, num_tokens, self._map.transfer_groups(chain, num_tokens)))
 
-    def _add(self, incoming: Incoming) -> None:
+    def _add(self, incoming: InboundTransfer) -> None:
         self._by_request[incoming.request_id] = incoming
         self._by_transfer[incoming.transfer_id] = incoming
 
@@ -145,7 +145,7 @@ class IncomingRequests:
             return False
         return not self._may_have_blocks(its)
 
-    def _may_have_blocks(self, its: Incoming) -> bool:
+    def _may_have_blocks(self, its: InboundTransfer) -> bool:
         """Whether blocks may be there before the data. What this node's pool was found to hold comes in a moment or not at
         all, and an engine may fail a request whose early blocks stay empty."""
         return its.source == "receive" and self._may_preallocate()
@@ -181,7 +181,7 @@ class IncomingRequests:
         if incoming is not None and incoming.tables is None:
             self._give_back(incoming, "held")
 
-    def _load(self, incoming: Incoming, ready: ReceiveReady) -> None:
+    def _load(self, incoming: InboundTransfer, ready: ReceiveReady) -> None:
         assert incoming.tables is not None
         incoming.loading = True
         spans = self._map.missing(incoming.tables, incoming.num_tokens, local_tokens=incoming.local_tokens)
@@ -221,11 +221,11 @@ class IncomingRequests:
             if not incoming.loading:
                 self._give_back(incoming, reason)
 
-    def _give_back(self, incoming: Incoming, outcome: Outcome) -> None:
+    def _give_back(self, incoming: InboundTransfer, outcome: Outcome) -> None:
         self._post(Release(incoming.transfer_id))
         self._end(incoming, outcome)
 
-    def _end(self, incoming: Incoming, outcome: Outcome, *, message: str = "") -> None:
+    def _end(self, incoming: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
         del self._by_request[incoming.request_id]
         del self._by_transfer[incoming.transfer_id]
         if incoming.tables is not None and not incoming.loading:

@@ -24,20 +24,20 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Direction, Outcome, Scheduled, Step, Tables, Tally
-from prfaas.connector.scheduler.prefix_lookup import Lookups
-from prfaas.connector.scheduler.receive import IncomingRequests
-from prfaas.connector.scheduler.send import OutgoingRequests
-from prfaas.connector.scheduler.store import BlockPins, Checkpoints, Leftovers
+from prfaas.connector.metadata import Direction, Outcome, Scheduled, Step, Tables, Counts
+from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
+from prfaas.connector.scheduler.receive import InboundTransfers
+from prfaas.connector.scheduler.send import OutboundTransfers
+from prfaas.connector.scheduler.store import BlockPins, Checkpoints, FinishedStores
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import (
     EngineRequest,
     direction_of,
-    is_anothers,
+    uses_other_connector,
     promised_tokens,
     read_parameters,
     tenant_of,
-    why_not,
+    refusal_reason,
 )
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
@@ -93,9 +93,9 @@ class SchedulerSide:
         self._client = client
         self._settings = settings
         self._directions = directions
-        self.tally = Tally()
-        self._outgoing = OutgoingRequests(block_map, post=self._post, tally=self.tally)
-        self._incoming = IncomingRequests(
+        self.tally = Counts()
+        self._outgoing = OutboundTransfers(block_map, post=self._post, tally=self.tally)
+        self._incoming = InboundTransfers(
             block_map,
             receive_timeout_seconds=settings.receive_timeout_seconds,
             hold_wait_seconds=settings.hold_wait_seconds,
@@ -103,8 +103,8 @@ class SchedulerSide:
             post=self._post,
             tally=self.tally,
         )
-        self._lookups = Lookups(self._incoming, post=self._post, tally=self.tally)
-        self._leftovers = Leftovers(block_map, post=self._post, tally=self.tally)
+        self._lookups = PrefixLookups(self._incoming, post=self._post, tally=self.tally)
+        self._leftovers = FinishedStores(block_map, post=self._post, tally=self.tally)
         self._checkpoints = Checkpoints(
             block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, tally=self.tally
         )
@@ -137,7 +137,7 @@ class SchedulerSide:
         self._look_up(request, promised=0)
 
     def _look_up(self, request: EngineRequest, *, promised: int) -> None:
-        if request.excluded or not self._reuses(request.num_prompt_tokens) or is_anothers(request.parameters):
+        if request.excluded or not self._reuses(request.num_prompt_tokens) or uses_other_connector(request.parameters):
             return
         chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
@@ -157,7 +157,7 @@ class SchedulerSide:
             return "no_grant"
         if asked.grant.transfer_id in self._outgoing or asked.grant.transfer_id in self._incoming:
             return "in_use"
-        refusal: Outcome | None = "wrong_role" if direction not in self._directions else why_not(request, asked)
+        refusal: Outcome | None = "wrong_role" if direction not in self._directions else refusal_reason(request, asked)
         chain = None if refusal else request.chain(asked.grant.tenant)
         if chain is None:
             if direction == "receive":

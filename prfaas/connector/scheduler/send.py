@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, Send, SendOpened, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Outcome, Save, SlotSpan, Tally
-from prfaas.connector.transfer_params import AskedTransfer, EngineRequest
+from prfaas.connector.metadata import Outcome, Save, SlotSpan, Counts
+from prfaas.connector.transfer_params import RequestedTransfer, EngineRequest
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 
@@ -22,11 +22,11 @@ _log = logs.get("connector.outgoing")
 
 
 @dataclass(eq=False)
-class Outgoing:
+class OutboundTransfer:
     """One sending request. `opened` is the agent's answer, `saved_tokens` what earlier steps have copied."""
 
     request_id: str
-    asked: AskedTransfer
+    asked: RequestedTransfer
     groups: tuple[GroupBlocks, ...]
     ask_until: float  # monotonic seconds
     opened: SendOpened | None = None
@@ -46,15 +46,15 @@ class Outgoing:
         )
 
 
-class OutgoingRequests:
+class OutboundTransfers:
     """All sending requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
-    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Tally) -> None:
+    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Counts) -> None:
         self._map = block_map
         self._post = post
         self._tally = tally
-        self._by_request: dict[str, Outgoing] = {}
-        self._by_transfer: dict[TransferId, Outgoing] = {}
+        self._by_request: dict[str, OutboundTransfer] = {}
+        self._by_transfer: dict[TransferId, OutboundTransfer] = {}
         self._ends: list[int] = []
         self._given_up: dict[str, Outcome] = {}  # requests that still run, without their transfer
 
@@ -69,10 +69,10 @@ class OutgoingRequests:
         """Whether the next step has to look after any of them."""
         return bool(self._by_request or self._ends)
 
-    def begin(self, request: EngineRequest, asked: AskedTransfer, chain: HashChain, *, ask_until: float) -> None:
+    def begin(self, request: EngineRequest, asked: RequestedTransfer, chain: HashChain, *, ask_until: float) -> None:
         """Ask the agent for slots."""
         groups = self._map.transfer_groups(chain, asked.grant.num_tokens)
-        outgoing = Outgoing(request.request_id, asked, groups, ask_until)
+        outgoing = OutboundTransfer(request.request_id, asked, groups, ask_until)
         self._by_request[request.request_id] = outgoing
         self._by_transfer[outgoing.transfer_id] = outgoing
         self._post(Send(outgoing.transfer_id, asked.token, groups, asked.trace, request.priority))
@@ -131,7 +131,7 @@ class OutgoingRequests:
         ends, self._ends = tuple(self._ends), []
         return ends
 
-    def _end(self, outgoing: Outgoing, outcome: Outcome, *, message: str = "") -> None:
+    def _end(self, outgoing: OutboundTransfer, outcome: Outcome, *, message: str = "") -> None:
         del self._by_request[outgoing.request_id]
         del self._by_transfer[outgoing.transfer_id]
         if outgoing.opened is None or not outgoing.saved_tokens:

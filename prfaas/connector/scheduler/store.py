@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, BlockSpan
-from prfaas.connector.metadata import Outcome, Save, Scheduled, SlotSpan, Tally
+from prfaas.connector.metadata import Outcome, Save, Scheduled, SlotSpan, Counts
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 
@@ -75,20 +75,20 @@ _log = logs.get("connector.leftovers")
 
 
 @dataclass(eq=False, kw_only=True)
-class Leftover(AskedStore):
+class FinishedStore(AskedStore):
     """One finished request whose engine blocks are kept until they are copied."""
 
     tables: Sequence[Sequence[int]]
 
 
-class Leftovers:
+class FinishedStores:
     """All of one engine. No clock, no socket: takes `now`, posts through `post`."""
 
-    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Tally) -> None:
+    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Counts) -> None:
         self._map = block_map
         self._tally = tally
-        self._asked: AskedStores[Leftover] = AskedStores(post)
-        self._copying: dict[str, Leftover] = {}
+        self._asked: AskedStores[FinishedStore] = AskedStores(post)
+        self._copying: dict[str, FinishedStore] = {}
 
     def __len__(self) -> int:
         return len(self._asked) + len(self._copying)
@@ -96,7 +96,7 @@ class Leftovers:
     def begin(self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, ask_until: float) -> None:
         """A request has computed all of `chain`; its block ids, `tables[group]`, stay its own until they are copied."""
         kept = [list(table) for table in tables]
-        its = Leftover(request_id=request_id, num_tokens=chain.num_tokens, ask_until=ask_until, tables=kept)
+        its = FinishedStore(request_id=request_id, num_tokens=chain.num_tokens, ask_until=ask_until, tables=kept)
         self._asked.ask(its, self._map.transfer_groups(chain, chain.num_tokens))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
@@ -108,7 +108,7 @@ class Leftovers:
         self._copying |= {its.request_id: its for its in answered}
         return [self._save(its) for its in answered]
 
-    def _save(self, its: Leftover) -> Save:
+    def _save(self, its: FinishedStore) -> Save:
         if its.opened is None or its.failed is not None:
             return Save(0, True, (), release=its.request_id, is_sent=False)
         spans = self._map.filled(its.tables, its.num_tokens, saved_tokens=0, computed_tokens=its.num_tokens)
@@ -165,7 +165,7 @@ class Checkpoints:
         *,
         min_tokens: int,
         post: Callable[[Message], None],
-        tally: Tally,
+        tally: Counts,
     ) -> None:
         """An engine without `pins` leaves none; nor is one left of fewer than `min_tokens` tokens."""
         self._map = block_map

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from prfaas import metrics
-from prfaas.connector.metadata import Tally
+from prfaas.connector.metadata import Counts
 
 _STATE_TAIL, _RING_OVERFLOWS = "state_tail_bytes", "ring_overflows"
 
@@ -34,7 +34,7 @@ class PrfaasStats(KVConnectorStats):
         return not self.data
 
 
-def from_tally(tally: Tally) -> PrfaasStats | None:
+def from_tally(tally: Counts) -> PrfaasStats | None:
     """The counts since the last call, or None when there are none."""
     if not tally:
         return None

@@ -12,7 +12,7 @@ from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
-from prfaas.connector.metadata import Copy, Save, Step, Tally
+from prfaas.connector.metadata import Copy, Save, Step, Counts
 from prfaas.connector.worker.copy_host import Copier, LayerBlocks
 from prfaas.errors import LayoutError
 
@@ -63,7 +63,7 @@ class WorkerSide:
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._stored: set[str] = set()
-        self.tally = Tally()
+        self.tally = Counts()
         self._take_arena()
         if self._copier.is_unpinned:  # with a later arena the engine goes on, and waits for its copies
             self.close()

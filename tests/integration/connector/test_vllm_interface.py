@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.connector.block_map import EngineGroup
-from prfaas.connector.metadata import Load, Step, Tally
+from prfaas.connector.metadata import Load, Step, Counts
 from prfaas.connector.vllm import plugin
 from prfaas.connector.vllm.checks import check_supported
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
@@ -248,7 +248,7 @@ def test_a_steps_copies_survive_the_way_to_the_workers() -> None:
 
 
 def test_counts_add_up_on_their_way_and_start_anew() -> None:
-    tally = Tally()
+    tally = Counts()
     tally.transfers["receive", "completed"] += 2
     tally.copied_bytes["send"] += 10
     first, second = from_tally(tally), from_tally(tally)

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.metadata import Save, Scheduled, Tally
+from prfaas.connector.metadata import Save, Scheduled, Counts
 from prfaas.connector.scheduler.store import BlockPins, Checkpoints
 from prfaas.hashing import HashChain, root_hash
 
@@ -28,7 +28,7 @@ class Engine:
 
     pinned: Counter[int] = field(default_factory=Counter)
     posted: list[Message] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    tally: Counts = field(default_factory=Counts)
     computed: int = 0
 
     def __post_init__(self) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.metadata import Tally
-from prfaas.connector.scheduler.prefix_lookup import Lookups
-from prfaas.connector.scheduler.receive import IncomingRequests
+from prfaas.connector.metadata import Counts
+from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
+from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import TransferId
 
@@ -17,14 +17,14 @@ GROUPS = BlockMap((EngineGroup("full_attention", 16), EngineGroup("linear_state"
 HELD = [["full_attention", 480], ["linear_state", 160]]
 
 
-def _incoming(posted: list[Message]) -> IncomingRequests:
-    return IncomingRequests(
+def _incoming(posted: list[Message]) -> InboundTransfers:
+    return InboundTransfers(
         GROUPS,
         receive_timeout_seconds=120.0,
         hold_wait_seconds=10.0,
         may_preallocate=lambda: False,
         post=posted.append,
-        tally=Tally(),
+        tally=Counts(),
     )
 
 
@@ -40,7 +40,7 @@ def _incoming(posted: list[Message]) -> IncomingRequests:
 def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], local_tokens: int, says: Promised) -> None:
     posted: list[Message] = []
     incoming = _incoming(posted)
-    lookups = Lookups(incoming, post=posted.append, tally=Tally())
+    lookups = PrefixLookups(incoming, post=posted.append, tally=Counts())
     lookups.begin("r", CHAIN, promised_tokens=480, ask_until=1.0)
     (asked,) = posted
     assert isinstance(asked, Lookup) and asked.promised_tokens == 480

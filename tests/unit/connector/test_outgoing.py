@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prfaas.agent.engine.protocol import Message, Send
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.metadata import Tally
-from prfaas.connector.scheduler.send import OutgoingRequests
-from prfaas.connector.transfer_params import AskedTransfer, EngineRequest
+from prfaas.connector.metadata import Counts
+from prfaas.connector.scheduler.send import OutboundTransfers
+from prfaas.connector.transfer_params import RequestedTransfer, EngineRequest
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
@@ -17,8 +17,8 @@ GRANT = Grant(TransferId(bytes(16)), AgentName("a"), AgentName("b"), "h:1", CHAI
 
 def test_the_agent_hears_how_urgent_the_request_is() -> None:
     posted: list[Message] = []
-    outgoing = OutgoingRequests(BlockMap((EngineGroup("full_attention", 16),)), post=posted.append, tally=Tally())
+    outgoing = OutboundTransfers(BlockMap((EngineGroup("full_attention", 16),)), post=posted.append, tally=Counts())
     request = EngineRequest("r", 100, {}, lambda tenant: CHAIN, priority=-2)
-    outgoing.begin(request, AskedTransfer("send", b"token", GRANT), CHAIN, ask_until=1.0)
+    outgoing.begin(request, RequestedTransfer("send", b"token", GRANT), CHAIN, ask_until=1.0)
     (asked,) = posted
     assert isinstance(asked, Send) and (asked.transfer_id, asked.priority) == (GRANT.transfer_id, -2)

@@ -9,12 +9,12 @@ import pytest
 
 from prfaas import grants
 from prfaas.connector.transfer_params import (
-    AskedTransfer,
+    RequestedTransfer,
     EngineRequest,
     direction_of,
-    is_anothers,
+    uses_other_connector,
     read_parameters,
-    why_not,
+    refusal_reason,
 )
 from prfaas.grants import Grant
 from prfaas.types import AgentName, BlockHash, TransferId
@@ -39,18 +39,18 @@ def test_the_flags_are_those_of_vllms_proxies() -> None:
 @pytest.mark.parametrize(("flag", "brings_kv"), [("do_remote_decode", False), ("do_remote_prefill", True)])
 def test_a_hand_over_without_a_grant_is_another_connectors(flag: str, brings_kv: bool) -> None:
     assert direction_of({flag: True}) is None
-    assert is_anothers({flag: True}) == brings_kv
-    assert not is_anothers({flag: True, "prfaas_grant": TEXT})
+    assert uses_other_connector({flag: True}) == brings_kv
+    assert not uses_other_connector({flag: True, "prfaas_grant": TEXT})
 
 
 def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() -> None:
     for direction, length in (("send", 100), ("receive", 101)):
         its = request(length, prfaas_grant=TEXT)
         asked = read_parameters(its, direction)  # type: ignore[arg-type]
-        assert isinstance(asked, AskedTransfer) and asked.grant == GRANT
-        assert why_not(its, asked) is None
-        assert why_not(request(length + 1, prfaas_grant=TEXT), asked) == "wrong_length"
-        assert why_not(replace(its, excluded="rejected"), asked) == "rejected"
+        assert isinstance(asked, RequestedTransfer) and asked.grant == GRANT
+        assert refusal_reason(its, asked) is None
+        assert refusal_reason(request(length + 1, prfaas_grant=TEXT), asked) == "wrong_length"
+        assert refusal_reason(replace(its, excluded="rejected"), asked) == "rejected"
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "?", "AAAA", TEXT[:-60], "A" * 5000])
