@@ -22,7 +22,7 @@ from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.front import Blocks
 from prfaas.colocate.model.cache import Cache
-from prfaas.connector.metadata import Outcome, Scheduled, Step, Counts
+from prfaas.connector.metadata import Counts, Outcome, Scheduled, Step
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, tenant_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas.agent.engine.protocol import LookedUp, Lookup, Message, Promised
-from prfaas.connector.metadata import Outcome, Counts
+from prfaas.connector.metadata import Counts, Outcome
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.hashing import HashChain
 from prfaas.types import BlockHash, TransferId

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.engine.protocol import Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Load, Outcome, SlotSpan, Source, Counts
-from prfaas.connector.transfer_params import RequestedTransfer, EngineRequest
+from prfaas.connector.metadata import Counts, Load, Outcome, SlotSpan, Source
+from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
 from prfaas.types import TransferId
 

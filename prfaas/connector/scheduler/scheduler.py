@@ -24,7 +24,7 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Direction, Outcome, Scheduled, Step, Tables, Counts
+from prfaas.connector.metadata import Counts, Direction, Outcome, Scheduled, Step, Tables
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.connector.scheduler.send import OutboundTransfers
@@ -33,11 +33,11 @@ from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import (
     EngineRequest,
     direction_of,
-    uses_other_connector,
     promised_tokens,
     read_parameters,
-    tenant_of,
     refusal_reason,
+    tenant_of,
+    uses_other_connector,
 )
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId

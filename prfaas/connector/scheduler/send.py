@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, Send, SendOpened, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Outcome, Save, SlotSpan, Counts
-from prfaas.connector.transfer_params import RequestedTransfer, EngineRequest
+from prfaas.connector.metadata import Counts, Outcome, Save, SlotSpan
+from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, BlockSpan
-from prfaas.connector.metadata import Outcome, Save, Scheduled, SlotSpan, Counts
+from prfaas.connector.metadata import Counts, Outcome, Save, Scheduled, SlotSpan
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 

@@ -12,7 +12,7 @@ from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import Layout
-from prfaas.connector.metadata import Copy, Save, Step, Counts
+from prfaas.connector.metadata import Copy, Counts, Save, Step
 from prfaas.connector.worker.copy_host import Copier, LayerBlocks
 from prfaas.errors import LayoutError
 

@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.connector.block_map import EngineGroup
-from prfaas.connector.metadata import Load, Step, Counts
+from prfaas.connector.metadata import Counts, Load, Step
 from prfaas.connector.vllm import plugin
 from prfaas.connector.vllm.checks import check_supported
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, EngineGroup
-from prfaas.connector.metadata import Save, Scheduled, Counts
+from prfaas.connector.metadata import Counts, Save, Scheduled
 from prfaas.connector.scheduler.store import BlockPins, Checkpoints
 from prfaas.hashing import HashChain, root_hash
 

@@ -6,7 +6,7 @@ from prfaas.agent.engine.protocol import Message, Send
 from prfaas.connector.block_map import BlockMap, EngineGroup
 from prfaas.connector.metadata import Counts
 from prfaas.connector.scheduler.send import OutboundTransfers
-from prfaas.connector.transfer_params import RequestedTransfer, EngineRequest
+from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId

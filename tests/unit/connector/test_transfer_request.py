@@ -9,12 +9,12 @@ import pytest
 
 from prfaas import grants
 from prfaas.connector.transfer_params import (
-    RequestedTransfer,
     EngineRequest,
+    RequestedTransfer,
     direction_of,
-    uses_other_connector,
     read_parameters,
     refusal_reason,
+    uses_other_connector,
 )
 from prfaas.grants import Grant
 from prfaas.types import AgentName, BlockHash, TransferId
