@@ -301,7 +301,7 @@ def test_a_removed_setting_is_accepted_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_command_line_takes_former_names_but_does_not_list_them(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(FutureWarning, match="socket_path"):
+    with pytest.warns(FutureWarning, match="linger"), pytest.warns(FutureWarning, match="socket_path"):
         loaded = config.parse(Renamed, component="example", argv=["--socket", "/run/a", "--linger", "3s"])
     assert loaded.socket_path == "/run/a"
     with pytest.raises(SystemExit):
