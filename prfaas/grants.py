@@ -29,7 +29,7 @@ MIN_SECRET_BYTES = 32
 
 
 def read_secret(path: Path) -> bytes:
-    """The deployment's secret.
+    """Return the deployment's secret.
 
     Raises:
         ConfigError: the file cannot be read, is too short, or others may read it.
@@ -49,7 +49,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:
-    """A key for one purpose ("grant", "wire") out of the deployment's one secret."""
+    """Return a key for one purpose ("grant", "wire") out of the deployment's one secret."""
     return hmac.digest(secret, b"prfaas/" + purpose.encode(), hashlib.sha256)
 
 
@@ -93,14 +93,14 @@ _FIELDS_OF = {TRANSFER_VERSION: _FIELDS, VERSION: _FIELDS | {"kind": str, "prefi
 
 
 def sign(grant: Grant, key: bytes) -> bytes:
-    """The grant as bytes: msgpack body followed by its HMAC-SHA256."""
+    """Return the grant as bytes: msgpack body followed by its HMAC-SHA256."""
     version = TRANSFER_VERSION if grant.kind == "transfer" else VERSION
     body: bytes = msgpack.packb({"v": version} | {name: vars(grant)[name] for name in _FIELDS_OF[version]})
     return body + hmac.digest(key, body, hashlib.sha256)
 
 
 def verify(token: bytes, key: bytes, *, kind: GrantKind, now: float) -> Grant:
-    """The grant inside `token`.
+    """Return the grant inside `token`.
 
     Raises:
         GrantError: it is malformed, not signed with `key`, of another version or kind, or expired at `now`.
@@ -121,7 +121,7 @@ def verify(token: bytes, key: bytes, *, kind: GrantKind, now: float) -> Grant:
 def verify_end(
     token: bytes, key: bytes, *, kind: GrantKind, end: GrantEnd, agent: AgentName, transfer_id: TransferId, now: float
 ) -> Grant:
-    """The grant inside `token`, by which `agent` is to be this end of this transfer.
+    """Return the grant inside `token`, by which `agent` is to be this end of this transfer.
 
     Raises:
         GrantError: as `verify`, or it lets another agent, or is of another transfer.
@@ -159,12 +159,12 @@ def _parse(fields: Any) -> Grant:
 
 
 def to_text(token: bytes) -> str:
-    """The signed grant as it stands in `kv_transfer_params`."""
+    """Return the signed grant as it stands in `kv_transfer_params`."""
     return base64.urlsafe_b64encode(token).decode()
 
 
 def from_text(text: str) -> bytes:
-    """The inverse of `to_text`.
+    """Return the inverse of `to_text`.
 
     Raises:
         GrantError: `text` is not base64.

@@ -22,13 +22,13 @@ NO_HASH = BlockHash(bytes(HASH_BYTES))
 
 
 def root_hash(model: str, tenant_salt: bytes = b"") -> BlockHash:
-    """The parent of every first unit of this model and tenant."""
+    """Return the parent of every first unit of this model and tenant."""
     name = model.encode()
     return _digest(b"prfaas/1", len(name).to_bytes(4, "little"), name, tenant_salt)
 
 
 def prefix_hash(prefix: Prefix) -> BlockHash:
-    """One hash of the model and of all units of a prefix; its end has a hash of its own."""
+    """Return one hash of the model and of all units of a prefix; its end has a hash of its own."""
     name = prefix.model.encode()
     return _digest(b"prfaas/prefix/1", len(name).to_bytes(4, "little"), name, prefix.units)
 
@@ -84,7 +84,7 @@ class HashChain:
         return _digest(parent, len(extra).to_bytes(4, "little"), extra, self._packed[start : start + num_tokens * 4])
 
     def at(self, num_tokens: int) -> BlockHash:
-        """The hash of exactly the first `num_tokens` tokens; the root when it is 0.
+        """Return the hash of exactly the first `num_tokens` tokens; the root when it is 0.
 
         Raises:
             ValueError: the prompt is shorter than that.
@@ -96,7 +96,7 @@ class HashChain:
         return self._unit(parent, full, tail) if tail else parent
 
     def blocks(self, block_tokens: int, *, first_block: int, num_tokens: int) -> tuple[BlockHash, ...]:
-        """One hash per block of `block_tokens` from `first_block` up to `num_tokens`; a partial last block is NO_HASH.
+        """Return one hash per block of `block_tokens` from `first_block` up to `num_tokens`; a partial last block is NO_HASH.
 
         Raises:
             ValueError: `block_tokens` is not a multiple of 16.

@@ -66,7 +66,7 @@ class Log:
         self._fields = dict(fields or {})
 
     def bind(self, **fields: Any) -> Log:
-        """The same log with further fields on every line."""
+        """Return the same log with further fields on every line."""
         return Log(self._logger.name, self._fields | fields)
 
     def debug(self, event: str, **fields: Any) -> None:
@@ -105,7 +105,7 @@ class Log:
 
 
 def get(name: str) -> Log:
-    """The log of one part of the package, such as "agent" or "agent.sending"."""
+    """Return the log of one part of the package, such as "agent" or "agent.sending"."""
     return Log(f"prfaas.{name}")
 
 

@@ -62,7 +62,7 @@ class BlocksStored:
         return len(self.hashes)
 
     def each(self) -> Iterator[BlockStored]:
-        """The same, block by block."""
+        """Yield the same, block by block."""
         parent = self.parent
         for position, block_hash in enumerate(self.hashes):
             tokens = self.num_tokens + position * self.block_tokens
@@ -84,7 +84,7 @@ class BlocksRemoved:
         return len(self.hashes)
 
     def each(self) -> Iterator[BlockRemoved]:
-        """The same, block by block."""
+        """Yield the same, block by block."""
         return (BlockRemoved(self.layout, self.group, block_hash, self.tier) for block_hash in self.hashes)
 
 

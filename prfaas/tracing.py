@@ -43,7 +43,7 @@ class Tracer(Protocol):
     def begin(
         self, name: str, *, kind: Kind, parent: str, is_remote: bool, attributes: Mapping[str, Attribute]
     ) -> Span:
-        """A span that has begun; `parent` is a traceparent, of another process where `is_remote`, or empty."""
+        """Return a span that has begun; `parent` is a traceparent, of another process where `is_remote`, or empty."""
 
 
 class NoSpan:
@@ -73,30 +73,30 @@ def use(tracer: Tracer | None) -> None:
 
 
 def is_traceparent(text: object) -> bool:
-    """Whether this is a W3 traceparent of version 00, with ids that are not zero."""
+    """Return whether this is a W3 traceparent of version 00, with ids that are not zero."""
     return isinstance(text, str) and _TRACEPARENT.fullmatch(text) is not None
 
 
 def root(name: str, *, parent: str = "", **attributes: Attribute) -> Span:
-    """The first span of this deployment for a request, below the client's own one where it named one."""
+    """Return the first span of this deployment for a request, below the client's own one where it named one."""
     return _begin(name, "server", parent if is_traceparent(parent) else "", is_remote=True, attributes=attributes)
 
 
 def continued(name: str, parent: str, *, kind: Kind = "server", **attributes: Attribute) -> Span:
-    """A span below the one that another process named; none where it named none."""
+    """Return a span below the one that another process named; none where it named none."""
     if not is_traceparent(parent):
         return NO_SPAN
     return _begin(name, kind, parent, is_remote=True, attributes=attributes)
 
 
 def child(name: str, *, kind: Kind = "internal", **attributes: Attribute) -> Span:
-    """A span below the current one; none where there is none."""
+    """Return a span below the current one; none where there is none."""
     parent = current().traceparent
     return _begin(name, kind, parent, is_remote=False, attributes=attributes) if parent else NO_SPAN
 
 
 def current() -> Span:
-    """The span of the `within` that runs here, its tasks included."""
+    """Return the span of the `within` that runs here, its tasks included."""
     return _current.get()
 
 

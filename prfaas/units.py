@@ -66,32 +66,32 @@ def _whole(value: Fraction) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes from "4GiB", "1.5MB" or "4096"."""
+    """Return a number of bytes from "4GiB", "1.5MB" or "4096"."""
     return _whole(_quantity(text, BYTE_UNITS))
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from "10s", "500ms", "2m" or "0.5"."""
+    """Return seconds from "10s", "500ms", "2m" or "0.5"."""
     return float(_quantity(text, SECOND_UNITS))
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second from "10Gbps" or "1GB/s"; a bare number is refused, since bits and bytes are both common."""
+    """Return bytes per second from "10Gbps" or "1GB/s"; a bare number is refused, since bits and bytes are both common."""
     return float(_quantity(text, RATE_UNITS))
 
 
 def parse_tokens(text: str) -> int:
-    """A number of tokens from "32K" (32 000), "32Ki" (32 768) or "4096"."""
+    """Return a number of tokens from "32K" (32 000), "32Ki" (32 768) or "4096"."""
     return _whole(_quantity(text, TOKEN_UNITS))
 
 
 def parse_count(text: str) -> int:
-    """A whole number of at least 0, without a unit."""
+    """Return a whole number of at least 0, without a unit."""
     return _whole(_quantity(text, {"": 1}))
 
 
 def parse_ratio(text: str) -> float:
-    """A number from 0 to 1, also written "25%"."""
+    """Return a number from 0 to 1, also written "25%"."""
     scale = 100 if text.strip().endswith("%") else 1
     value = _quantity(text.strip().removesuffix("%"), {"": 1}) / scale
     if value > 1:
@@ -100,7 +100,7 @@ def parse_ratio(text: str) -> float:
 
 
 def parse_weight(text: str) -> float:
-    """A number from 0 on."""
+    """Return a number from 0 on."""
     return float(_quantity(text, {"": 1}))
 
 
@@ -112,7 +112,7 @@ def parse_flag(text: str) -> bool:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host, without the brackets of an IPv6 address, and the port of "host:port".
+    """Return the host, without the brackets of an IPv6 address, and the port of "host:port".
 
     Raises:
         ValueError: it is not of that form.
@@ -127,12 +127,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
+    """Return the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is this machine alone."""
+    """Return whether a host, by name or address, is this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -183,26 +183,26 @@ def _show_in_largest(value: float, units: Mapping[str, int | Fraction]) -> str:
 
 
 def show_bytes(value: int) -> str:
-    """The inverse of `parse_bytes`, in the largest unit that divides it."""
+    """Return the inverse of `parse_bytes`, in the largest unit that divides it."""
     return _show_in_largest(value, BYTE_UNITS)
 
 
 def show_seconds(value: float) -> str:
-    """The inverse of `parse_seconds`."""
+    """Return the inverse of `parse_seconds`."""
     if Fraction(repr(value)) % SECOND_UNITS["us"]:
         return f"{value!r}s"
     return _show_in_largest(value, {unit: size for unit, size in SECOND_UNITS.items() if unit}) if value else "0s"
 
 
 def show_rate(value: float) -> str:
-    """The inverse of `parse_rate`, in bits per second where that is exact."""
+    """Return the inverse of `parse_rate`, in bits per second where that is exact."""
     if Fraction(repr(value)) % BIT_RATE_UNITS["bps"]:
         return f"{value!r}B/s"
     return _show_in_largest(value, BIT_RATE_UNITS)
 
 
 def show_tokens(value: int) -> str:
-    """The inverse of `parse_tokens`."""
+    """Return the inverse of `parse_tokens`."""
     return _show_in_largest(value, TOKEN_UNITS)
 
 
@@ -223,7 +223,7 @@ KINDS: dict[KindName, Kind] = {
 
 
 def choice(*words: str) -> Kind:
-    """The kind of a setting whose value is one of `words`."""
+    """Return the kind of a setting whose value is one of `words`."""
 
     def parse(text: str) -> str:
         if text.strip() not in words:

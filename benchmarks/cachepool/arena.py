@@ -19,7 +19,7 @@ BAR_SECONDS = 2.0
 
 
 def measure() -> dict[str, Any]:
-    """Seconds from nothing to a pool that gives out slots, and the bytes in memory then."""
+    """Return seconds from nothing to a pool that gives out slots, and the bytes in memory then."""
     rounds = [_round() for _ in range(NUM_ROUNDS)]
     seconds = [its[0] for its in rounds]
     return {

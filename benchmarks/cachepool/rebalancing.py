@@ -30,7 +30,7 @@ OTHERS = [chain_of(400, seed=number) for number in range(1, 6)]
 
 
 def measure() -> dict[str, Any]:
-    """Seconds until enough nodes hold it, and bytes against the budgets, from first question to end."""
+    """Return seconds until enough nodes hold it, and bytes against the budgets, from first question to end."""
     with TemporaryDirectory() as directory:
         return asyncio.run(_measure(Path(directory)))
 

@@ -100,7 +100,7 @@ def _compare(requests: Sequence[Request], capacity: int, case: Case) -> dict[str
 
 
 def replay(requests: Iterable[Request], capacity: int, case: Case, policy: str) -> Savings:
-    """All requests through a pool of `capacity` prefix slots; with states a hit needs a state at its very end."""
+    """Return all requests through a pool of `capacity` prefix slots; with states a hit needs a state at its very end."""
     eviction, shares = POLICIES[policy]
     ratio = _ROOM / (capacity + _ROOM)
     pool = Pool((capacity + _ROOM) * SLOT_BYTES, transfer_ratio=ratio, eviction=eviction, shares=shares)

@@ -112,7 +112,7 @@ def _rate(*steps: Callable[[], None]) -> float:
 
 
 def _fio(directory: Path, way: str) -> float:
-    """The same slots of one file by as many threads, each slot once."""
+    """Return the same slots of one file by as many threads, each slot once."""
     share = NUM_BLOCKS // NUM_THREADS * SLOT_BYTES
     job = ["--ioengine=psync", "--direct=1", f"--bs={SLOT_BYTES}", f"--numjobs={NUM_THREADS}", "--thread"]
     where = [f"--filename={directory / 'fio'}", f"--filesize={NUM_BLOCKS * SLOT_BYTES}", f"--offset_increment={share}"]

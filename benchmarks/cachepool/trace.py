@@ -49,7 +49,7 @@ class _Conversation:
 
 
 def read(path: Path) -> list[Request]:
-    """A trace file in the public format; what an answer adds is not in it."""
+    """Return a trace file in the public format; what an answer adds is not in it."""
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
     return [
         Request(
@@ -64,7 +64,7 @@ def read(path: Path) -> list[Request]:
 
 
 def generate(seed: int, num_requests: int = NUM_REQUESTS) -> list[Request]:
-    """The requests of one hour (less when fewer are asked for) in the order of their arrival."""
+    """Return the requests of one hour (less when fewer are asked for) in the order of their arrival."""
     return list(_requests(random.Random(seed), num_requests))
 
 

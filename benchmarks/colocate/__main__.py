@@ -36,7 +36,7 @@ Round = dict[str, Any]
 
 
 async def rounds_of(setting: Setting, arguments: argparse.Namespace) -> tuple[list[Round], dict[str, Any]]:
-    """Every mode once a round, so that what else the machine does falls on all of them; and the deaths' seconds."""
+    """Return every mode once a round, so that what else the machine does falls on all of them; and the deaths' seconds."""
     modes: dict[str, Colocation | None] = {"overallocated": None}
     if arguments.profile:
         modes["adaptive"] = read_colocation(arguments.profile)
@@ -61,7 +61,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def lines(setting: Setting, rounds: list[Round], peak: float, slo_seconds: float) -> list[dict[str, Any]]:
-    """Each measurable promise: its figure beside its bar. Of a device that is no GPU they are stand-ins."""
+    """Return each measurable promise: its figure beside its bar. Of a device that is no GPU they are stand-ins."""
     chunks = [f"lockstep_{chunk}" for chunk in setting.chunks]
     ours = [name for name in ("overallocated", "adaptive") if name in rounds[0]]
     ratios = [
@@ -85,7 +85,7 @@ def lines(setting: Setting, rounds: list[Round], peak: float, slo_seconds: float
 
 
 def decision_seconds() -> float:
-    """One decision of the adaptive resource manager, over a table of eight batches and eight shares."""
+    """Return one decision of the adaptive resource manager, over a table of eight batches and eight shares."""
     shares = tuple(i / 9 for i in range(1, 9))
     table = ShareTable(shares, tuple(2**i for i in range(8)), ((0.05,) * 8,) * 8, (0.06,) * 8)
     load, policy = Load(40, True), Policy(0.04)

@@ -34,7 +34,7 @@ def settings_of(setting: Setting, shared: Colocation | None, itl_slo_seconds: fl
 
 
 async def run(executor: Supervisor, setting: Setting) -> dict[str, object]:
-    """The workload, then one long prompt into a full batch."""
+    """Return the workload, then one long prompt into a full batch."""
     result: dict[str, object] = dict(await _drive(executor, setting.workload))
     result["long_prefill"] = await _long_prefill(executor, setting)
     return result

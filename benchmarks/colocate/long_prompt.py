@@ -7,7 +7,7 @@ from prfaas.colocate.model.shape import SHAPES, ModelShape
 
 
 def long_figures(gaps: list[float], seconds: float, setting: Setting) -> dict[str, float]:
-    """The prompt's seconds and rate, and the gaps between the tokens of those that decode meanwhile."""
+    """Return the prompt's seconds and rate, and the gaps between the tokens of those that decode meanwhile."""
     gaps = sorted(gaps)
     flops = prefill_flops(SHAPES[setting.shape], setting.long_prompt_tokens)
     return {

@@ -91,7 +91,7 @@ def _wait(then: Callable[[Callable[[], None]], None]) -> None:
 
 
 def _times(work: Callable[[], None], then: Callable[[Callable[[], None]], None] | None) -> list[float]:
-    """Seconds of each repeat; without `then` only the calls themselves."""
+    """Return seconds of each repeat; without `then` only the calls themselves."""
     seconds = []
     for _ in range(WARM_UP + REPEATS):
         start = time.perf_counter()

@@ -46,7 +46,7 @@ def hooks(sites: Sites) -> dict[str, Any]:
 
 
 def framing(sites: Sites) -> dict[str, Any]:
-    """Bytes on the wire beyond the payload of the missing blocks, over all transfers of the run."""
+    """Return bytes on the wire beyond the payload of the missing blocks, over all transfers of the run."""
     ended = [its for its in logged(sites.far.child, "transfer.complete") if its["direction"] == "out"]
     ratios = [its["wire_bytes"] / its["payload_bytes"] - 1 for its in ended]
     return {

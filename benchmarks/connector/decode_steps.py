@@ -57,7 +57,7 @@ class Engines:
     held: list[int]  # the tokens that both engines' prefix caches hold
 
     def step(self, engine: EngineProcess) -> StepCost:
-        """A decode step of the batch, the engine's server included."""
+        """Return a decode step of the batch, the engine's server included."""
         prompts = [[*self.held, token] for token in range(NUM_SEQUENCES)]
         body = {"model": FAMILY, "prompt": prompts, "temperature": 0, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         pid = engine.child.process.pid

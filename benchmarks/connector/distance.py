@@ -29,7 +29,7 @@ BAR_TRANSFER_RATIO = 0.15  # of the transfer time, beside one round trip
 
 
 def measure(sites: Sites, round_trips: Sequence[float]) -> dict[str, Any]:
-    """The table over links of these round trips, with what it was measured over."""
+    """Return the table over links of these round trips, with what it was measured over."""
     transfer_bytes = payload_bytes(attached_layout(sites.decode.child.log), PROMPT_TOKENS - 1)
     rows = [_row(sites, rtt, transfer_bytes) for rtt in round_trips]
     return {
@@ -41,7 +41,7 @@ def measure(sites: Sites, round_trips: Sequence[float]) -> dict[str, Any]:
 
 
 def merged(table: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
-    """The table with the links of an earlier one that this one has not measured, if that was of the same prompt."""
+    """Return the table with the links of an earlier one that this one has not measured, if that was of the same prompt."""
     if earlier is None or earlier["prompt_tokens"] != table["prompt_tokens"]:
         return table
     links = {its["rtt_seconds"]: its for its in earlier["links"]} | {its["rtt_seconds"]: its for its in table["links"]}
@@ -68,7 +68,7 @@ def _row(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> dict[str, Any
 
 
 def _turns(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """The seconds of each way, a turn after another, and why a way has none."""
+    """Return the seconds of each way, a turn after another, and why a way has none."""
     ways: dict[str, Callable[[], float]] = {
         "layer by layer": lambda: sites.pushed_seconds(sites.prefill),
         "store and forward": lambda: sites.pushed_seconds(sites.store_and_forward),

@@ -50,12 +50,12 @@ class Sites:
     )  # when layer by layer was asked for, and its seconds
 
     def prompt(self) -> list[int]:
-        """One that nobody has seen."""
+        """Return one that nobody has seen."""
         self.num_prompts += 1
         return prompt_tokens(PROMPT_TOKENS, seed=self.num_prompts, vocabulary=VOCABULARY)
 
     def local_seconds(self) -> float:
-        """The decode engine alone."""
+        """Return the decode engine alone."""
         return self._ask(self.decode, self.prompt(), cache_salt=os.urandom(8).hex())
 
     def pushed_seconds(self, engine: EngineProcess) -> float:
@@ -109,7 +109,7 @@ def grant_of(
     key: bytes,
     seconds: float = 60.0,
 ) -> str:
-    """A grant for all of `prompt` but its last token, as it stands in `kv_transfer_params`."""
+    """Return a grant for all of `prompt` but its last token, as it stands in `kv_transfer_params`."""
     grant = Grant(
         transfer_id=TransferId(os.urandom(16)),
         source=AgentName(source.name),
@@ -184,7 +184,7 @@ def _keep_on(pid: int, processors: set[int], *, apart: set[int]) -> None:
 
 
 def _tasks(pid: int) -> list[Path]:
-    """A process's threads; none when it has ended."""
+    """Return a process's threads; none when it has ended."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _tasks(pid: int) -> list[Path]:
 
 
 def start_agents(children: Children, stack: Stack, wan: Wan, **settings: Any) -> tuple[AgentProcess, AgentProcess]:
-    """The agents at the near and at the far end, the far one with these settings."""
+    """Return the agents at the near and at the far end, the far one with these settings."""
     near = stack.start_agent("near", inside=wan.inside("near"), listen=f"{NEAR}:{WIRE_PORT}")
     far = stack.start_agent("far", inside=wan.inside("far"), listen=f"{FAR}:{WIRE_PORT}", **settings)
     for agent in (near, far):
@@ -206,6 +206,6 @@ def grant_key(stack: Stack) -> bytes:
 
 
 def logged(child: Child, event: str) -> list[dict[str, Any]]:
-    """The lines of a process's log that say this, oldest first."""
+    """Return the lines of a process's log that say this, oldest first."""
     marked = (line for line in child.log.read_text().splitlines() if f'"{event}"' in line)
     return [json.loads(line[line.index("{") :]) for line in marked]

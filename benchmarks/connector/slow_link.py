@@ -57,7 +57,7 @@ class Load:
     num_prompts: int = 0
 
     def prefill(self) -> float:
-        """One leg; seconds until its token."""
+        """Return one leg; seconds until its token."""
         self.num_prompts += 1
         prompt = prompt_tokens(PROMPT_TOKENS, seed=self.num_prompts, vocabulary=VOCABULARY)
         grant = grant_of(FAMILY, prompt, source=self.far, destination=self.near, key=self.key, seconds=GRANT_SECONDS)

@@ -42,5 +42,5 @@ def _moments(
 
 
 def _time(line: dict[str, Any]) -> float:
-    """Seconds since the epoch at which a line was written."""
+    """Return seconds since the epoch at which a line was written."""
     return datetime.fromisoformat(line["time"]).timestamp()

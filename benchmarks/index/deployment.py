@@ -38,7 +38,7 @@ def query(hashes: bytes) -> Query:
 
 
 def announcements(hashes: bytes, num_blocks: int, its: Layout) -> Iterator[Announcement]:
-    """The first `num_blocks` blocks of a prompt, and with a hybrid layout a state at the end of every cell."""
+    """Yield the first `num_blocks` blocks of a prompt, and with a hybrid layout a state at the end of every cell."""
     blocks, states = Holding(its.fingerprint, 0, "memory"), Holding(its.fingerprint, 1, "memory")
     tails = b"".join(hashes[at : at + TAIL_BYTES] for at in range(0, len(hashes), HASH))
     for first in range(0, num_blocks, CELL_BLOCKS):

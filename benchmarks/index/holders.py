@@ -18,7 +18,7 @@ BARS = {"bytes_per_block": 16, "bytes_per_block_and_further_holder": 3}
 
 
 def measure(*, num_blocks: int, hybrid: bool) -> dict[str, Any]:
-    """Every prompt whole on one node, then on all, then on the SSDs of all as well."""
+    """Return every prompt whole on one node, then on all, then on the SSDs of all as well."""
     its = layout(hybrid=hybrid)
     index = Index()
     for number in range(NUM_NODES):

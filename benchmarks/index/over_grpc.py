@@ -169,7 +169,7 @@ async def register(agent: Channel, its: Any) -> None:
 
 
 async def _announce(agent: Channel, prompts: list[bytes], its: Any) -> float:
-    """Seconds until the last batch is acknowledged, which is when it is in Redis."""
+    """Return seconds until the last batch is acknowledged, which is when it is in Redis."""
     batches = [
         batch_message(number + 1, announcements(its_, BLOCKS_PER_PROMPT, its)) for number, its_ in enumerate(prompts)
     ]
@@ -200,7 +200,7 @@ async def _unary(router: Channel, request: pb.MatchRequest) -> Any:
 
 
 async def _nothing(secret: bytes, requests: list[Any]) -> dict[str, float]:
-    """The same calls to a process that does nothing."""
+    """Return the same calls to a process that does nothing."""
     address = free_address()
     process = _start_nothing(address)
     channel = Channel(address, name="router", secret=secret)

@@ -62,13 +62,13 @@ def _measured(package: str, prepare: Callable[[], Path], script: str, *arguments
 
 
 def dynamo_python() -> Path | None:
-    """The interpreter that has Dynamo, where a benchmark has installed it."""
+    """Return the interpreter that has Dynamo, where a benchmark has installed it."""
     directory = PEERS / "dynamo"
     return directory / "bin" / "python" if (directory / "installed").exists() else None
 
 
 def _environment(name: str, *what: str) -> Path:
-    """The interpreter of `.peers/<name>`, into which pip has installed `what`."""
+    """Return the interpreter of `.peers/<name>`, into which pip has installed `what`."""
     directory = PEERS / name
     python = directory / "bin" / "python"
     if not (directory / "installed").exists():

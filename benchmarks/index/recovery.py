@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
 
 
 def misses(found: dict[str, Any]) -> list[str]:
-    """Which limits do not hold."""
+    """Return which limits do not hold."""
     return [
         f"{name}: {figure} {found[name][figure]}, at most {limit}"
         for name, limits in LIMITS.items()
@@ -145,7 +145,7 @@ class Load:
         await end(self._others)
 
     def is_whole(self, manager: Manager) -> bool:
-        """Whether a manager knows exactly what the node holds."""
+        """Return whether a manager knows exactly what the node holds."""
         try:
             digests = manager.world.index.digests(AgentName(NODE))
         except IndexRefusal:
@@ -182,7 +182,7 @@ class Load:
 
 
 def _knows(manager: Manager, number: int) -> bool:
-    """Whether a manager would answer for all of a prompt."""
+    """Return whether a manager would answer for all of a prompt."""
     units = b"".join(chain_of(PROMPT_TOKENS, seed=number).units)
     try:
         answer = manager.world.index.match(Query(MODEL, units, PROMPT_TOKENS))

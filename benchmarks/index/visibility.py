@@ -124,7 +124,7 @@ def _hashes(number: int) -> bytes:
 
 
 async def _visible(manager: ManagerClient, number: int, due: float) -> float:
-    """Seconds from when a prompt is due until it is answered in full, or until that is waited for no longer."""
+    """Return seconds from when a prompt is due until it is answered in full, or until that is waited for no longer."""
     await asyncio.sleep(due - time.perf_counter())
     request = _match(number)
     while True:

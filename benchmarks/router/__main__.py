@@ -25,7 +25,7 @@ def _door() -> list[Row]:
 
 
 def _decision() -> list[Row]:
-    """Each in a process of its own, whose memory is this index's and nothing else's."""
+    """Return each in a process of its own, whose memory is this index's and nothing else's."""
     rows = []
     for hybrid in (False, True):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

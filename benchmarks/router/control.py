@@ -74,7 +74,7 @@ class _Traffic:
 
 
 async def _cut(directory: Path) -> list[dict[str, Any]]:
-    """The link is cut to a tenth for `CUT_SECONDS` under load, `NUM_CUTS` times."""
+    """Return the link is cut to a tenth for `CUT_SECONDS` under load, `NUM_CUTS` times."""
     rises, returns, ratios, changes = [], [], [], []
     with running_site(directory, num_engines=1, shape=WIDE, engine_flags=ENGINE, threshold_tokens=T) as site:
         async with _load(site) as traffic:

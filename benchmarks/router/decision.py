@@ -27,7 +27,7 @@ THRESHOLD_TOKENS = 8000
 
 
 def row(*, hybrid: bool) -> dict[str, Any]:
-    """The row of ten million blocks; CPU time of this thread, which others on the machine hardly disturb."""
+    """Return the row of ten million blocks; CPU time of this thread, which others on the machine hardly disturb."""
     rounds = _measure(NUM_BLOCKS, hybrid=hybrid)
     p99 = sorted(round(statistics.quantiles(seconds, n=100)[98] * 1e3, 4) for seconds in rounds)
     rates = sorted(round(len(seconds) / sum(seconds)) for seconds in rounds)
@@ -44,7 +44,7 @@ def row(*, hybrid: bool) -> dict[str, Any]:
 
 
 def _measure(num_blocks: int, *, hybrid: bool) -> list[list[float]]:
-    """Seconds per decision, in rounds."""
+    """Return seconds per decision, in rounds."""
     world = World(expiry_seconds=1e9, clock=time.monotonic)
     its = layout(hybrid=hybrid)
     nodes = [_node(number, its) for number in range(NUM_CLUSTERS)]
@@ -85,7 +85,7 @@ def _fill(world: World, nodes: list[Node], its: Layout, num_prompts: int) -> lis
 
 
 def _request(hashes: bytes) -> pb.RouteRequest:
-    """A prompt of as many blocks, and as many tokens again that nobody has seen."""
+    """Return a prompt of as many blocks, and as many tokens again that nobody has seen."""
     return pb.RouteRequest(
         request_id=os.urandom(16),
         model=MODEL,

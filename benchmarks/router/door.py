@@ -181,7 +181,7 @@ async def load(pid: int, address: str, body: dict[str, Any], *, connections: int
 async def directly(
     address: str, body: dict[str, Any], *, path: str = "/v1/completions", num: int = NUM_REQUESTS
 ) -> float:
-    """The median of the engine itself, in seconds."""
+    """Return the median of the engine itself, in seconds."""
     seconds, _ = await _ask(address, _post(path, body), num)
     return statistics.median(seconds)
 
@@ -238,7 +238,7 @@ async def _both(pid: int, address: str, body: dict[str, Any]) -> tuple[Run, Run]
 
 
 async def _text_row(pid: int, address: str, behind: Engines) -> dict[str, Any]:
-    """A prompt of 220 KB: what the door adds beyond the engine's own answer and its tokenizer's."""
+    """Return a prompt of 220 KB: what the door adds beyond the engine's own answer and its tokenizer's."""
     added = []
     for _ in range(ROUNDS):
         answer = await directly(behind.decode, TEXT, num=NUM_TEXTS)

@@ -87,5 +87,5 @@ PEERS = (
 
 
 def of_kind(*, disaggregates: bool) -> Iterator[Peer]:
-    """The peers that do what is measured."""
+    """Yield the peers that do what is measured."""
     return (peer for peer in PEERS if peer.disaggregates == disaggregates)

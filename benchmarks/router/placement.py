@@ -96,7 +96,7 @@ def _in_turn() -> Place:
 
 
 def replay(trace: Sequence[Request], place: Place) -> Figures:
-    """Every request of the trace, placed as it arrives."""
+    """Return every request of the trace, placed as it arrives."""
     nodes = [_Node(number) for number in range(NUM_NODES)]
     waits, num_held = [], 0
     for request in trace:
@@ -112,7 +112,7 @@ def replay(trace: Sequence[Request], place: Place) -> Figures:
 
 
 def measure() -> list[dict[str, Any]]:
-    """A row for hits, waiting and balance each; ours is compared with the others trace by trace."""
+    """Return a row for hits, waiting and balance each; ours is compared with the others trace by trace."""
     traces = [generate(seed, NUM_REQUESTS) for seed in SEEDS]
     runs = {
         "prfaas": [replay(trace, _by_scheduler()) for trace in traces],

@@ -19,7 +19,7 @@ class GridOptimum:
 
 
 def grid_search(loads: LoadModel, *, step_tokens: int) -> GridOptimum:
-    """Every threshold on a grid of `step_tokens` with every split."""
+    """Return every threshold on a grid of `step_tokens` with every split."""
     (cluster,) = loads.deployment.pd
     solver = SinglePd(loads)
     thresholds = range(loads.everything_offloaded, loads.nothing_offloaded + 1, step_tokens)

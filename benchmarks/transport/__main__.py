@@ -82,7 +82,7 @@ def _today() -> str:
 
 
 def _say_misses(rows: Sequence[dict[str, Any]]) -> int:
-    """The last lines, and the exit status: 1 when a recorded row misses its bar, of this run or an earlier one."""
+    """Return the last lines, and the exit status: 1 when a recorded row misses its bar, of this run or an earlier one."""
     misses = missed(rows)
     for row in misses:
         print(f"MISSES {row['link']}: {row['name']}: {figure_of(row):g}, bar {row['bar']}")
@@ -211,7 +211,7 @@ def _ahead_rows(name: str, engines: Sequence[dict[str, Any]], ours: Sequence[dic
 
 
 def _bulk_runs(wan: Wan) -> list[Figures]:
-    """The first of them over a link that nothing has gone over yet."""
+    """Return the first of them over a link that nothing has gone over yet."""
     with Ends(wan) as ends:
         return [ends.transfer(GIB, num_layers=64) for _ in range(1 + REPEATS)]
 
@@ -286,7 +286,7 @@ def _urgent_row(wan: Wan) -> dict[str, Any]:
 
 
 def _packing_rows(name: str) -> list[dict[str, Any]]:
-    """The same bytes packed where that pays, and never, in turn: noise must not be slower, floats should be faster."""
+    """Return the same bytes packed where that pays, and never, in turn: noise must not be slower, floats should be faster."""
     rows = []
     contents: tuple[Content, ...] = ("noise", "bf16")
     with Wan(PROFILES[name]) as wan:
@@ -322,7 +322,7 @@ def _tls_row() -> dict[str, Any]:
 
 
 def _health_rows() -> list[dict[str, Any]]:
-    """Whether the link tells the truth while its rate alternates every ten seconds."""
+    """Return whether the link tells the truth while its rate alternates every ten seconds."""
     shape = WanShape(1e9, 0.040, 0.0, 0.3e9, 10.0)
     with Wan(shape) as wan, Ends(wan) as ends:
         said = ends.health(seconds=41, idle_seconds=5)

@@ -102,7 +102,7 @@ def certificates_of(files: list[str]) -> Certificates | None:
 
 
 def digest_of(objects: list[memoryview]) -> int:
-    """One number for what all objects hold."""
+    """Return one number for what all objects hold."""
     state = xxhash.xxh3_64()
     for its in objects:
         state.update(its)

@@ -39,14 +39,14 @@ def schedule(geometry: Geometry, *, bytes_per_second: float, states_at_end: bool
 
 
 def _kept(group: KVGroup, is_last_chunk: bool) -> int:
-    """Tokens of a chunk that travel: a window's only with the last one."""
+    """Return tokens of a chunk that travel: a window's only with the last one."""
     if group.window_tokens is None:
         return CHUNK_TOKENS
     return min(group.window_tokens, PROMPT_TOKENS) if is_last_chunk else 0
 
 
 def _layers_in_order(geometry: Geometry) -> list[KVGroup]:
-    """A group for each layer, kinds spread evenly over the depth as hybrids do."""
+    """Return a group for each layer, kinds spread evenly over the depth as hybrids do."""
     placed = [
         ((number + 0.5) / group.num_layers, order, group)
         for order, group in enumerate(geometry.groups)

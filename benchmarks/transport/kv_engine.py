@@ -215,7 +215,7 @@ def _write(process: subprocess.Popen[str], question: dict[str, Any]) -> None:
 
 
 def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line that is ours; the engines print lines of their own."""
+    """Return the next line that is ours; the engines print lines of their own."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):

@@ -29,7 +29,7 @@ _torch, _protocol, _utils, _memory = (
 
 
 def keys_of(mark: int, count: int) -> list[Any]:
-    """The names of the objects of one write."""
+    """Return the names of the objects of one write."""
     return [_utils.CacheEngineKey("benchmark", 1, 0, (mark >> 8) + number, _torch.bfloat16) for number in range(count)]
 
 

@@ -121,14 +121,14 @@ class NearEnd:
     def measure(
         self, num_objects: int, object_bytes: int, num_layers: int, pause_seconds: float = 0.0
     ) -> dict[str, object]:
-        """One transfer whose layers become ready at once, or `pause_seconds` after each other."""
+        """Return one transfer whose layers become ready at once, or `pause_seconds` after each other."""
         transfer_id = self.open([object_bytes] * num_objects)
         cpu, began_ns = cpu_seconds(), time.monotonic_ns()
         last_ready_ns = self.layers(transfer_id, num_layers, pause_seconds=pause_seconds)
         return self._measured(transfer_id, began_ns=began_ns, last_ready_ns=last_ready_ns, cpu_before=cpu)
 
     def scheduled(self, sizes: list[int], at_seconds: list[float]) -> dict[str, object]:
-        """One transfer whose objects become ready at these times after its start."""
+        """Return one transfer whose objects become ready at these times after its start."""
         transfer_id = self.open(sizes)
         cpu, began, began_ns = cpu_seconds(), time.monotonic(), time.monotonic_ns()
         for number, (size, at) in enumerate(zip(sizes, at_seconds, strict=True)):
@@ -146,7 +146,7 @@ class NearEnd:
         return result | {"began_ns": began_ns, "last_ready_ns": last_ready_ns, "cpu_seconds": cpu, "link": state}
 
     def urgent(self, urgent_bytes: int, bulk_bytes: int, after_seconds: float) -> dict[str, object]:
-        """An urgent transfer on an idle link, then another while two bulk ones are under way."""
+        """Return an urgent transfer on an idle link, then another while two bulk ones are under way."""
         alone = self.measure(1, urgent_bytes, 1)
         bulks = [self.open([1 << 24] * (bulk_bytes >> 24), priority=1) for _ in range(2)]
         for bulk in bulks:

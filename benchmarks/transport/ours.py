@@ -94,7 +94,7 @@ class Ends:
         return _figures(near, self._reports([near["transfer"]]), sum(its.num_bytes for its in ready))
 
     def urgent(self, urgent_bytes: int, *, bulk_bytes: int, after_seconds: float) -> tuple[Figures, Figures]:
-        """An urgent transfer alone, and beside two bulk ones."""
+        """Return an urgent transfer alone, and beside two bulk ones."""
         near = self._ask("urgent", urgent_bytes=urgent_bytes, bulk_bytes=bulk_bytes, after_seconds=after_seconds)
         assert near["bulk_was_under_way"], "the bulk transfers ended before the urgent one"
         ids = [near["alone"]["transfer"], near["beside"]["transfer"], *(its["transfer"] for its in near["bulk"])]
@@ -102,7 +102,7 @@ class Ends:
         return _figures(near["alone"], reports, urgent_bytes), _figures(near["beside"], reports, urgent_bytes)
 
     def health(self, *, seconds: float, idle_seconds: float) -> dict[str, Any]:
-        """The link's own samples, idle and busy; its transfers do not end."""
+        """Return the link's own samples, idle and busy; its transfers do not end."""
         return self._ask("health", seconds=seconds, idle_seconds=idle_seconds)
 
     def probe(self, max_bytes: int) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _draw(axes: Axes, rows: Sequence[dict[str, Any]], engines: Sequence[Bars], *
 
 
 def best(rows: Sequence[dict[str, Any]], link: str, words: Sequence[str]) -> float | None:
-    """The highest median of the rows of this link whose names have these words; None: it was not measured."""
+    """Return the highest median of the rows of this link whose names have these words; None: it was not measured."""
     found = [
         row["figure"]["median"]
         for row in rows

@@ -77,7 +77,7 @@ def _idle(variant: str) -> Run:
 
 
 def ppd() -> Iterator[Figure | Table]:
-    """The half of PPD's measured workloads that nothing was fitted to, its many turns, its interference."""
+    """Yield the half of PPD's measured workloads that nothing was fitted to, its many turns, its interference."""
     known = measured_ppd.held_out()
     found = measured_ppd.simulated(list(known))
     errors = measured_ppd.errors(known, found)
@@ -99,7 +99,7 @@ def ppd() -> Iterator[Figure | Table]:
 
 
 def _interference() -> Iterator[Figure]:
-    """The law against the slowdown as printed, and against the step time that the calibrated half gives."""
+    """Yield the law against the slowdown as printed, and against the step time that the calibrated half gives."""
     for kind in measured_ppd.KINDS:
         cells = measured_ppd.slowdowns(kind)
         raw = _within(

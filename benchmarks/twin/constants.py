@@ -57,7 +57,7 @@ RAPID_SOURCES = {
 
 
 def ppd_rows() -> Iterator[Row]:
-    """The costs and the harness, then the interference law."""
+    """Yield the costs and the harness, then the interference law."""
     for one in (MODEL, GRID_HARNESS):
         yield from _rows(one, PPD_SOURCES)
     law = "fitted to the even tens of decoding requests, absolute error"

@@ -34,7 +34,7 @@ class NotThere(Exception):
 
 
 def measured_rows(name: str) -> Iterator[dict[str, str]]:
-    """The rows of one of the files.
+    """Yield the rows of one of the files.
 
     Raises:
         NotThere: there is no such file.
@@ -67,7 +67,7 @@ def _simulated(key: Key) -> TurnFigures:
 
 
 def simulated(keys: Sequence[Key]) -> dict[Key, TurnFigures]:
-    """The same runs in the twin."""
+    """Return the same runs in the twin."""
     return dict(zip(keys, on_all_cores(_simulated, keys, lambda *_: None), strict=True))
 
 

@@ -96,7 +96,7 @@ def _ppd(results: Results) -> str:
 
 
 def _ppd_latency(results: Results) -> str:
-    """A row for each measured curve; failed runs are a dash."""
+    """Return a row for each measured curve; failed runs are a dash."""
     curves: dict[tuple[str, str, str], dict[float, tuple[float, float]]] = {}
     for name, split, qps, mode, known, _, found, _ in _rows(results, "ppd_figures", "PPD, Figure 4, measured"):
         curves.setdefault((name, split, mode), {})[qps] = known, found
@@ -109,7 +109,7 @@ def _ppd_latency(results: Results) -> str:
 
 
 def _interference(results: Results) -> str:
-    """The cells within 15 points beside those that a law without any error of its own would be expected to have."""
+    """Return the cells within 15 points beside those that a law without any error of its own would be expected to have."""
     rows = []
     for result in results["ppd"]["figures"]:
         if result["name"].startswith("PPD interference, "):

@@ -32,7 +32,7 @@ def rapid_serve() -> Iterator[Figure | Table]:
 
 
 def rapid_sensitivity() -> Iterator[Figure | Table]:
-    """The gains with the one constant that was not set blindly at other values."""
+    """Yield the gains with the one constant that was not set blindly at other values."""
     yield from studies.rapid_sensitivity(lambda *_: None)
 
 

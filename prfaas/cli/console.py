@@ -40,7 +40,7 @@ class Call:
     arguments: argparse.Namespace
 
     def page(self, path: str) -> Any:
-        """A page of the managers. Raises PageUnreachable."""
+        """Return a page of the managers. Raises PageUnreachable."""
         its = self.settings
         tls = tls_of(its)
         return first_json(its.pages, path, timeout_seconds=its.timeout, tls=tls)
@@ -80,7 +80,7 @@ def _connections(call: Call) -> Answer:
 
 
 def _top(call: Call) -> Answer:
-    """The deployment, or that no manager answers: the next refresh may meet one."""
+    """Return the deployment, or that no manager answers: the next refresh may meet one."""
     try:
         return _whole(call)
     except PageUnreachable as error:
@@ -117,7 +117,7 @@ def _explain(call: Call) -> Answer:
 def _records_at(
     pages: Iterable[str], *, timeout_seconds: float, tls: ssl.SSLContext | None, key: str = ""
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The requests that these pages tell of, each with its page; and why others do not answer."""
+    """Return the requests that these pages tell of, each with its page; and why others do not answer."""
     records: list[dict[str, Any]] = []
     failures: list[str] = []
     for page in pages:
@@ -232,7 +232,7 @@ def _doctor(call: Call) -> Answer:
 
 
 def _usual_files(names: Iterable[str]) -> dict[str, Path]:
-    """The settings that this machine has: not every component runs on each."""
+    """Return the settings that this machine has: not every component runs on each."""
     usual = {name: DIRECTORY / f"{name}.yaml" for name in names}
     return {name: path for name, path in usual.items() if path.exists()}
 
@@ -405,7 +405,7 @@ def _own_certificate(error: Exception, settings: ConsoleConfig | None) -> str:
 
 
 def _file(arguments: argparse.Namespace) -> Path | None:
-    """The settings' file: the one named, or the machine's."""
+    """Return the settings' file: the one named, or the machine's."""
     file: Path | None = arguments.config
     usual = DIRECTORY / "console.yaml"
     return file or (usual if usual.exists() else None)

@@ -14,7 +14,7 @@ Extra = Literal[
 
 
 def load(module: str, *, extra: Extra) -> ModuleType:
-    """The module `module` of this package, whose foreign imports come with `extra`.
+    """Return the module `module` of this package, whose foreign imports come with `extra`.
 
     Raises:
         MissingExtraError: one of them is not installed.

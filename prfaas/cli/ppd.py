@@ -167,7 +167,7 @@ def _simulate(flags: argparse.Namespace) -> int:
 
 
 async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[Cell]) -> tuple[list[Run], list[Run]]:
-    """Each cell on both front doors, one after the other, so that neither is beside the other's load; without the cells
+    """Return each cell on both front doors, one after the other, so that neither is beside the other's load; without the cells
     that a door answered otherwise than it should.
     """
     ends = [

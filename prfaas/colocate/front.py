@@ -87,7 +87,7 @@ class Front:
         self._writers: dict[Side, RingWriter] = {}
 
     def open(self) -> dict[Side, SideRings]:
-        """The rings of both sides for their first start."""
+        """Return the rings of both sides for their first start."""
         peers = _peer_rings()
         return {side: SideRings(*self._front_rings(side), peers[side]) for side in SIDES}
 
@@ -134,7 +134,7 @@ class Front:
         return request in self._answers
 
     def cancel(self, request: int) -> bool:
-        """The client has gone; False when the request has ended before."""
+        """Return the client has gone; False when the request has ended before."""
         lives = self._answers.pop(request, None) is not None
         if lives:
             self._writers["decode"].push(Kind.CANCEL, (request,))
@@ -227,6 +227,6 @@ class Front:
 
 
 def _peer_rings() -> dict[Side, PeerRings]:
-    """One pair of rings between the sides, as each of them sees it."""
+    """Return one pair of rings between the sides, as each of them sees it."""
     to_prefill, to_decode = ring.create(), ring.create()
     return {"prefill": PeerRings(to_prefill, to_decode), "decode": PeerRings(os.dup(to_decode), os.dup(to_prefill))}

@@ -21,7 +21,7 @@ Named = tuple[str, torch.Tensor, str]  # a layer's name, its cache [block, ...] 
 
 
 def describe(cache: Cache, *, model: str, weights: str) -> tuple[Layout, dict[str, LayerBlocks]]:
-    """The layout, and each layer's blocks by name; valid as long as the cache.
+    """Return the layout, and each layer's blocks by name; valid as long as the cache.
 
     `model` is the name under which prompts are hashed, `weights` tells apart what that name may stand for.
     """
@@ -40,7 +40,7 @@ def block_map(layout: Layout) -> BlockMap:
 
 
 def tables(layout: Layout, blocks: Sequence[int], slot: int) -> list[Sequence[int]]:
-    """A request's block ids by KV group."""
+    """Return a request's block ids by KV group."""
     return [blocks if group.kind == "full_attention" else (slot,) for group in layout.groups]
 
 

@@ -89,7 +89,7 @@ class Lockstep:
         return DecodeRows(current, inputs[:, POSITION], inputs[:, SLOT], inputs[:, TABLE:])
 
     def _chunk(self) -> tuple[PromptPart | None, Sequence | None]:
-        """The next chunk of the oldest prompt, and the prompt when this chunk is its last."""
+        """Return the next chunk of the oldest prompt, and the prompt when this chunk is its last."""
         if not self._prompts:
             return None, None
         sequence, start = self._prompts[0], self._next_start

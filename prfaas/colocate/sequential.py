@@ -10,7 +10,7 @@ from prfaas.colocate.model.model import DecodeRows, HybridModel, PromptPart
 
 
 def generate(model: HybridModel, prompt: Sequence[int], max_tokens: int, *, stop_token: int | None = None) -> list[int]:
-    """The greedy continuation, its stop token included; uses blocks from 1 on and state slot 1 of the model's cache."""
+    """Return the greedy continuation, its stop token included; uses blocks from 1 on and state slot 1 of the model's cache."""
     num_blocks = -(-(len(prompt) + max_tokens) // model.cache.block_tokens)
     table = torch.arange(1, num_blocks + 1)
     token = model.next_tokens(None, PromptPart(torch.tensor(prompt), 0, 1, table))

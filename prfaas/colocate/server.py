@@ -150,7 +150,7 @@ def parse_completion(body: Any) -> Completion:
 
 
 def _is_number(value: object) -> bool:
-    """A whole one; JSON's true is none."""
+    """Return a whole one; JSON's true is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

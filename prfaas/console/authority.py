@@ -60,7 +60,7 @@ class Authority:
         return key
 
     def issue(self, name: str, *, valid_for: datetime.timedelta = DAY, hosts: Sequence[str] = LOOPBACK) -> Issued:
-        """A certificate for `name`, which may serve on `hosts` (addresses and names); a negative time has run out.
+        """Return a certificate for `name`, which may serve on `hosts` (addresses and names); a negative time has run out.
 
         Raises:
             ConfigError: the name cannot be a file's, or is the authority's own.
@@ -76,7 +76,7 @@ class Authority:
         return self._issued(path, signed)
 
     def issued(self) -> Iterator[Issued]:
-        """The certificates that lie in the directory and are of this authority, by name."""
+        """Yield the certificates that lie in the directory and are of this authority, by name."""
         own = x509.load_pem_x509_certificate(self.path.read_bytes())
         for path in sorted(self._directory.glob("*.pem")):
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -90,7 +90,7 @@ class Authority:
 
     @property
     def revoked(self) -> frozenset[int]:
-        """The serial numbers on the list."""
+        """Return the serial numbers on the list."""
         if not self.revocations.exists():
             return frozenset()
         published = x509.load_pem_x509_crl(self.revocations.read_bytes())
@@ -129,7 +129,7 @@ def _is_signed_by(authority: x509.Certificate, certificate: x509.Certificate) ->
 
 
 def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A new key, in a file that only its owner may read."""
+    """Return a new key, in a file that only its owner may read."""
     key = ec.generate_private_key(ec.SECP256R1())
     data = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     path.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ def revoke(directory: Path, names: Iterable[str]) -> list[Entry]:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """Every certificate in the directory that its authority signed. Raises ConfigError when there is no authority."""
+    """Return every certificate in the directory that its authority signed. Raises ConfigError when there is no authority."""
     authority = _existing(directory)
     revoked, now = authority.revoked, datetime.datetime.now(datetime.UTC)
     return [_entry(its, revoked, now) for its in authority.issued()]

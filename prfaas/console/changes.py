@@ -14,7 +14,7 @@ from prfaas.transport.net.tls import CertificateFiles
 
 
 def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
-    """The managers, spoken to as the operator; close it."""
+    """Return the managers, spoken to as the operator; close it."""
     tls, deadline = CertificateFiles.of(config), config.timeout
     return ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
 

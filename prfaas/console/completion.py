@@ -20,7 +20,7 @@ complete -o default -F _prfaas prfaas
 
 
 def completion(shell: str, parser: argparse.ArgumentParser) -> str:
-    """A script for bash, or for zsh by its bash compatibility, to be evaluated by the shell."""
+    """Return a script for bash, or for zsh by its bash compatibility, to be evaluated by the shell."""
     cases = [f'        {pattern}) choices="{" ".join(words)}" ;;' for pattern, words in _levels(parser, "")]
     head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return head + _SCRIPT % "\n".join(cases)

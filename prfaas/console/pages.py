@@ -102,7 +102,7 @@ def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) 
 def first_json(
     bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = ""
 ) -> Any:
-    """A page of the first server of several that answers and knows of it; None when those that answer do not.
+    """Return a page of the first server of several that answers and knows of it; None when those that answer do not.
 
     Raises:
         PageUnreachable: none answers; the message has each one's reason.

@@ -28,7 +28,7 @@ class Table:
 
 
 def status_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
-    """The deployment in short: the manager's word, clusters, instances."""
+    """Return the deployment in short: the manager's word, clusters, instances."""
     return [_summary(state, plan), _clusters(state), _instances(state)]
 
 
@@ -47,7 +47,7 @@ def _summary(state: Mapping[str, Any], plan: Mapping[str, Any]) -> Table:
 
 
 def nodes_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The live nodes of a state, by cluster and name."""
+    """Return the live nodes of a state, by cluster and name."""
     return sorted(state.get("nodes", []), key=lambda its: (its["node"]["cluster"], its["node"]["name"]))
 
 
@@ -91,7 +91,7 @@ def _instance_row(
 
 
 def link_table(state: Mapping[str, Any]) -> Table:
-    """Every link that a live node has, outgoing, busiest first; 80 columns where names are short."""
+    """Return every link that a live node has, outgoing, busiest first; 80 columns where names are short."""
     links = [(node["node"], link) for node in nodes_of(state) for link in node.get("links", [])]
     links.sort(key=lambda its: (not its[1].get("is_down", False), -its[1].get("bytes_per_second", 0.0)))
     moods = tuple[Mood, ...](link_mood(link) for _, link in links)
@@ -125,7 +125,7 @@ def link_mood(link: Mapping[str, Any]) -> Mood:
 
 
 def connection_tables(links: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Every connection of an agent's links, the oldest first, a table for each link."""
+    """Return every connection of an agent's links, the oldest first, a table for each link."""
     columns = ("from", "to", "age", "rtt", "least", "delivers", "resent", "unsent", "unacked", "waits for", "still")
     return [
         Table(
@@ -215,12 +215,12 @@ def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes for people: 1536 is "1.5 KiB"."""
+    """Return bytes for people: 1536 is "1.5 KiB"."""
     return _scaled(num_bytes, 1024.0, _BINARY_UNITS)
 
 
 def bit_rate(bytes_per_second: float) -> str:
-    """A rate for people: 125e6 is "1.0 Gbit/s"."""
+    """Return a rate for people: 125e6 is "1.0 Gbit/s"."""
     return _scaled(bytes_per_second * 8, 1000.0, _BIT_UNITS)
 
 

@@ -54,7 +54,7 @@ def show_table(table: Table) -> None:
 
 
 def _fits_without_lines_alone(table: Table, width: int) -> bool:
-    """Whether a table is too wide with lines between its columns, and not with blanks."""
+    """Return whether a table is too wide with lines between its columns, and not with blanks."""
     num, cells = len(table.columns), sum(_widths(table))
     return cells + num - 1 <= width < cells + 3 * num + 1
 
@@ -64,7 +64,7 @@ def _widths(table: Table) -> list[int]:
 
 
 def plain_text(table: Table) -> str:
-    """The table in columns of blanks."""
+    """Return the table in columns of blanks."""
     lines = [table.columns, *table.rows]
     widths = _widths(table)
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

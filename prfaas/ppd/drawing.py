@@ -12,7 +12,7 @@ LEGEND = "D: the decode node prefills the later turn, P: a prefill instance does
 
 
 def draw(table: PpdTable) -> str:
-    """The whole table, with its legend."""
+    """Return the whole table, with its legend."""
     rates = sorted({entry.qps for entry in table.entries})
     lines = [f"w_ttft {table.ttft_weight:g}, w_tpot {table.tpot_weight:g}. {LEGEND}."]
     for context in CONTEXTS:

@@ -161,7 +161,7 @@ def _way(headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _token_ids(line: bytes) -> list[int]:
-    """The token ids of one line of an event stream."""
+    """Return the token ids of one line of an event stream."""
     if not line.startswith(b"data: {"):
         return []
     choices = json.loads(line[6:])["choices"]

@@ -44,6 +44,6 @@ class Cell:
 
 
 def by_requests(table: PpdTable) -> PpdTable:
-    """The same table with requests per second for conversations that begin per second."""
+    """Return the same table with requests per second for conversations that begin per second."""
     entries = tuple(replace(entry, qps=NUM_TURNS * entry.qps) for entry in table.entries)
     return replace(table, entries=entries)

@@ -98,7 +98,7 @@ class DiscoveryConfig:
 
     @property
     def looks(self) -> bool:
-        """Whether there is anything to look for."""
+        """Return whether there is anything to look for."""
         return bool(self.names or self.kubernetes_selector)
 
 

@@ -58,7 +58,7 @@ class Sharing:
 
 
 def target(load: Load, profile: ShareTable, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
-    """The partition for a load that stays as it is; when no share meets the SLO, the fastest one."""
+    """Return the partition for a load that stays as it is; when no share meets the SLO, the fastest one."""
     if load.decode_batch == 0:
         return (Partition(0.0, 1.0), "decode_idle") if load.prefill_busy else (OVERALLOCATED, "both_idle")
     if not load.prefill_busy:
@@ -74,7 +74,7 @@ def target(load: Load, profile: ShareTable, itl_slo_seconds: float) -> tuple[Par
 
 
 def next_sharing(sharing: Sharing, load: Load, profile: ShareTable, *, policy: Policy) -> Sharing:
-    """The partition for the next step; called between steps and nowhere else."""
+    """Return the partition for the next step; called between steps and nowhere else."""
     wanted, reason = target(load, profile, policy.itl_slo_seconds)
     held = sharing.partition
     if wanted == held or not _relaxes(held, wanted) or not _meets(held, load, profile, policy.itl_slo_seconds):
@@ -85,7 +85,7 @@ def next_sharing(sharing: Sharing, load: Load, profile: ShareTable, *, policy: P
 
 
 def _relaxes(held: Partition, wanted: Partition) -> bool:
-    """Whether the change takes protection from decode: a smaller share of its own, or none of its own."""
+    """Return whether the change takes protection from decode: a smaller share of its own, or none of its own."""
     return held.is_split and (wanted == OVERALLOCATED or (wanted.is_split and wanted.decode_share < held.decode_share))
 
 

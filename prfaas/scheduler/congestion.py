@@ -62,7 +62,7 @@ class Congestion:
 
 
 def pressures(sample: PathSample, limits: CongestionLimits) -> dict[Signal, float]:
-    """Each signal as a share of its limit; 1 and more is congested."""
+    """Return each signal as a share of its limit; 1 and more is congested."""
     capacity = sample.capacity_bytes_per_second
     has_risen = 0 < sample.min_rtt_seconds < sample.rtt_seconds - limits.rtt_rise_seconds
     inflation = sample.rtt_seconds / sample.min_rtt_seconds if has_risen else 1.0
@@ -75,7 +75,7 @@ def pressures(sample: PathSample, limits: CongestionLimits) -> dict[Signal, floa
 
 
 def step(state: Congestion, sample: PathSample, *, now: float, limits: CongestionLimits) -> Congestion:
-    """The state after one sample."""
+    """Return the state after one sample."""
     signals = pressures(sample, limits)
     noise = max(signals["loss"], signals["rtt"])
     signals |= {name: min(signals[name], state.noise) for name in _NOISY}

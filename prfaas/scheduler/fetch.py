@@ -18,7 +18,7 @@ class Fetch:
 
 
 def fetch_to(snapshot: Snapshot, request: RequestFacts, site: InstanceState) -> Fetch | None:
-    """The longest prefix that another node holds, where it is worth bringing to the instance that computes the rest.
+    """Return the longest prefix that another node holds, where it is worth bringing to the instance that computes the rest.
 
     It is when it spares at least `fetch_tokens` tokens, and comes from the same cluster or over a link that is up and
     abundant. Among nodes that hold as much: one of the same cluster, then the first by name.

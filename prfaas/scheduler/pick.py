@@ -18,7 +18,7 @@ _ROLES: dict[InstanceRole, str] = {"prefill": "prefill", "decode": "decode", "bo
 
 
 def pick_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
-    """The decode profile's choice among the healthy instances that decode; None where it leaves nobody."""
+    """Return the decode profile's choice among the healthy instances that decode; None where it leaves nobody."""
     candidates = _usable((instance for instance in snapshot.instances if instance.decodes), request)
     picked = _picker(snapshot).pick_decode(
         [_endpoint(candidate, request) for candidate in candidates], _asked(snapshot, request)
@@ -69,7 +69,7 @@ def _endpoint(its: InstanceState, request: RequestFacts) -> Endpoint:
 
 
 def _asked(snapshot: Snapshot, request: RequestFacts) -> PickRequest:
-    """The request, with matches counted in tokens. Its session's endpoint is the first one on the session's node."""
+    """Return the request, with matches counted in tokens. Its session's endpoint is the first one on the session's node."""
     own = [instance.instance for instance in snapshot.instances if instance.agent == request.session_agent]
     token = b64encode(own[0].encode()).decode() if own else None
     return PickRequest(request.num_prompt_tokens, 1, session_token=token)

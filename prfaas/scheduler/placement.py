@@ -25,7 +25,7 @@ def tie(one: InstanceState, request: RequestFacts) -> int:
 
 
 def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
-    """The instance with the fewest tokens to compute: the prompt's uncached ones, those of the requests under way, and
+    """Return the instance with the fewest tokens to compute: the prompt's uncached ones, those of the requests under way, and
     what the wait for KV blocks costs; one that is full, by its KV or beside the others, is left out while one is not.
 
     Among equals the conversation's own node, then by `request.seed`, so that a crowd of them spreads.
@@ -64,17 +64,17 @@ def _usable(candidates: Iterable[InstanceState], request: RequestFacts) -> list[
 
 
 def _roomy(usable: list[InstanceState]) -> list[InstanceState]:
-    """Those whose KV is not full; all, where all are."""
+    """Return those whose KV is not full; all, where all are."""
     return [one for one in usable if one.kv_usage_ratio < KV_FULL_RATIO] or usable
 
 
 def _brisk(roomy: list[InstanceState]) -> list[InstanceState]:
-    """Those that are not far behind the least loaded one."""
+    """Return those that are not far behind the least loaded one."""
     least = min((one.num_requests for one in roomy), default=0)
     return [one for one in roomy if one.num_requests <= least + LOAD_SLACK]
 
 
 def _kv_wait_tokens(kv_usage_ratio: float) -> int:
-    """The work that the wait for KV blocks stands for: it grows with the square of what is used of the last of them."""
+    """Return the work that the wait for KV blocks stands for: it grows with the square of what is used of the last of them."""
     scarcity = (min(kv_usage_ratio, 1.0) - KV_AMPLE_RATIO) / (KV_FULL_RATIO - KV_AMPLE_RATIO)
     return int(KV_WAIT_TOKENS * scarcity**2)

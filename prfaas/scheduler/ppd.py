@@ -47,12 +47,12 @@ _LONG_INPUT: Sequence[tuple[float, WorkloadType]] = (  # by input tokens
 
 
 def context_class(num_cached_tokens: int) -> ContextClass:
-    """The class of what the decode node holds; the measured table ends at `large`, which stands for all above it."""
+    """Return the class of what the decode node holds; the measured table ends at `large`, which stands for all above it."""
     return "small" if num_cached_tokens <= SMALL_CONTEXT_TOKENS else "large"
 
 
 def workload_type(num_input_tokens: int, num_output_tokens: int) -> WorkloadType:
-    """The class of a turn by its new input tokens and its output tokens."""
+    """Return the class of a turn by its new input tokens and its output tokens."""
     ratio = num_input_tokens / max(1, num_output_tokens)
     if ratio < 0.25:
         return _first(_SHORT_INPUT, num_output_tokens)
@@ -80,7 +80,7 @@ class PpdEntry:
         return self.pd_ttft_seconds <= 0 or self.pd_tpot_seconds <= 0
 
     def score(self, *, ttft_weight: float, tpot_weight: float) -> float:
-        """How much the decode node's own prefill gains: Algorithm 1, lines 4 to 6. P→D must not have failed."""
+        """Return how much the decode node's own prefill gains: Algorithm 1, lines 4 to 6. P→D must not have failed."""
         ttft_gain = (self.pd_ttft_seconds - self.ppd_ttft_seconds) / self.pd_ttft_seconds
         tpot_loss = (self.ppd_tpot_seconds - self.pd_tpot_seconds) / self.pd_tpot_seconds
         return ttft_weight * ttft_gain - tpot_weight * tpot_loss
@@ -115,11 +115,11 @@ class PpdTable:
         return frozenset(entry.qps for entry in self.entries)
 
     def nearest_qps(self, qps: float) -> float:
-        """The measured rate next to `qps`, the higher one of two equally near."""
+        """Return the measured rate next to `qps`, the higher one of two equally near."""
         return min(self._measured_qps, key=lambda rate: (abs(rate - qps), -rate))
 
     def find(self, context: ContextClass, workload: WorkloadType, qps: float) -> PpdEntry | None:
-        """The cell at the nearest measured rate, or None when it was not measured."""
+        """Return the cell at the nearest measured rate, or None when it was not measured."""
         return self._cells.get((context, workload, self.nearest_qps(qps)))
 
     def score(self, entry: PpdEntry) -> float:
@@ -131,13 +131,13 @@ class PpdTable:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> PpdTable:
-        """The inverse of `to_dict`."""
+        """Return the inverse of `to_dict`."""
         entries = tuple(PpdEntry(**entry) for entry in fields["entries"])
         return PpdTable(entries, fields["ttft_weight"], fields["tpot_weight"])
 
 
 def read_measured(fields: Mapping[str, Any]) -> PpdTable:
-    """A table in the form of the authors' decision engine: milliseconds, weights in `weights`.
+    """Return a table in the form of the authors' decision engine: milliseconds, weights in `weights`.
 
     Raises:
         ValueError: a field is missing or of another type.
@@ -152,7 +152,7 @@ def read_measured(fields: Mapping[str, Any]) -> PpdTable:
 
 
 def to_measured(table: PpdTable) -> dict[str, Any]:
-    """The inverse of `read_measured`, with each cell's score and whether it is local."""
+    """Return the inverse of `read_measured`, with each cell's score and whether it is local."""
     weights = {"w_ttft": table.ttft_weight, "w_tpot": table.tpot_weight}
     return {"weights": weights, "entries": [_as_measured(table, entry) for entry in table.entries]}
 
@@ -230,7 +230,7 @@ class Turn:
 
 
 def prefills_locally(table: PpdTable, turn: Turn, *, qps: float, mode: PpdMode) -> bool:
-    """Whether the decode node that holds the KV prefills a later turn itself (x* = 1)."""
+    """Return whether the decode node that holds the KV prefills a later turn itself (x* = 1)."""
     if mode == "authors" and turn.num_input_tokens < BYPASS_TOKENS:
         return True
     output = turn.num_output_tokens or DEFAULT_OUTPUT_TOKENS
@@ -284,7 +284,7 @@ class PpdRefresh:
         return self._table.find(context_class(turn.num_cached_tokens), workload, served.qps)
 
     def table(self, now: float) -> PpdTable:
-        """The table with every side that was measured anew."""
+        """Return the table with every side that was measured anew."""
         fresh = {key: _averages(turns, now - self._window_seconds) for key, turns in self._served.items()}
         return replace(self._table, entries=tuple(_renewed(entry, fresh) for entry in self._table.entries))
 

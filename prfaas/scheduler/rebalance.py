@@ -115,7 +115,7 @@ def _refilled(state: Rebalance, cast: Cast, *, now: float, limits: Limits) -> Re
 
 
 def _wanted(before: Mapping[PrefixKey, int], prefixes: Sequence[HotPrefix], limits: Limits) -> dict[PrefixKey, int]:
-    """How many holders each prefix should have: up at once, down with hysteresis."""
+    """Return how many holders each prefix should have: up at once, down with hysteresis."""
     wanted = {}
     for prefix in prefixes:
         deserved = min(limits.max_holders, int(prefix.hits_per_second / limits.hits_per_holder_per_second))
@@ -126,7 +126,7 @@ def _wanted(before: Mapping[PrefixKey, int], prefixes: Sequence[HotPrefix], limi
 
 
 def _move(state: Rebalance, prefix: HotPrefix, cast: Cast, moving: Sequence[Move]) -> Move | None:
-    """The next copy of one prefix, or None when it has holders enough or none can be made now."""
+    """Return the next copy of one prefix, or None when it has holders enough or none can be made now."""
     coming = {its.destination for its in moving if its.key == prefix.key}
     if len(prefix.holders - cast.leaving) + len(coming) >= state.wanted[prefix.key]:
         return None

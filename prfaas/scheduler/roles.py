@@ -57,7 +57,7 @@ class RoleWishes:
 
 
 def wished_role(its: ClusterRoles, *, gain_ratio: float, rules: RoleRules) -> Role | None:
-    """The role that one more instance should have. Each role keeps an instance."""
+    """Return the role that one more instance should have. Each role keeps an instance."""
     if gain_ratio < rules.min_gain_ratio:
         return None
     missing = its.best_num_prefill - len(its.prefill.requests)

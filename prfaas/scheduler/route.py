@@ -81,7 +81,7 @@ def explained(decision: Decision, facts: RequestFacts) -> str:
 
 
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
-    """The decision for one request."""
+    """Return the decision for one request."""
     decode = _decode(snapshot, request)
     if decode is None:
         return Decision("refused", "no_decode_instance")
@@ -108,7 +108,7 @@ def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
 
 
 def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Decision | StayReason | None:
-    """The decision to offload to a PrfaaS cluster; or why a request above t stays; or None for one below it."""
+    """Return the decision to offload to a PrfaaS cluster; or why a request above t stays; or None for one below it."""
     uncached = request.uncached_at(decode.agent)
     if not request.counted or request.num_prompt_tokens < 2 or uncached <= _lowest_threshold(snapshot, decode):
         return None  # of one token nothing can be transferred
@@ -135,7 +135,7 @@ def _lowest_threshold(snapshot: Snapshot, decode: InstanceState) -> int:
 def _over_a_path(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState, reachable: Sequence[InstanceState]
 ) -> Decision | StayReason | None:
-    """The offload over the first path that takes it, in the order in which `choose` likes the instances."""
+    """Return the offload over the first path that takes it, in the order in which `choose` likes the instances."""
     refusals: list[StayReason | None] = []
     left = list(reachable)
     while left:

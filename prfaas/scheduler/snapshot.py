@@ -49,7 +49,7 @@ class InstanceState:
         return self.healthy and self.cluster_kind == "pd" and self.role in ("decode", "both")
 
     def prefills_within(self, cluster: ClusterName) -> bool:
-        """Whether it is a PD-P instance of this cluster."""
+        """Return whether it is a PD-P instance of this cluster."""
         return self.healthy and self.cluster == cluster and self.cluster_kind == "pd" and self.role == "prefill"
 
 
@@ -83,7 +83,7 @@ class Snapshot:
     fetch_tokens: int = 0  # a prefix elsewhere that is so much longer is fetched (`fetch.py`); 0: none is
 
     def path(self, source: ClusterName, destination: ClusterName) -> PathState:
-        """The state of the link between two clusters."""
+        """Return the state of the link between two clusters."""
         for path in self.paths:
             if (path.source, path.destination) == (source, destination):
                 return path
@@ -98,7 +98,7 @@ class Snapshot:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Snapshot:
-        """The inverse of `to_dict`."""
+        """Return the inverse of `to_dict`."""
         table = fields["ppd_table"]
         read = {
             "instances": tuple(InstanceState(**instance) for instance in fields["instances"]),
@@ -135,7 +135,7 @@ class RequestFacts:
     seed: int = 0  # orders instances that are equally good, so that requests spread; 0: by name
 
     def cached_at(self, agent: AgentName) -> int:
-        """The usable prefix on one node."""
+        """Return the usable prefix on one node."""
         return self.cached_tokens.get(agent, self.num_cached_tokens)
 
     def uncached_at(self, agent: AgentName) -> int:
@@ -148,5 +148,5 @@ class RequestFacts:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> RequestFacts:
-        """The inverse of `to_dict`."""
+        """Return the inverse of `to_dict`."""
         return RequestFacts(**{**fields, "excluded": frozenset(fields["excluded"])})

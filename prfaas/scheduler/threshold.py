@@ -15,7 +15,7 @@ Site = Literal[
 def prefill_site(
     *, total_tokens: int, pd_cached_tokens: int, prfaas_cached_tokens: int, threshold_tokens: int, abundant: bool
 ) -> Site:
-    """Where a prompt is prefilled: PrfaaS, section 3.4.2.
+    """Return where a prompt is prefilled: PrfaaS, section 3.4.2.
 
     Scarce bandwidth: each cluster's cache counts on its own, so l_total − l_pd ≤ t stays. Abundant: the best cache of
     both counts, l_total − max(l_prfaas, l_pd) ≤ t stays. In the second case the paper fetches a prefix that only the
@@ -44,17 +44,17 @@ class PathCost:
     prefill_seconds_per_square_token: float = 0.0
 
     def transfer_seconds(self, num_tokens: int) -> float:
-        """How long the KV of that many tokens is on the wire; infinite on a link without bandwidth."""
+        """Return how long the KV of that many tokens is on the wire; infinite on a link without bandwidth."""
         num_bytes = self.kv_constant_bytes + self.kv_bytes_per_token * num_tokens
         return num_bytes / self.bytes_per_second if self.bytes_per_second > 0 else float("inf")
 
     def prefill_seconds(self, num_tokens: int) -> float:
-        """How long the PD cluster itself computes that many tokens."""
+        """Return how long the PD cluster itself computes that many tokens."""
         per_token = self.prefill_seconds_per_token + self.prefill_seconds_per_square_token * num_tokens
         return self.prefill_constant_seconds + per_token * num_tokens
 
     def pays(self, num_tokens: int) -> bool:
-        """Whether the link brings the KV of so many uncached tokens sooner than computing them here would."""
+        """Return whether the link brings the KV of so many uncached tokens sooner than computing them here would."""
         return self.transfer_seconds(num_tokens) <= self.prefill_seconds(num_tokens)
 
 
@@ -74,6 +74,6 @@ HYSTERESIS_RATIO = 0.1  # and stays so until the headroom is this much smaller: 
 
 
 def is_abundant(supply: Supply, *, was_abundant: bool) -> bool:
-    """Whether prefill, not the link, is what limits offloading: PrfaaS, section 3.4.2, with headroom and hysteresis."""
+    """Return whether prefill, not the link, is what limits offloading: PrfaaS, section 3.4.2, with headroom and hysteresis."""
     headroom = HEADROOM_RATIO - (HYSTERESIS_RATIO if was_abundant else 0.0)
     return supply.link_requests_per_second > supply.prefill_requests_per_second * (1 + headroom)

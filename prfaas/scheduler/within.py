@@ -50,7 +50,7 @@ _PICKED: dict[PickReason, WithinReason] = {
 def within(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState
 ) -> tuple[InstanceState | None, WithinReason]:
-    """The PD-P instance that prefills the request, or None for the decode instance itself, and why.
+    """Return the PD-P instance that prefills the request, or None for the decode instance itself, and why.
 
     A prompt that was not counted, or of one token, has nothing to hand over and is `short`.
     """
@@ -84,7 +84,7 @@ def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: 
 
 
 def turn_of(request: RequestFacts, decode: InstanceState) -> Turn:
-    """A request as PPD's table sees it, on the decode instance that was chosen for it."""
+    """Return a request as PPD's table sees it, on the decode instance that was chosen for it."""
     cached = request.cached_at(decode.agent)
     return Turn(request.num_prompt_tokens - cached, cached, request.max_output_tokens)
 

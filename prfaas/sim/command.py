@@ -14,7 +14,7 @@ from prfaas.sim.run import Run, arrival_rate, prepare, simulate
 
 
 def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Scenario:
-    """The scenario of a file, the environment and the command line; `varied` is what several values are tried of.
+    """Return the scenario of a file, the environment and the command line; `varied` is what several values are tried of.
 
     Raises:
         ConfigError: as `config.load` does.
@@ -23,7 +23,7 @@ def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Sc
 
 
 def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, Run]]:
-    """The scenario itself; its decisions go to `record`, one on each line."""
+    """Return the scenario itself; its decisions go to `record`, one on each line."""
     scenario = read(file, flags)
     if record is None:
         return [(scenario.variant, simulate(scenario))]
@@ -55,7 +55,7 @@ def replay_file(path: Path) -> str:
 
 
 def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, Run]]:
-    """A run for each value of "setting=a,b,c", all at the rate of the scenario without it, with the same seed."""
+    """Return a run for each value of "setting=a,b,c", all at the rate of the scenario without it, with the same seed."""
     variants = _variants(file, flags, choice)
     base = read(file, flags, varied=_varied(choice))
     rate = arrival_rate(base, prepare(base))
@@ -63,7 +63,7 @@ def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tu
 
 
 def sweep(file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress) -> list[tuple[str, Run]]:
-    """A run for each value of "setting=a,b,c", each at its own load, on all cores."""
+    """Return a run for each value of "setting=a,b,c", each at its own load, on all cores."""
     variants = _variants(file, flags, choice)
     runs = on_all_cores(simulate, [scenario for _, scenario in variants], progress)
     return [(name, run) for (name, _), run in zip(variants, runs, strict=True)]

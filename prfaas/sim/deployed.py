@@ -40,7 +40,7 @@ def deploy(
     follow_up: FollowUp | None = None,
     watch: Watch | None = None,
 ) -> Twin:
-    """The twin of a deployment under a plan; N_p instances of each PD cluster prefill, the others decode."""
+    """Return the twin of a deployment under a plan; N_p instances of each PD cluster prefill, the others decode."""
     snapshot = Snapshot(
         threshold_tokens(plan),
         (),
@@ -79,7 +79,7 @@ def refuse_longer_than_memory(twin: Twin, longest_tokens: int) -> None:
 
 
 def with_bursts(settings: InstanceSettings, deployment: Deployment, *, end: float) -> InstanceSettings:
-    """The settings with what others send until `end` drawn, over the egress of each PrfaaS cluster."""
+    """Return the settings with what others send until `end` drawn, over the egress of each PrfaaS cluster."""
     if settings.cross_traffic is None:
         return settings
     clusters = [ClusterName(cluster.name) for cluster in deployment.prfaas]

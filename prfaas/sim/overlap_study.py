@@ -61,7 +61,7 @@ def outcome(case: Case) -> Outcome:
 
 
 def outcomes(progress: Progress) -> list[Outcome]:
-    """Each objective for both deployments, apart and shared; of the thresholds of a shared one the best."""
+    """Return each objective for both deployments, apart and shared; of the thresholds of a shared one the best."""
     cases = [
         Case(variant, rate, shared, ratio)
         for variant in ("homogeneous-pd", "prfaas-pd")

@@ -36,7 +36,7 @@ class Recorder:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a file: one as JSON, a list of them, or one on each line.
+    """Return the records of a file: one as JSON, a list of them, or one on each line.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.
@@ -62,7 +62,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def replay(records: Iterable[dict[str, Any]]) -> Iterator[Difference]:
-    """The decisions that `scheduler.route` does not make again from their records.
+    """Yield the decisions that `scheduler.route` does not make again from their records.
 
     Raises:
         ConfigError: a record lacks a field, or has one that nobody knows.

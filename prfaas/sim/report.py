@@ -19,7 +19,7 @@ _GBIT = 1e9 / 8
 
 
 def render(runs: Sequence[tuple[str, Run]]) -> str:
-    """One block of columns for each figure; a column for each run."""
+    """Return one block of columns for each figure; a column for each run."""
     rows = [["", *(name for name, _ in runs)]]
     for label, show in _lines(runs):
         rows.append([label, *(show(run) for _, run in runs)])
@@ -57,14 +57,14 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
 
 
 def _num_counted(run: Run) -> str:
-    """Those after the warm-up; of a trace that is shorter than what was asked for, that these are all."""
+    """Return those after the warm-up; of a trace that is shorter than what was asked for, that these are all."""
     its, counted = run.scenario, run.summary.num_requests
     is_short = its.arrivals == "trace" and counted < its.requests - int(its.requests * its.warmup)
     return f"{counted} (the trace has no more)" if is_short else str(counted)
 
 
 def _threshold(run: Run) -> str:
-    """Where a plan has one."""
+    """Return where a plan has one."""
     tokens = run.setup.plan.threshold_tokens
     return "-" if tokens is None else str(tokens)
 
@@ -97,7 +97,7 @@ def _seconds(value: float) -> str:
 
 
 def to_json(name: str, run: Run) -> dict[str, Any]:
-    """One run as JSON can hold it; null where a figure has no meaning."""
+    """Return one run as JSON can hold it; null where a figure has no meaning."""
     summary, plan = run.summary, run.setup.plan
     plain = {key: getattr(summary, key) for key in ("num_requests", "arrivals", "throughput", "goodput")}
     return {

@@ -57,7 +57,7 @@ def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tup
 
 
 def loads_over_time(loads: Mapping[str, Load], end: float) -> dict[str, tuple[float, ...]]:
-    """Each load in each of the same parts."""
+    """Return each load in each of the same parts."""
     return {name: load.over(_edges(end)) for name, load in loads.items()}
 
 
@@ -78,7 +78,7 @@ class Distribution:
     percentiles: tuple[float, ...] = ()  # 0 to 100, for plots
 
     def quantile(self, ratio: float) -> float:
-        """One of `QUANTILES`."""
+        """Return one of `QUANTILES`."""
         return self.quantiles[QUANTILES.index(ratio)]
 
 
@@ -96,7 +96,7 @@ class Slo:
     attained_ratio: float = 0.0  # so many requests must meet it, else nothing is good
 
     def met(self, request: Request) -> bool:
-        """Whether a request that ended meets all of them."""
+        """Return whether a request that ended meets all of them."""
         bounds = [] if self.ttft_seconds is None else [self.ttft_seconds]
         if self.ttft_seconds_per_thousand is not None:
             bounds.append(self.ttft_seconds_per_thousand * -(-request.num_prompt_tokens // 1000))
@@ -172,7 +172,7 @@ def summarise(
     busy: Mapping[str, Load] | None = None,
     loads: Mapping[str, Load] | None = None,
 ) -> Summary:
-    """The summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
+    """Return the summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]
     start, end = counted[0].arrival, requests[-1].arrival
     span = max(end - start, 1e-12)
@@ -216,7 +216,7 @@ def _of(requests: Sequence[Request], value: Callable[[Request], float]) -> Distr
 
 
 def _gaps(requests: Sequence[Request]) -> Distribution:
-    """Where decode steps are equally long, a request's gaps all equal its TPOT."""
+    """Return where decode steps are equally long, a request's gaps all equal its TPOT."""
     decoded = [request for request in requests if request.num_output_tokens > 1]
     weights = np.array([one.num_output_tokens - 1 for one in decoded], dtype=float)
     return distribution(np.array([one.tpot for one in decoded]), weights)
@@ -266,14 +266,14 @@ def prepare(scenario: Scenario) -> Setup:
 
 
 def _shared(deployment: Deployment, overlap: float) -> Deployment:
-    """All instances of the PD cluster give shares of themselves to both roles."""
+    """Return all instances of the PD cluster give shares of themselves to both roles."""
     (pd,) = deployment.pd
     shared = replace(pd, shared_instances=pd.num_instances, overlap=overlap)
     return replace(deployment, pd=(shared,))
 
 
 def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tuple[Plan, float]:
-    """The plan with what the scenario fixes, and what it sustains by the exact equations."""
+    """Return the plan with what the scenario fixes, and what it sustains by the exact equations."""
     if scenario.prefill_instances is not None:
         there = deployment.pd[0].num_instances
         if scenario.prefill_instances >= there:
@@ -320,7 +320,7 @@ def _rate_of(requests: Sequence[Request]) -> float:
 
 
 def traffic(scenario: Scenario, setup: Setup, rate: float) -> list[Request]:
-    """The scenario's requests, ascending by arrival."""
+    """Return the scenario's requests, ascending by arrival."""
     if scenario.arrivals == "trace":
         return recorded_requests(Path(scenario.trace), count=scenario.requests)
     return draw_requests(setup.workload, scenario.arrivals, count=scenario.requests, rate=rate, seed=scenario.seed)

@@ -37,7 +37,7 @@ def _point(scenario: Scenario) -> Point:
 
 
 def search(progress: Progress, *, num_requests: int = 30_000) -> tuple[list[Point], list[Point]]:
-    """Every split, then every threshold."""
+    """Return every split, then every threshold."""
     scenario = partial(Scenario, requests=num_requests)
     splits = [scenario(prefill_instances=number, threshold=_T) for number in SPLITS]
     thresholds = [scenario(prefill_instances=_N_P, threshold=tokens) for tokens in THRESHOLDS]

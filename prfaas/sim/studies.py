@@ -164,7 +164,7 @@ def ppd_grid(progress: Progress) -> list[Table]:
 
 
 def ppd_weights(progress: Progress) -> list[Table]:
-    """How many cells of 1P_3D's table stay local as TPOT weighs more."""
+    """Return how many cells of 1P_3D's table stay local as TPOT weighs more."""
     table = ppd.ppd_table(1, 3, progress=progress)
     rows = []
     for weight in TPOT_WEIGHTS:
@@ -242,7 +242,7 @@ def searches(progress: Progress) -> list[Table]:
 
 
 def ppd_figures_of(path: Path) -> Study:
-    """The same with the conversations of a file.
+    """Return the same with the conversations of a file.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -268,5 +268,5 @@ OF_CONVERSATIONS: Mapping[str, Callable[[Path], Study]] = MappingProxyType({"ppd
 
 
 def shown(tables: Sequence[Table]) -> str:
-    """All tables of a study, for a screen."""
+    """Return all tables of a study, for a screen."""
     return "\n".join(render(table) for table in tables)

@@ -53,7 +53,7 @@ def _numbers(rows: Iterable[Row], column: int) -> list[float]:
 
 
 def _of(table: Table, column: int) -> list[str]:
-    """The different values of a column, in order."""
+    """Return the different values of a column, in order."""
     return list(dict.fromkeys(str(row[column]) for row in table.rows))
 
 

@@ -25,7 +25,7 @@ class Served:
 
 
 def serve(service: FloatArray, *, rate: float, num_servers: int, generator: np.random.Generator) -> Served:
-    """All requests through one pool with Poisson arrivals of exactly this mean rate."""
+    """Return all requests through one pool with Poisson arrivals of exactly this mean rate."""
     timeline = Timeline()
     waits: list[float] = []
     stays: list[float] = []
@@ -65,7 +65,7 @@ def service_times(squared_cv: float, count: int, generator: np.random.Generator)
 
 
 def relative_wait(num_servers: int, squared_cv: float, load: float, *, count: int) -> float:
-    """The simulated mean wait over that of M/G/k (Allen-Cunneen), always of the same requests."""
+    """Return the simulated mean wait over that of M/G/k (Allen-Cunneen), always of the same requests."""
     generator = np.random.default_rng(1)
     rate = load * num_servers
     served = serve(service_times(squared_cv, count, generator), rate=rate, num_servers=num_servers, generator=generator)

@@ -82,7 +82,7 @@ class Twin:
         self._plan_operations(rules.operations)
 
     def _by_cluster_and_role(self) -> dict[str, list[Instance | SharedInstance]]:
-        """The instances by their role at the start."""
+        """Return the instances by their role at the start."""
         groups: dict[str, list[Instance | SharedInstance]] = {}
         for node in self._nodes.values():
             group = f"{node.state.cluster} {node.state.role}"

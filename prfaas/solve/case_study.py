@@ -132,7 +132,7 @@ def _ratio(dense: str, hybrid: str) -> float:
 
 
 def _ring_saving() -> float:
-    """Bytes per token if all 80 layers were GQA, over those of its ten MLA layers.
+    """Return bytes per token if all 80 layers were GQA, over those of its ten MLA layers.
 
     The paper's 4.5 for MLA against GQA, that times 8 for one layer in eight: eight KV heads of 128 hold 2,048 elements
     where MLA holds 576 (3.6), ten hold 2,560 (4.4); the printed 4.5 is taken as it is.

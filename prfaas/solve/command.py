@@ -24,7 +24,7 @@ C = TypeVar("C", PrfaasCluster, PdCluster)
 
 
 def plan_for(flags: Namespace) -> Study:
-    """The study that the command line asks for; flags override the deployment's file.
+    """Return the study that the command line asks for; flags override the deployment's file.
 
     Raises:
         ConfigError: a flag, a file or an objective that cannot be used.
@@ -50,14 +50,14 @@ def is_case_study(flags: Namespace) -> bool:
 
 
 def _method(flags: Namespace) -> Method:
-    """The paper's form for the paper's case study, exact expectations for everybody else's deployment."""
+    """Return the paper's form for the paper's case study, exact expectations for everybody else's deployment."""
     if flags.method is not None:
         return "paper" if flags.method == "paper" else "exact"
     return "paper" if flags.deployment is None else "exact"
 
 
 def find_trace(text: str, *, beside: Path | None) -> Workload:
-    """The workload of a one-line description or of a file, relative to `beside`.
+    """Return the workload of a one-line description or of a file, relative to `beside`.
 
     Raises:
         ConfigError: neither, or a malformed one.

@@ -65,7 +65,7 @@ class Endpoint:
         return time.perf_counter() - started
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
-        """The moments at which the tokens of an answer arrive."""
+        """Return the moments at which the tokens of an answer arrive."""
         body = self._body(prompt, max_tokens=num_tokens) | {
             "stream": True,
             "ignore_eos": True,
@@ -104,12 +104,12 @@ class _Answer:
         self._connection.close()
 
     def read(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         with self._translated():
             return self._response.read()
 
     def events(self) -> Iterator[bytes]:
-        """Each server-sent event but the closing one."""
+        """Yield each server-sent event but the closing one."""
         with self._translated():
             for line in self._response:
                 if line.startswith(b"data:") and line.strip() != b"data: [DONE]":

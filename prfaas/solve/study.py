@@ -111,7 +111,7 @@ def study(
     inferred: tuple[str, ...] = (),
     with_sensitivity: bool = True,
 ) -> Study:
-    """The plan for a deployment, what it is compared with, and how sure it is.
+    """Return the plan for a deployment, what it is compared with, and how sure it is.
 
     Raises:
         ConfigError: an objective that cannot be met, or a deployment that can serve nothing.
@@ -213,7 +213,7 @@ def _required_egress(loads: Loads, deployment: Deployment) -> float:
 
 
 def solver_threshold(plan: Plan, workload: Workload) -> float:
-    """The plan's threshold; without one, that at which everything goes where the plan sends it."""
+    """Return the plan's threshold; without one, that at which everything goes where the plan sends it."""
     if plan.threshold_tokens is not None:
         return plan.threshold_tokens
     return 0.0 if plan.offload_ratio else workload.prefilled.support[1]
@@ -232,7 +232,7 @@ def _equally_good(deployment: Deployment, workload: Workload, plan: Plan, method
 
 
 def _slo_rate(plan: Plan, deployment: Deployment, workload: Workload) -> float | None:
-    """The greatest arrival rate at which the queued TTFT meets its objective."""
+    """Return the greatest arrival rate at which the queued TTFT meets its objective."""
     objectives = deployment.objectives
     if objectives.ttft_seconds is None:
         return None

@@ -152,7 +152,7 @@ class DecodeLoop:
         return StepUnderWay(step, sequences)
 
     def _with_room(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those whose next token has a place; the youngest give theirs up when blocks run out."""
+        """Return those whose next token has a place; the youngest give theirs up when blocks run out."""
         if all(self._book.reserve(sequence) for sequence in sequences):
             return sequences
         # Blocks can be taken only from requests that no step under way writes to.

@@ -64,7 +64,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose place is known, those of steps under way included."""
+        """Return tokens whose place is known, those of steps under way included."""
         return len(self.request.tokens) + self.num_scheduled
 
     @property
@@ -77,7 +77,7 @@ class Sequence:
         return self.request.num_generated + self.num_scheduled < self.request.max_tokens
 
     def ended_by(self, token: int) -> bool:
-        """Whether `token`, the last of `generated`, ends the request."""
+        """Return whether `token`, the last of `generated`, ends the request."""
         length = self.request.num_generated + len(self.generated)
         return token == self.request.stop_token or length >= self.request.max_tokens
 
@@ -178,7 +178,7 @@ class DecodeBook:
         return more is not None
 
     def victim(self) -> Sequence:
-        """The youngest request that prefill does not write to; its blocks are the next to be taken back."""
+        """Return the youngest request that prefill does not write to; its blocks are the next to be taken back."""
         return max((*self._rows.values(), *self._finished_prefills), key=lambda sequence: sequence.id)
 
     def preempt(self, sequence: Sequence) -> Request:
@@ -270,7 +270,7 @@ class DecodeBook:
         return self._free.num_blocks
 
     def phases(self) -> Counter[Phase]:
-        """How many requests stand in each phase."""
+        """Return how many requests stand in each phase."""
         return Counter(sequence.phase for sequence in self._sequences.values())
 
     def _give_up_blocks(self, sequence: Sequence, *, complete: bool) -> None:

@@ -16,7 +16,7 @@ from prfaas.colocate.processes.sides import Side
 
 
 def cores_of(side: Side, share: float, cores: list[int]) -> list[int]:
-    """The cores of a side: decode's share rounded up, prefill the rest, each at least one.
+    """Return the cores of a side: decode's share rounded up, prefill the rest, each at least one.
 
     Shares that add up to one give disjoint sets wherever there are two cores.
     """

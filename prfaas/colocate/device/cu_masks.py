@@ -11,7 +11,7 @@ MASK_WORD_BITS = 32
 
 
 def mask_words(side: Side, decode_share: float, num_units: int) -> list[int]:
-    """The mask as 32-bit words, lowest unit first: decode has the first units, prefill all others, each at least one."""
+    """Return the mask as 32-bit words, lowest unit first: decode has the first units, prefill all others, each at least one."""
     border = min(num_units - 1, max(1, round(decode_share * num_units)))
     whole, decode = (1 << num_units) - 1, (1 << border) - 1
     mask = decode if side == "decode" else whole & ~decode
@@ -25,7 +25,7 @@ class Driver:
         self._library, self._num_units = library, num_units
 
     def stream(self, side: Side, decode_share: float) -> int:
-        """A stream's address. Raises ConfigError when HIP refuses."""
+        """Return a stream's address. Raises ConfigError when HIP refuses."""
         words = mask_words(side, decode_share, self._num_units)
         stream = ctypes.c_void_p()
         mask = (ctypes.c_uint32 * len(words))(*words)

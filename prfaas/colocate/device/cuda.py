@@ -88,7 +88,7 @@ class CudaRunner:
         return LaunchedStep(result[: len(tokens)], event)
 
     def _capture(self, size: tuple[int, ...], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """A graph of one step of this size. Its warm-up rows are idle ones, which write to scratch alone.
+        """Return a graph of one step of this size. Its warm-up rows are idle ones, which write to scratch alone.
 
         A graph captured on the stream of a green context replays on that context's part of the device.
         """

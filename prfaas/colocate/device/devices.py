@@ -34,7 +34,7 @@ def allocate(
 
 
 def model_on(shape: str, cache_shape: CacheShape, tensors: Tensors, *, max_tokens: int) -> HybridModel:
-    """The model over flat tensors as `allocate` makes them; valid as long as they are."""
+    """Return the model over flat tensors as `allocate` makes them; valid as long as they are."""
     sizes = SHAPES[shape]
     view = cache.view(sizes, cache_shape, tensors[1], tensors[2])
     return HybridModel(sizes, weights.view(sizes, tensors[0]), view, max_tokens=max_tokens)
@@ -43,7 +43,7 @@ def model_on(shape: str, cache_shape: CacheShape, tensors: Tensors, *, max_token
 def runner_on(
     model: HybridModel, side: Side, *, partition: str, max_rows: int, max_blocks: int, num_threads: int = 0
 ) -> Runner:
-    """One side's runner on the device where the model's cache lies.
+    """Return one side's runner on the device where the model's cache lies.
 
     Raises:
         ConfigError: the device or its driver does not offer the partition.

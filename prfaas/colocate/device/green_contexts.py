@@ -35,7 +35,7 @@ class Driver:
         self._library = library
 
     def stream(self, side: Side, decode_share: float) -> int:
-        """A stream's address on one side of the split at `decode_share`.
+        """Return a stream's address on one side of the split at `decode_share`.
 
         Raises:
             ConfigError: the driver refuses.

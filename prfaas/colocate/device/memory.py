@@ -35,7 +35,7 @@ class SharedTensor:
 
 
 def allocate(num_elements: int, dtype: str, device: str) -> SharedTensor:
-    """A new flat tensor of zeros."""
+    """Return a new flat tensor of zeros."""
     if device != "cpu":
         return SharedTensor(torch.zeros(num_elements, dtype=DTYPES[dtype], device=device), None)
     fd = os.memfd_create("prfaas-colocate", os.MFD_CLOEXEC)
@@ -44,7 +44,7 @@ def allocate(num_elements: int, dtype: str, device: str) -> SharedTensor:
 
 
 def attach(description: dict[str, Any], fd: int | None) -> torch.Tensor:
-    """The tensor that another process described; closes `fd`.
+    """Return the tensor that another process described; closes `fd`.
 
     Raises:
         RemoteProtocolError: the description names a dtype that we do not know, or a memfd is missing.

@@ -16,7 +16,7 @@ DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 
 
 def environment(side: Side, decode_share: float) -> dict[str, str]:
-    """The variables under which a side starts; 1.0 leaves both sides everything.
+    """Return the variables under which a side starts; 1.0 leaves both sides everything.
 
     Raises:
         ConfigError: no MPS daemon runs here.

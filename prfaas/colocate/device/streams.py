@@ -52,7 +52,7 @@ class MaskedStreams:
 
 
 def streams_of(partition: str, side: Side) -> Streams:
-    """The streams of a side under a partition back end.
+    """Return the streams of a side under a partition back end.
 
     Raises:
         ConfigError: the driver does not offer it.

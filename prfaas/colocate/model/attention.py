@@ -49,7 +49,7 @@ if torch.version.cuda or torch.version.hip:
 else:
 
     def causal_lower_right(num_queries: int, num_keys: int) -> torch.Tensor:
-        """Which keys each of the last queries sees: those up to itself."""
+        """Return which keys each of the last queries sees: those up to itself."""
         return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
 
 
@@ -58,13 +58,13 @@ IN_PLACE_BLOCK_TOKENS = 256
 
 
 def reads_in_place(cache: Cache) -> bool:
-    """Whether flash attention can follow this cache's block tables. Not run on a GPU."""
+    """Return whether flash attention can follow this cache's block tables. Not run on a GPU."""
     fits = cache.kv.element_size() == 2 and cache.block_tokens % IN_PLACE_BLOCK_TOKENS == 0
     return fits and cache.kv.device.type == "cuda"
 
 
 def attend_rows(cache: Cache, layer: int, qkv: QKV, *, positions: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Each row's token at `positions` [row] against its blocks `tables` [row, block], itself included: [row, head, dim].
+    """Return each row's token at `positions` [row] against its blocks `tables` [row, block], itself included: [row, head, dim].
 
     Writes its key and value. Shapes are static, so that a CUDA graph can hold it.
     """

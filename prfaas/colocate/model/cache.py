@@ -62,5 +62,5 @@ def state_dtype(dtype: str) -> str:
 
 
 def view(model: ModelShape, cache: CacheShape, kv: torch.Tensor, states: torch.Tensor) -> Cache:
-    """The cache as views of two flat buffers; valid as long as they are."""
+    """Return the cache as views of two flat buffers; valid as long as they are."""
     return Cache(kv.view(_kv_size(model, cache)), states.view(_state_size(model, cache)), cache.block_tokens)

@@ -14,7 +14,7 @@ CHUNK_TOKENS = 64  # tokens whose scores are computed against each other; states
 def recurrent(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, log_decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per request: q, k [batch, head, key], v [batch, head, value], log_decay [batch, head].
+    """Return one token per request: q, k [batch, head, key], v [batch, head, value], log_decay [batch, head].
 
     `state` is [batch, head, key, value]. Returns the output [batch, head, value] and the new state, both in the state's dtype.
     """
@@ -27,7 +27,7 @@ def recurrent(
 def chunkwise(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, log_decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens of one request: q, k [token, head, key], v [token, head, value], log_decay [token, head].
+    """Return all tokens of one request: q, k [token, head, key], v [token, head, value], log_decay [token, head].
 
     `state` is [head, key, value]. Returns the outputs [token, head, value] in v's dtype and the state after the last
     token. No loop over chunks: the state before chunk c is a sum over the chunks before it, weighted by the decay in
@@ -46,7 +46,7 @@ def chunkwise(
 def _states(
     k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states [head, chunk, key, value] before each chunk, and the one after the last."""
+    """Return the states [head, chunk, key, value] before each chunk, and the one after the last."""
     to_end = (decay[..., -1:] - decay).exp()[..., None]
     added = (k * to_end.to(k.dtype)).transpose(-1, -2) @ v  # what each chunk adds, seen from its end
     ends = torch.nn.functional.pad(

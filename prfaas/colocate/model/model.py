@@ -55,7 +55,7 @@ class HybridModel:
         self._cos, self._sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [position, head_dim / 2]
 
     def next_tokens(self, decode: DecodeRows | None, prompt: PromptPart | None) -> torch.Tensor:
-        """The greedy next token of each decode row, then of the prompt's last token; writes the cache of both."""
+        """Return the greedy next token of each decode row, then of the prompt's last token; writes the cache of both."""
         with torch.inference_mode():
             return self._forward(decode, prompt)
 

@@ -42,7 +42,7 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token in all full-attention layers, two bytes an element."""
+        """Return bytes of keys and values of one token in all full-attention layers, two bytes an element."""
         return self.num_full * 2 * self.num_kv_heads * self.head_dim * 2
 
 

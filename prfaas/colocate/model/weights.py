@@ -38,7 +38,7 @@ def num_elements(shape: ModelShape) -> int:
 
 
 def view(shape: ModelShape, flat: torch.Tensor) -> Weights:
-    """The weights as views of `flat` [num_elements]; valid as long as the buffer is."""
+    """Return the weights as views of `flat` [num_elements]; valid as long as the buffer is."""
     parts: dict[str, torch.Tensor] = {}
     at = 0
     for name, size in _sizes(shape):

@@ -57,7 +57,7 @@ class PrefillQueue:
         return True
 
     def next(self) -> Prompt | None:
-        """The next prompt in decode's order, taken off; None while its tokens or its blocks have not come."""
+        """Return the next prompt in decode's order, taken off; None while its tokens or its blocks have not come."""
         if not self._waiting or self._waiting[0][0] not in self._pending_kv:
             return None
         request, slot, num_cached, blocks = self._waiting.popleft()

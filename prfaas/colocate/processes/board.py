@@ -56,7 +56,7 @@ class Board:
 
 
 def create() -> int:
-    """A new board's memfd, all words zero but the prefill's share, which is all; the caller owns it."""
+    """Return a new board's memfd, all words zero but the prefill's share, which is all; the caller owns it."""
     memory = os.memfd_create("prfaas-colocate-board", os.MFD_CLOEXEC)
     os.ftruncate(memory, BOARD_BYTES)
     os.pwrite(memory, FULL_SHARE.to_bytes(8, "little"), Word.PREFILL_SHARE * 8)

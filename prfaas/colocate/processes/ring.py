@@ -21,7 +21,7 @@ Record = tuple[int, list[int]]
 
 
 def create() -> int:
-    """A new ring's memfd; the caller owns it."""
+    """Return a new ring's memfd; the caller owns it."""
     memory = os.memfd_create("prfaas-colocate-ring", os.MFD_CLOEXEC)
     os.ftruncate(memory, HEAD_BYTES + RING_WORDS * 4)
     return memory
@@ -81,7 +81,7 @@ class RingReader(_Ring):
     """The consumer's end; takes `memory_fd` over."""
 
     def drain(self) -> list[Record]:
-        """The new records as (kind, words), oldest first."""
+        """Return the new records as (kind, words), oldest first."""
         read, written = self._counters[_READ], self._counters[_WRITTEN]
         records = []
         while read < written:

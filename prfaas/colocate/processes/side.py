@@ -34,7 +34,7 @@ def run(control: socket.socket) -> int:
 
 
 def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> PrefillLoop | DecodeLoop:
-    """The side's loop over the mapped memory."""
+    """Return the side's loop over the mapped memory."""
     runner = build_runner(setup, fds)
     board = Board(fds.board)
     front = RingReader(fds.rings.from_front), RingWriter(fds.rings.to_front, fds.wake_front)
@@ -56,7 +56,7 @@ def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> Prefil
 
 
 def build_runner(setup: SideSetup, fds: SideFds) -> Runner:
-    """The side's runner over the mapped weights, keys and values, and states."""
+    """Return the side's runner over the mapped weights, keys and values, and states."""
     memfds = fds.memory or (None, None, None)
     flat, kv, states = (memory.attach(plain, fd) for plain, fd in zip(setup.tensors, memfds, strict=True))
     model = devices.model_on(setup.shape, setup.cache, (flat, kv, states), max_tokens=setup.max_tokens)

@@ -141,7 +141,7 @@ class Supervisor:
         salt: str = "",
         generation: Generation | None = None,
     ) -> AsyncGenerator[int, None]:
-        """The answer's tokens as they come; leaving early cancels the request.
+        """Return the answer's tokens as they come; leaving early cancels the request.
 
         `parameters` are the router's `kv_transfer_params`; `generation` is filled in before the first token and the end.
 
@@ -202,7 +202,7 @@ class Supervisor:
 
     @property
     def is_alive(self) -> bool:
-        """Whether both sides run and requests are taken."""
+        """Return whether both sides run and requests are taken."""
         return not self._failed and self._pids().keys() == set(SIDES)
 
     def _pids(self) -> dict[Side, int]:

@@ -81,7 +81,7 @@ class DecodeBench:
         self._plan, self._blocks = plan, blocks
 
     def step_seconds(self, batch: int, *, share: float) -> float:
-        """The median step, from its launch to its tokens on the host."""
+        """Return the median step, from its launch to its tokens on the host."""
         rows = [self._row(i) for i in range(batch)]
         seconds = []
         for _ in range(WARM_UP_STEPS + self._plan.steps):
@@ -110,7 +110,7 @@ def prefill_beside(load: PrefillLoad) -> Iterator[list[float]]:
 
 
 def measure(config: ColocateConfig, plan: Plan) -> Measured:
-    """The whole profile; minutes on a CPU."""
+    """Return the whole profile; minutes on a CPU."""
     bench = DecodeBench(config, plan)
     alone = {batch: bench.step_seconds(batch, share=1.0) for batch in plan.batches}
     prefill, columns = _shares(config, plan, bench)
@@ -169,7 +169,7 @@ def _overallocated(bench: DecodeBench, plan: Plan, load: PrefillLoad) -> tuple[d
 
 
 def _alone(config: ColocateConfig, plan: Plan, num_tokens: int) -> PrefillTime:
-    """A prompt with nothing beside it, in this process."""
+    """Return a prompt with nothing beside it, in this process."""
     load = dataclasses.replace(_load(config, plan, share=1.0), num_new_tokens=num_tokens)
     model, (_, part) = model_for(load), prompt_parts(load)
     seconds = [run_once(model, part, None) for _ in range(1 + PROMPT_REPEATS)][1:]

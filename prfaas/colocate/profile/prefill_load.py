@@ -54,7 +54,7 @@ def model_for(load: PrefillLoad) -> HybridModel:
 
 
 def run_once(model: HybridModel, part: PromptPart, stream: torch.cuda.Stream | None) -> float:
-    """Seconds of one prompt, from its launch to its token on the host."""
+    """Return seconds of one prompt, from its launch to its token on the host."""
     started = time.perf_counter()
     if stream is None:
         model.next_tokens(None, part).tolist()

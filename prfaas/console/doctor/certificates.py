@@ -48,7 +48,7 @@ def certificate_findings(files: CertificateFiles, *, name: str | None, where: st
 
 
 def clients_finding(authority: Path, revocations: Path | None, *, where: str) -> Finding:
-    """Whether a router can tell by these files which clients to let in."""
+    """Return whether a router can tell by these files which clients to let in."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(authority)
     except OSError as error:

@@ -13,7 +13,7 @@ Nodes = Sequence[Mapping[str, Any]]  # as managers have them at /state
 
 
 def agent_findings(agent: AgentConfig, nodes: Nodes) -> Iterator[Finding]:
-    """Whether managers would take this agent beside the others."""
+    """Yield whether managers would take this agent beside the others."""
     others = [node for node in nodes if node["name"] != agent.name]
     yield _node_name(agent, nodes)
     yield from _instance_names(agent, others)
@@ -51,7 +51,7 @@ def _cluster_kind(agent: AgentConfig, others: Nodes) -> Finding:
 
 
 def router_finding(router: RouterConfig, nodes: Nodes) -> Finding:
-    """Whether a router's cluster is there."""
+    """Return whether a router's cluster is there."""
     live = sorted({node["cluster"] for node in nodes if node["cluster_kind"] == "pd"})
     if router.cluster and router.cluster not in live:
         message = f"managers know no PD cluster {router.cluster}; every request would be refused (no_decode_instance)"

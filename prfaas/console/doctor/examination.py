@@ -45,7 +45,7 @@ class Patient:
     """Raises ConfigError for settings, and files that they name, at which the component's start stops."""
 
     def nodes(self) -> deployment.Nodes | None:
-        """The live nodes, as the first manager that answers knows them; None where none does."""
+        """Return the live nodes, as the first manager that answers knows them; None where none does."""
         its = self.console
         with contextlib.suppress(PageUnreachable):
             state = first_json(its.pages, "/state", timeout_seconds=its.timeout, tls=_dialling(its))
@@ -79,7 +79,7 @@ def examine(patient: Patient) -> list[Finding]:
 
 
 def _once(component: str, findings: list[Finding], patient: Patient) -> list[Finding]:
-    """The findings on a component, and why its start would refuse its file where none of them says so."""
+    """Return the findings on a component, and why its start would refuse its file where none of them says so."""
     path, said = patient.files[component], ""
 
     def check(settings: Any) -> None:
@@ -102,7 +102,7 @@ def _once(component: str, findings: list[Finding], patient: Patient) -> list[Fin
 
 
 def _is_told(setting: str, finding: Finding, component: str) -> bool:
-    """Whether a finding is what the start has against a setting."""
+    """Return whether a finding is what the start has against a setting."""
     where = f"{component}, clients" if setting.startswith("client_") else component
     subject = next((subject for part, subject in _SUBJECTS.items() if part in setting), "nothing")
     return (finding.outcome, finding.where) == ("bad", where) and finding.subject.startswith(subject)
@@ -201,7 +201,7 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
 
 
 def _key_files(router: RouterConfig) -> Iterator[Finding]:
-    """Whether keys are kept from others, and those of operators from clients."""
+    """Yield whether keys are kept from others, and those of operators from clients."""
     clients, operators, engines = router.api_keys_file, router.operator_keys_file, router.engine_api_key_file
     for file in dict.fromkeys(its for its in (clients, operators, engines) if its is not None and its.exists()):
         if file.stat().st_mode & 0o007:

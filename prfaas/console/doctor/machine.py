@@ -58,7 +58,7 @@ def _text(path: Path) -> str | None:
 
 
 def _limit(which: int) -> int:
-    """The hard limit, which a service may raise its own to."""
+    """Return the hard limit, which a service may raise its own to."""
     limit = resource.getrlimit(which)[1]
     return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
@@ -69,7 +69,7 @@ def _available_bytes(meminfo: str) -> int | None:
 
 
 def tcp_findings(machine: Machine, *, congestion_control: str) -> Iterator[Finding]:
-    """Whether long links can be filled from and to this machine."""
+    """Yield whether long links can be filled from and to this machine."""
     yield _congestion_control(machine.sysctls, congestion_control)
     yield _at_least(
         "send_buffer", "net.core.wmem_max", machine.sysctls.get("net/core/wmem_max"), least=MIN_SEND_BUFFER_BYTES
@@ -129,7 +129,7 @@ def _is_on(name: str, text: str | None) -> Finding:
 
 
 def disk_finding(directory: Path, ssd_bytes: int, *, where: str) -> Finding:
-    """Whether the disk is as large as what an agent is to keep there."""
+    """Return whether the disk is as large as what an agent is to keep there."""
     there = disk_bytes(directory)
     if ssd_bytes > there:
         message = f"ssd_bytes is {size(ssd_bytes)}, and the disk of {directory} has {size(there)}"
@@ -138,7 +138,7 @@ def disk_finding(directory: Path, ssd_bytes: int, *, where: str) -> Finding:
 
 
 def room_findings(machine: Machine, agent: AgentConfig, *, where: str) -> Iterator[Finding]:
-    """Whether this machine has room for an agent."""
+    """Yield whether this machine has room for an agent."""
     if machine.available_bytes is not None and agent.pool_bytes > machine.available_bytes:
         message = f"pool_bytes is {size(agent.pool_bytes)}, and {size(machine.available_bytes)} are available"
         yield bad("memory", where, message, remedy=f"pool_bytes: {machine.available_bytes * 8 // 10 >> 20}MiB")

@@ -21,7 +21,7 @@ def manager_findings(
     where: str,
     timeout_seconds: float,
 ) -> list[Finding]:
-    """One finding per manager; asks each for a prefix of no model."""
+    """Return one finding per manager; asks each for a prefix of no model."""
 
     async def ask_all() -> list[Finding]:
         channels = [Channel(address, name=name, secret=secret, tls=tls) for address in addresses]

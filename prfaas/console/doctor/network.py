@@ -32,7 +32,7 @@ MAX_CLOCK_SECONDS = 5.0  # grants live for minutes; certificates and logs are co
 
 
 def port_finding(address: str, *, key: str, where: str, is_running: bool) -> Finding:
-    """Whether a component can listen at an address; while it runs, it does."""
+    """Return whether a component can listen at an address; while it runs, it does."""
     if is_running:
         return good("port", where, f"{key} {address}: in use by this component, which runs")
     host, port = split_address(address)
@@ -97,7 +97,7 @@ def front_door_finding(router: RouterConfig, *, where: str) -> Finding:
 
 
 def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -> Finding:
-    """Whether what listens beyond this machine is encrypted, or meant not to be."""
+    """Return whether what listens beyond this machine is encrypted, or meant not to be."""
     if is_encrypted or is_loopback(split_address(address)[0]):
         return good("plaintext", where, f"{address}: {'encrypted' if is_encrypted else 'loopback only'}")
     if settings.insecure_plaintext:
@@ -118,7 +118,7 @@ def why_unreached(address: str, *, timeout_seconds: float) -> str:
 
 
 def advertised_finding(agent: AgentConfig, *, is_running: bool, timeout_seconds: float) -> Finding:
-    """Where other agents are told to go. From here a forwarded address may be out of reach that is not for them."""
+    """Return where other agents are told to go. From here a forwarded address may be out of reach that is not for them."""
     told, subject, where = agent.advertise or agent.listen, _ADVERTISED, "agent"
     host, port = split_address(told)
     remedy = "write advertise: <address of this machine>:<port>"
@@ -159,7 +159,7 @@ def _is_own(host: str) -> bool:
 
 
 def wires_findings(router: RouterConfig, *, timeout_seconds: float) -> Iterator[Finding]:
-    """Whether the agents that a router names take connections, asked at the same time."""
+    """Yield whether the agents that a router names take connections, asked at the same time."""
     named = [instance for cluster in router.clusters for instance in cluster.instances]
     with ThreadPoolExecutor(MAX_ASKED) as threads:
         ask = functools.partial(why_unreached, timeout_seconds=timeout_seconds)
@@ -175,7 +175,7 @@ def wires_findings(router: RouterConfig, *, timeout_seconds: float) -> Iterator[
 
 
 def agent_finding(path: Path, *, where: str) -> Finding:
-    """Whether an agent listens at its Unix socket."""
+    """Return whether an agent listens at its Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -208,7 +208,7 @@ def clock_finding(page: str, *, is_named: bool, timeout_seconds: float, tls: ssl
 
 
 def events_findings(engine: EngineConfig, *, where: str, timeout_seconds: float) -> Iterator[Finding]:
-    """Whether somebody listens where an engine is said to publish its KV events."""
+    """Yield whether somebody listens where an engine is said to publish its KV events."""
     for key in ("kv_events", "kv_events_replay"):
         endpoint: str = getattr(engine, key)
         if not endpoint:
@@ -229,7 +229,7 @@ def events_findings(engine: EngineConfig, *, where: str, timeout_seconds: float)
 def engine_findings(
     engine: EngineConfig, *, where: str, timeout_seconds: float, tls: ssl.SSLContext | None
 ) -> Iterator[Finding]:
-    """Whether an engine answers at its address and serves the model that it is announced with."""
+    """Yield whether an engine answers at its address and serves the model that it is announced with."""
     try:
         served: Any = read_json(engine.url.rstrip("/") + "/v1/models", timeout_seconds=timeout_seconds, tls=tls)
     except PageUnreachable as error:
@@ -245,7 +245,7 @@ def engine_findings(
 
 
 def shows(address: str, certificate: Path, *, timeout_seconds: float) -> bool:
-    """Whether who listens at an address has this certificate, be it one that asks for another's."""
+    """Return whether who listens at an address has this certificate, be it one that asks for another's."""
     host, port = split_address(address)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         seen = ssl.get_server_certificate((_here(host), port), timeout=timeout_seconds)
@@ -259,7 +259,7 @@ def _here(host: str) -> str:
 
 
 def answers(address: str, path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> bool:
-    """Whether a component's health page is there, plain or by its own certificate."""
+    """Return whether a component's health page is there, plain or by its own certificate."""
     host, port = split_address(address)
     at = join_address(_here(host), port) + path
     urls = [f"http://{at}", *([f"https://{at}"] if tls else [])]

@@ -34,13 +34,13 @@ class Bound:
 
 
 def lp_bound(loads: LoadModel, *, splits: Sequence[float] | None = None) -> Bound:
-    """The bound with free, fractional roles, or with N_p fixed to `splits`, one for each PD cluster."""
+    """Return the bound with free, fractional roles, or with N_p fixed to `splits`, one for each PD cluster."""
     solution = solve(binned(loads), loads, splits=splits)
     return Bound(float(max(_dual_value(loads, solution, splits), solution.system_throughput)), solution)
 
 
 def integer_bound(loads: LoadModel, fractional: Bound) -> Bound:
-    """The bound over whole splits of a single PD cluster.
+    """Return the bound over whole splits of a single PD cluster.
 
     The program's value is concave in N_p, so the best whole N_p is one of the two beside the fractional optimum.
     """
@@ -53,7 +53,7 @@ def integer_bound(loads: LoadModel, fractional: Bound) -> Bound:
 
 
 def binned(loads: LoadModel) -> Demand:
-    """The distribution in bins of about equal mass and of about equal work."""
+    """Return the distribution in bins of about equal mass and of about equal work."""
     edges = bin_edges(loads.lengths)
     deployment = loads.deployment
 
@@ -114,6 +114,6 @@ def option_costs(loads: LoadModel, solution: Solution) -> list[Cost]:
 
 
 def gain_of_offloading(loads: LoadModel, solution: Solution) -> tuple[Curve, Curve]:
-    """The cheapest single local and remote way as curves of the length, at the program's prices; one cluster each."""
+    """Return the cheapest single local and remote way as curves of the length, at the program's prices; one cluster each."""
     local, remote = option_costs(loads, solution)
     return local.along(0.0), remote.along(0.0)

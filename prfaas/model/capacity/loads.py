@@ -59,12 +59,12 @@ class LoadModel:
 
     @property
     def everything_offloaded(self) -> int:
-        """The greatest threshold below every length."""
+        """Return the greatest threshold below every length."""
         return max(int(self.lengths.support[0]) - 1, 0)
 
     @property
     def nothing_offloaded(self) -> int:
-        """The least threshold that is no shorter than any length."""
+        """Return the least threshold that is no shorter than any length."""
         return -int(-self.lengths.support[1] // 1)
 
     def decode_seconds(self) -> tuple[float, ...]:

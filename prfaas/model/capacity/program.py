@@ -68,7 +68,7 @@ class Solution:
     decode_costs: FloatArray  # price of the decode time of one prefilled request, per PD cluster
 
     def worth(self) -> list[float]:
-        """One more instance of each PrfaaS and of each PD cluster; one more Gbit/s of each egress and each link."""
+        """Return one more instance of each PrfaaS and of each PD cluster; one more Gbit/s of each egress and each link."""
         return [*self.remote, *self.roles, *(self.egress * BYTES_PER_GBIT), *(self.links * BYTES_PER_GBIT)]
 
     def capacity_value(self, loads: LoadModel, splits: Sequence[float | None] | None) -> float:
@@ -97,7 +97,7 @@ def _roles_value(cluster: PdCluster, prefill: float, *, decode: float, split: fl
 
 
 def find_routes(loads: LoadModel) -> tuple[Route, ...]:
-    """Every pair of clusters that KV can go between."""
+    """Return every pair of clusters that KV can go between."""
     deployment = loads.deployment
     if not deployment.links:
         pairs = [(j, d) for j in range(len(deployment.prfaas)) for d in range(len(deployment.pd))]
@@ -150,7 +150,7 @@ class _Rows:
 
 
 def solve(demand: Demand, loads: LoadModel, *, splits: Sequence[float] | None = None) -> Solution:
-    """The optimum; `splits` fixes N_p of each PD cluster."""
+    """Return the optimum; `splits` fixes N_p of each PD cluster."""
     routes = find_routes(loads)
     columns = _Columns(len(demand.weight), len(loads.deployment.pd), len(routes))
     rows, marked = _limits(demand, loads, routes, columns)
@@ -219,7 +219,7 @@ def _limits(demand: Demand, loads: LoadModel, routes: Sequence[Route], columns: 
 
 
 def _add_bytes(rows: _Rows, capacity: float, chosen: Any, kv_bytes: FloatArray) -> int | None:
-    """Bytes are counted in Gbit, so that the program's numbers are of one order."""
+    """Return bytes are counted in Gbit, so that the program's numbers are of one order."""
     if math.isinf(capacity):
         return None
     return rows.at_most(

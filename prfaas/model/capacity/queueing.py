@@ -37,7 +37,7 @@ class Station:
 
 
 def erlang_c(num_servers: int, load: float) -> float:
-    """The probability of waiting in M/M/k at load ρ, by Erlang B's recursion, which never overflows."""
+    """Return the probability of waiting in M/M/k at load ρ, by Erlang B's recursion, which never overflows."""
     if load >= 1.0:
         return 1.0
     offered, blocked = load * num_servers, 1.0

@@ -43,7 +43,7 @@ class _Path:
 
 
 def queue_free(plan: Plan, deployment: Deployment, workload: Workload, *, quantile: float = 0.9) -> Ttft:
-    """The paper's TTFT: T_prefill(L), and S_kv(L) over the link for what is offloaded; local transfers are free."""
+    """Return the paper's TTFT: T_prefill(L), and S_kv(L) over the link for what is offloaded; local transfers are free."""
     paths = _paths(plan, deployment, workload, _NUM_POINTS)
     weights = np.concatenate([path.weights for path in paths])
     seconds = np.concatenate([path.service for path in paths])
@@ -69,7 +69,7 @@ def with_queueing(
 
 
 def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -> list[_Path]:
-    """Every way with its share; requests whose turn is appended on a decode node are prefilled there at once."""
+    """Return every way with its share; requests whose turn is appended on a decode node are prefilled there at once."""
     new, cached, weights = workload.prefilled.points(count)
     threshold = math.inf if plan.threshold_tokens is None else plan.threshold_tokens
     if plan.threshold_tokens is None and plan.offload_ratio:

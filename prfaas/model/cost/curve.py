@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 def first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:
-    """The least integer in [low, high] for which `claim` holds; `claim` never turns false again and holds at `high`."""
+    """Return the least integer in [low, high] for which `claim` holds; `claim` never turns false again and holds at `high`."""
     while low < high:
         middle = (low + high) // 2
         if claim(middle):
@@ -24,7 +24,7 @@ def first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def best_of_two(value: Callable[[int], float], rising_wins: Callable[[int], bool], low: int, high: int) -> int:
-    """The integer that maximises min(rising, falling), where `rising_wins` says that rising ≥ falling.
+    """Return the integer that maximises min(rising, falling), where `rising_wins` says that rising ≥ falling.
 
     The greatest minimum lies at the crossing or just before it.
     """
@@ -53,10 +53,10 @@ class Cost(Protocol):
     """What a request costs somewhere, as a function of its uncached (`new`) and cached tokens."""
 
     def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        """The cost of each request; shape as the arguments."""
+        """Return the cost of each request; shape as the arguments."""
 
     def along(self, cached_ratio: float) -> Curve:
-        """The cost as a function of the new tokens alone where cached = `cached_ratio` × new."""
+        """Return the cost as a function of the new tokens alone where cached = `cached_ratio` × new."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Curve:
         return result
 
     def spans(self) -> Iterator[tuple[float, float, Coefficients]]:
-        """Each piece as (from, to, coefficients)."""
+        """Yield each piece as (from, to, coefficients)."""
         edges = (-np.inf, *self.knots, np.inf)
         yield from zip(edges[:-1], edges[1:], self.pieces, strict=True)
 
@@ -130,7 +130,7 @@ class CachedTokens:
 
 
 def polynomial(constant: float, linear: float = 0.0, quadratic: float = 0.0) -> Curve:
-    """The curve of one piece."""
+    """Return the curve of one piece."""
     return Curve((), ((constant, linear, quadratic),))
 
 
@@ -154,7 +154,7 @@ def through(tokens: Sequence[float], values: Sequence[float]) -> Curve:
 
 
 def fitted(tokens: Sequence[float], values: Sequence[float]) -> Curve:
-    """The least-squares quadratic through the points.
+    """Return the least-squares quadratic through the points.
 
     Raises:
         ValueError: fewer than three points.

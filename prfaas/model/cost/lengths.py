@@ -25,13 +25,13 @@ class Lengths(Protocol):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The least and the greatest L."""
+        """Return the least and the greatest L."""
 
     def cumulative(self, cost: Cost) -> Cumulative:
         """t ↦ E[cost; L ≤ t], exact; at the upper end of the support it is E[cost]."""
 
     def points(self, count: int) -> Points:
-        """The distribution as at most about `count` weighted requests, in the order of their new tokens."""
+        """Return the distribution as at most about `count` weighted requests, in the order of their new tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LogNormal:
 
     @cached_property
     def kept_mass(self) -> float:
-        """How much of the untruncated distribution lies within the cut."""
+        """Return how much of the untruncated distribution lies within the cut."""
         return NormalDist().cdf((math.log(self.high) - self.mu) / self.sigma) - self._below
 
     def cumulative(self, cost: Cost) -> Cumulative:

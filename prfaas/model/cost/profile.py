@@ -57,7 +57,7 @@ class PrefillProfile:
         return whole.plus(self.fresh.stretched(cached_ratio).times(-1.0)).plus(polynomial(self.fresh(0.0)))
 
     def times(self, factor: float) -> PrefillProfile:
-        """The profile of hardware that takes `factor` times as long."""
+        """Return the profile of hardware that takes `factor` times as long."""
         append = None if self.append is None else _scaled(self.append, factor)
         return replace(self, fresh=self.fresh.times(factor), append=append)
 
@@ -85,7 +85,7 @@ class DecodeProfile:
         return self.base_seconds + per_request * batch
 
     def times(self, factor: float) -> DecodeProfile:
-        """The profile of hardware that takes `factor` times as long."""
+        """Return the profile of hardware that takes `factor` times as long."""
         return replace(
             self,
             base_seconds=self.base_seconds * factor,
@@ -114,7 +114,7 @@ class Profile:
 
 
 def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]) -> DecodeProfile:
-    """The least-squares plane through measured steps; without a second context the context's share is 0.
+    """Return the least-squares plane through measured steps; without a second context the context's share is 0.
 
     Raises:
         ValueError: fewer than two batches, or a fit that falls with the batch.

@@ -58,7 +58,7 @@ def _closed_form(lengths: LogNormal, curves: list[Curve]) -> float:
 
 
 def _crossing(before: Curve, after: Curve, low: float, high: float) -> float:
-    """Where `before` stops being the lesser of the two."""
+    """Return where `before` stops being the lesser of the two."""
     for _ in range(40):
         middle = 0.5 * (low + high)
         if before(middle) <= after(middle):

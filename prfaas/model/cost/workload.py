@@ -36,7 +36,7 @@ class LaterTurns:
 
     @property
     def appended_ratio(self) -> float:
-        """The share of all requests that is prefilled on decode nodes."""
+        """Return the share of all requests that is prefilled on decode nodes."""
         return self.ratio * self.local_ratio
 
 
@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def prefilled(self) -> Lengths:
-        """The requests that go through a prefill station; weighs 1 minus what is appended on decode nodes."""
+        """Return the requests that go through a prefill station; weighs 1 minus what is appended on decode nodes."""
         if self.later is None:
             return self.lengths
         first = (1.0 - self.later.ratio, self.lengths)

@@ -24,7 +24,7 @@ class KVGroup:
     window_tokens: int | None = None
 
     def bytes_at(self, num_tokens: float) -> float:
-        """The group's share of S_kv."""
+        """Return the group's share of S_kv."""
         kept = num_tokens if self.window_tokens is None else min(num_tokens, self.window_tokens)
         return self.state_bytes + self.bytes_per_token * kept
 

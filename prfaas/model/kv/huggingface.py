@@ -22,7 +22,7 @@ _PLAIN = frozenset({
 def geometry(
     config: Config, *, name: str, source: str, kv_dtype: str = "auto", inferred: tuple[str, ...] = ()
 ) -> Geometry:
-    """The geometry that `config` describes; `kv_dtype` "auto" keeps the model's own type.
+    """Return the geometry that `config` describes; `kv_dtype` "auto" keeps the model's own type.
 
     Raises:
         ConfigError: a layer kind, a type or a field that this reader does not know.

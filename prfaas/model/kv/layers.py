@@ -30,7 +30,7 @@ def latent_attention(num_layers: int, *, latent_dim: int, rope_dim: int, element
 
 
 def indexer(num_layers: int, *, key_dim: int) -> KVGroup:
-    """The keys by which sparse attention picks tokens."""
+    """Return the keys by which sparse attention picks tokens."""
     scales = -(-key_dim // _INDEXER_BLOCK) * _INDEXER_SCALE_BYTES
     return KVGroup("indexer", num_layers, bytes_per_token=num_layers * (key_dim + scales))
 
@@ -38,6 +38,6 @@ def indexer(num_layers: int, *, key_dim: int) -> KVGroup:
 def linear_state(
     num_layers: int, *, elements: int, element_bytes: int, conv_channels: int, conv_kernel: int
 ) -> KVGroup:
-    """A recurrent state of `elements` numbers and the last conv_kernel − 1 inputs of its short convolution."""
+    """Return a recurrent state of `elements` numbers and the last conv_kernel − 1 inputs of its short convolution."""
     convolution = conv_channels * max(conv_kernel - 1, 0) * _SHORT_CONVOLUTION_BYTES
     return KVGroup("linear_state", num_layers, state_bytes=num_layers * (elements * element_bytes + convolution))

@@ -40,7 +40,7 @@ class Advantage:
 
 
 def judge(loads: LoadModel, bound: Bound, *, gap: float) -> Advantage:
-    """The verdict on thresholds.
+    """Return the verdict on thresholds.
 
     `bound` is the program with roles free, whose prices weigh both kinds of prefill; `gap` is how far the plan is below
     the bound for whole splits.

@@ -41,11 +41,11 @@ class PdCluster:
 
     @property
     def roles(self) -> float:
-        """How many whole roles the instances can play: N plus what sharing gains."""
+        """Return how many whole roles the instances can play: N plus what sharing gains."""
         return self.num_instances + self.overlap * self.shared_instances
 
     def num_decode(self, num_prefill: float) -> float:
-        """The N_d that goes with an N_p."""
+        """Return the N_d that goes with an N_p."""
         return min(float(self.num_instances), self.roles - num_prefill)
 
 
@@ -91,7 +91,7 @@ class Deployment:
 
     @property
     def clusters(self) -> tuple[PrfaasCluster | PdCluster, ...]:
-        """All of them, PrfaaS clusters first."""
+        """Return all of them, PrfaaS clusters first."""
         return (*self.prfaas, *self.pd)
 
     @property

@@ -27,7 +27,7 @@ class ManyPd:
         self._pd = loads.deployment.pd
 
     def plan(self) -> Plan:
-        """The best threshold found, with whole splits where nothing is shared."""
+        """Return the best threshold found, with whole splits where nothing is shared."""
         relaxed = self.relaxed()
         starts = _whole_splits([split.num_prefill for split in relaxed.splits], [self._is_free(c) for c in self._pd])
         plans = [self._settled(splits, near=self._threshold_of(relaxed)) for splits in starts]
@@ -42,7 +42,7 @@ class ManyPd:
         return self._at(threshold, improved)
 
     def _is_free(self, cluster: PdCluster) -> bool:
-        """Its N_p is ours to choose and must be whole."""
+        """Return the N_p is ours to choose and must be whole."""
         return cluster.num_prefill is None and not cluster.shared_instances
 
     def relaxed(self, *, near: int | None = None, tolerance: float = 0.0) -> Plan:
@@ -178,7 +178,7 @@ def _limit(solution: Solution) -> Limit:
 
 
 def _around(value: Callable[[int], float], near: int, low: int, high: int) -> tuple[int, int]:
-    """An interval around `near` that holds the greatest value: grown on each side until the value falls."""
+    """Return an interval around `near` that holds the greatest value: grown on each side until the value falls."""
     step = max(near // 32, 2)
     left, right = max(near - step, low), min(near + step, high)
     while left > low and value(left) >= value(min(left + step, high)):
@@ -192,7 +192,7 @@ def _around(value: Callable[[int], float], near: int, low: int, high: int) -> tu
 
 
 def _highest(value: Callable[[int], float], low: int, high: int, *, tolerance: float) -> int:
-    """The integer in [low, high] with the greatest value, for values that rise and then fall: golden section."""
+    """Return the integer in [low, high] with the greatest value, for values that rise and then fall: golden section."""
     golden = (math.sqrt(5) - 1) / 2
     while high - low > max(3, tolerance * high):
         left, right = high - math.ceil(golden * (high - low)), low + math.ceil(golden * (high - low))

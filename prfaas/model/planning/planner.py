@@ -13,7 +13,7 @@ from prfaas.model.planning.single_pd import SinglePd
 
 
 def best_plan(deployment: Deployment, workload: Workload, *, method: Method) -> Plan:
-    """The threshold and the splits that sustain most."""
+    """Return the threshold and the splits that sustain most."""
     loads = LoadModel(deployment, workload, method)
     return SinglePd(loads).plan() if len(deployment.pd) == 1 else ManyPd(loads).plan()
 
@@ -27,7 +27,7 @@ def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method, 
 
 
 def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Deployment:
-    """The same PD clusters with PD instances in the place of the PrfaaS ones, and no PrfaaS cluster.
+    """Return the same PD clusters with PD instances in the place of the PrfaaS ones, and no PrfaaS cluster.
 
     `num_added` instances join the first PD cluster; one for each PrfaaS instance, as in the paper, when not given.
     """
@@ -38,13 +38,13 @@ def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Depl
 
 
 def naive(deployment: Deployment) -> Deployment:
-    """All prefill on the PrfaaS clusters, all decode on the PD clusters."""
+    """Return all prefill on the PrfaaS clusters, all decode on the PD clusters."""
     pd = tuple(replace(cluster, num_prefill=0) for cluster in deployment.pd)
     return replace(deployment, name="naive-heterogeneous-pd", pd=pd)
 
 
 def equal_cost(deployment: Deployment) -> Deployment | None:
-    """The homogeneous deployment that costs as much; None without prices."""
+    """Return the homogeneous deployment that costs as much; None without prices."""
     first = deployment.pd[0]
     if deployment.price_per_hour is None or not first.price_per_hour:
         return None

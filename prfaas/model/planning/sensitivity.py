@@ -40,7 +40,7 @@ class Sensitivity:
 def sensitivity(
     deployment: Deployment, workload: Workload, plan: Plan, *, method: Method, step: float = 0.2
 ) -> Sensitivity:
-    """Each input lower and higher by `step`, the plan found anew each time.
+    """Return each input lower and higher by `step`, the plan found anew each time.
 
     With several PD clusters all plans compared have splits that need not be whole.
     """
@@ -53,7 +53,7 @@ def sensitivity(
 
 
 def _changes(deployment: Deployment) -> dict[str, Change]:
-    """Every input by its name; clusters of one kind change together."""
+    """Return every input by its name; clusters of one kind change together."""
     changes: dict[str, Change] = {}
     if deployment.prfaas:
         changes["remote prefill time"] = _of_prfaas(_slower_prefill)
@@ -133,7 +133,7 @@ def _larger(model: Geometry, factor: float) -> Geometry:
 
 
 def longer(lengths: Lengths, factor: float) -> Lengths:
-    """Every request `factor` times as long, its cached prefix too."""
+    """Return every request `factor` times as long, its cached prefix too."""
     if isinstance(lengths, LogNormal):
         shifted = lengths.mu + math.log(factor)
         return replace(lengths, mu=shifted, low=lengths.low * factor, high=lengths.high * factor)

@@ -33,7 +33,7 @@ class SinglePd:
         (self._decode_seconds,) = loads.decode_seconds()
 
     def plan(self) -> Plan:
-        """The best threshold and split."""
+        """Return the best threshold and split."""
         num_prefill = self.best_split()
         return self.at(self.best_threshold(num_prefill), num_prefill)
 
@@ -66,7 +66,7 @@ class SinglePd:
         return self._pd.num_decode(num_prefill) / self._decode_seconds
 
     def best_threshold(self, num_prefill: float) -> int:
-        """The t that sustains most with N_p prefill instances, decode left aside: equation (7), to the token."""
+        """Return the t that sustains most with N_p prefill instances, decode left aside: equation (7), to the token."""
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
         if not self._stations:
             return high
@@ -77,7 +77,7 @@ class SinglePd:
         return self._crossing(num_prefill, low, high)
 
     def _crossing(self, num_prefill: float, low: int, high: int) -> int:
-        """Where the two sides meet between two thresholds."""
+        """Return where the two sides meet between two thresholds."""
         return best_of_two(
             lambda t: self._prefilled(self._loads.at(t), num_prefill),
             lambda t: self._remote_wins(self._loads.at(t), num_prefill),
@@ -102,7 +102,7 @@ class SinglePd:
         return thresholds, np.array([self.long(at) for at in loads]), np.array([self.short(at, 1.0) for at in loads])
 
     def _bracket(self, num_prefill: float) -> tuple[int, int, int]:
-        """The best of the scanned thresholds between its neighbours."""
+        """Return the best of the scanned thresholds between its neighbours."""
         thresholds, long, short = self._scan
         with np.errstate(invalid="ignore"):
             sustained = np.minimum(long, np.where(np.isinf(short), np.inf, short * num_prefill))
@@ -110,7 +110,7 @@ class SinglePd:
         return thresholds[max(best - 1, 0)], thresholds[best], thresholds[min(best + 1, len(thresholds) - 1)]
 
     def best_split(self) -> float:
-        """The N_p that sustains most: equation (8), to the instance, or to the fraction where instances are shared."""
+        """Return the N_p that sustains most: equation (8), to the instance, or to the fraction where instances are shared."""
         if self._pd.num_prefill is not None:
             return float(self._pd.num_prefill)
         if self._pd.shared_instances:
@@ -126,7 +126,7 @@ class SinglePd:
         return self._prefilled(loads, num_prefill) >= self.decode(num_prefill)
 
     def equally_good(self, plan: Plan, *, tolerance: float) -> tuple[int, int]:
-        """The thresholds around the plan's that sustain at least (1 − tolerance) of it."""
+        """Return the thresholds around the plan's that sustain at least (1 − tolerance) of it."""
         assert plan.threshold_tokens is not None
         split, enough = plan.num_prefill, plan.system_throughput * (1 - tolerance)
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
@@ -135,7 +135,7 @@ class SinglePd:
         return first, max(too_far - 1, plan.threshold_tokens)
 
     def at(self, threshold: int, num_prefill: float) -> Plan:
-        """The operating point of a given threshold and split."""
+        """Return the operating point of a given threshold and split."""
         loads = self._loads.at(threshold)
         offload, local = loads.offload_ratio, loads.local_ratio
         sustained = self.sustained(threshold, num_prefill)

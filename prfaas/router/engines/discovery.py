@@ -141,7 +141,7 @@ class Discovery:
 
 
 async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """An answer's body; ValueError when it is longer than `most`."""
+    """Return an answer's body; ValueError when it is longer than `most`."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

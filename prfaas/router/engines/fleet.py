@@ -35,7 +35,7 @@ class Breaker:
         self.failures, self.closed_at = 0, 0.0
 
     def failed(self, now: float) -> bool:
-        """A request was not; whether that opened it. Once it was open, the next failure opens it again."""
+        """Return a request was not; whether that opened it. Once it was open, the next failure opens it again."""
         self.failures += 1
         if not self.limit or self.failures < self.limit or self.is_open(now):
             return False
@@ -103,7 +103,7 @@ class Instance:
 
     @property
     def is_asked(self) -> bool:
-        """Whether requests go there: it is healthy, and has not just failed several."""
+        """Return whether requests go there: it is healthy, and has not just failed several."""
         return self.healthy and not self.breaker.is_open(time.monotonic())
 
     def failed(self, reason: str) -> None:
@@ -204,15 +204,15 @@ class Fleet:
         )
 
     def is_base_model(self, model: str | None) -> bool:
-        """Whether it is no adapter and no unknown name; without one an engine takes its base model."""
+        """Return whether it is no adapter and no unknown name; without one an engine takes its base model."""
         return model is None or any(model in instance.base_models for instance in self._instances.values())
 
     def must_count(self, max_prompt_tokens: int) -> bool:
-        """Whether a prompt of at most so many tokens may be prefilled elsewhere than where it is decoded."""
+        """Return whether a prompt of at most so many tokens may be prefilled elsewhere than where it is decoded."""
         return max_prompt_tokens > self.threshold_tokens or self.counts_all
 
     def any_decode(self, model: str | None = None) -> Instance | None:
-        """A decode instance for a request whose tokens do not matter; None when nobody is ready."""
+        """Return a decode instance for a request whose tokens do not matter; None when nobody is ready."""
         chosen = choose((state for state in self.snapshot(model).instances if state.decodes), RequestFacts(0))
         return self._instances[chosen.instance] if chosen else None
 
@@ -262,7 +262,7 @@ def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]
 
 
 def role_of(text: str) -> InstanceRole:
-    """The role that a manager names; a router can do nothing with another one, so it is `both`."""
+    """Return the role that a manager names; a router can do nothing with another one, so it is `both`."""
     return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
 
 

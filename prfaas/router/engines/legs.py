@@ -103,7 +103,7 @@ class OpenAnswer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `first` is all of it."""
+        """Return whether `first` is all of it."""
         return self.response.content.at_eof()
 
     async def rest(self) -> AsyncIterator[bytes]:
@@ -146,7 +146,7 @@ class Legs:
     async def decode(
         self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
     ) -> OpenAnswer:
-        """The decode leg, once its first bytes are there; the caller closes it.
+        """Return the decode leg, once its first bytes are there; the caller closes it.
 
         Raises:
             LegFailed: the engine could not be reached, broke off, or answered 500 or more, be it in a stream's beginning.
@@ -175,7 +175,7 @@ class Legs:
         path: str = COMPLETIONS_PATH,
         num_tokens: int = 0,
     ) -> dict[str, Any]:
-        """The prefill leg: the `kv_transfer_params` of its answer, once the engine has computed it.
+        """Return the prefill leg: the `kv_transfer_params` of its answer, once the engine has computed it.
 
         Raises:
             LegFailed: it has not.
@@ -202,7 +202,7 @@ class Legs:
     async def prefill_and_keep(
         self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
     ) -> dict[str, Any]:
-        """The prefill leg of a hand-over in two steps: what the engine says of the KV that it keeps for another one.
+        """Return the prefill leg of a hand-over in two steps: what the engine says of the KV that it keeps for another one.
 
         Raises:
             LegFailed: it has not computed it, or keeps nothing.
@@ -214,7 +214,7 @@ class Legs:
         return kept
 
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
-        """The decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
+        """Return the decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
 
         Raises:
             LegFailed: one of them failed.
@@ -233,7 +233,7 @@ class Legs:
 
 
 def in_pieces(body: bytes) -> bytes | io.BytesIO:
-    """A body as aiohttp takes it: beyond a mebibyte it warns of what would be written in one go."""
+    """Return a body as aiohttp takes it: beyond a mebibyte it warns of what would be written in one go."""
     return io.BytesIO(body) if len(body) > AT_ONCE_BYTES else body
 
 
@@ -279,7 +279,7 @@ def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseExcep
 
 
 def _is_the_requests_own(failure: LegFailed) -> bool:
-    """Whether an engine has judged the request rather than failed."""
+    """Return whether an engine has judged the request rather than failed."""
     return failure.answer is not None and failure.answer.status < 500
 
 

@@ -79,7 +79,7 @@ class Choosing:
         return client
 
     async def choose(self, asked: Asked, client: Client, record: Record) -> Chosen:
-        """Where a client's request goes; its record is told of the plan.
+        """Return where a client's request goes; its record is told of the plan.
 
         Raises:
             BadRequest: a completion or chat that is no JSON object, or a body that carries what only routers may write.
@@ -107,14 +107,14 @@ class Choosing:
         return chosen
 
     def _outside(self, subset: frozenset[str] | None) -> frozenset[InstanceId]:
-        """The decode instances that the gateway's hint leaves out, whether they are well or not."""
+        """Return the decode instances that the gateway's hint leaves out, whether they are well or not."""
         if subset is None:
             return frozenset()
         decode = (its for its in self.fleet if replace(its.state(), healthy=True).decodes)
         return frozenset(its.address.name for its in decode if host_port(its.url) not in subset)
 
     def _any(self, asked: Asked, record: Record, model: str | None) -> Chosen:
-        """A decode instance for a request that needs no decision; one that serves `model`, where some do."""
+        """Return a decode instance for a request that needs no decision; one that serves `model`, where some do."""
         outside = self._outside(asked.subset)
         ready = (instance for instance in self.fleet.snapshot(model).instances if instance.decodes and instance.healthy)
         chosen = choose((its for its in ready if its.instance not in outside), RequestFacts(0))
@@ -141,7 +141,7 @@ class Choosing:
 
 
 def _salted(chosen: Chosen, asked: Asked, body: bytes) -> Chosen:
-    """The choice with the body that goes in place of the client's, where it is another one."""
+    """Return the choice with the body that goes in place of the client's, where it is another one."""
     if body == asked.body:
         return chosen
     return replace(chosen, body=body, headers={**chosen.headers, "content-length": str(len(body))})

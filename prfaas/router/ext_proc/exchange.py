@@ -45,7 +45,7 @@ class Exchange:
         self._under_way = contextlib.ExitStack()
 
     async def run(self, messages: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """The answers to a stream's messages; the instances are busy until it ends."""
+        """Yield the answers to a stream's messages; the instances are busy until it ends."""
         with self._under_way:
             async for message in messages:
                 for answer in await self._answers(message):
@@ -93,7 +93,7 @@ class Exchange:
         return await self._whole(ends=True) if its.end_of_stream else []
 
     async def _whole(self, *, ends: bool) -> list[Any]:
-        """The destination, then the body, which it leaves salted."""
+        """Return the destination, then the body, which it leaves salted."""
         answers = await self._choose("request_headers")
         if answers[0].HasField("immediate_response"):
             return answers

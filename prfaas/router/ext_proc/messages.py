@@ -31,7 +31,7 @@ def headers_of(message: Any) -> dict[str, str]:
 
 
 def subset_of(request: Any) -> frozenset[str] | None:
-    """The host:ports that the gateway leaves to choose from; None when it says nothing."""
+    """Return the host:ports that the gateway leaves to choose from; None when it says nothing."""
     hint = request.metadata_context.filter_metadata.get(_SUBSET_HINT)
     if hint is None or SUBSET not in hint.fields:
         return None
@@ -75,7 +75,7 @@ def send_to(phase: str, headers: Mapping[str, str], *, body: bytes | None = None
 
 
 def pieces(phase: str, body: bytes, *, ends: bool) -> Iterator[Any]:
-    """A body given back in pieces; the last one ends it where the phase `ends` with it."""
+    """Yield a body given back in pieces; the last one ends it where the phase `ends` with it."""
     starts = range(0, max(1, len(body)), CHUNK_BYTES)
     for start in starts:
         answer = pb.ProcessingResponse()
@@ -97,6 +97,6 @@ def refuse(status: int, body: bytes, headers: Mapping[str, str]) -> Any:
 
 
 def phase_of(request: Any) -> str | None:
-    """Which phase a message belongs to."""
+    """Return which phase a message belongs to."""
     phase: str | None = request.WhichOneof("request")
     return phase if phase in _PHASES else None

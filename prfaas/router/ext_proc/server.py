@@ -48,7 +48,7 @@ class _Processor:
 
 
 async def _readable(messages: Any, context: Any) -> AsyncIterator[Any]:
-    """The messages of a stream, which ends with an error at the first that is none."""
+    """Yield the messages of a stream, which ends with an error at the first that is none."""
     async for message in messages:
         if message is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")

@@ -40,7 +40,7 @@ class Tenants:
     default: str = ""
 
     def of(self, client: str) -> str:
-        """The salt of a client's requests; empty: none."""
+        """Return the salt of a client's requests; empty: none."""
         return self.of_clients.get(client) or (self.default if client == DEFAULT_CLIENT else client)
 
     def check(self, clients: Iterable[str]) -> None:
@@ -131,7 +131,7 @@ class Quotas:
             bucket.take(num_tokens, self._clock())
 
     def _of(self, client: str) -> dict[Limit, Bucket]:
-        """A client's buckets, of what is limited; clients are named by the router's own files, so there are few."""
+        """Return a client's buckets, of what is limited; clients are named by the router's own files, so there are few."""
         buckets = self._buckets.get(client)
         if buckets is None:
             its, now = self._by_client.get(client, self._default), self._clock()
@@ -169,7 +169,7 @@ class Operators:
         self._everybody = not (self._known or clients_are_known)
 
     def may_see(self, authorization: str | None) -> bool:
-        """Whether the Authorization header carries an operator's key, or none is asked for."""
+        """Return whether the Authorization header carries an operator's key, or none is asked for."""
         return self._everybody or _digest(_key_in(authorization or "")) in self._known
 
 
@@ -190,7 +190,7 @@ class Admission:
         self._num_requests = 0
 
     def admit(self, authorization: str | None) -> Client:
-        """The client whose key the Authorization header carries; one request of its quota is taken.
+        """Return the client whose key the Authorization header carries; one request of its quota is taken.
 
         Raises:
             NotLetIn: it carries none, or one that is not known; or its client's quota is used up.
@@ -239,7 +239,7 @@ class Admission:
 
 
 def _key_in(authorization: str) -> str:
-    """The key of a header; empty where it has none."""
+    """Return the key of a header; empty where it has none."""
     return authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else ""
 
 
@@ -249,7 +249,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_clients(file: Path | None, *, setting: str) -> dict[str, str]:
-    """The client of each key in a file, one key a line and after it, if it is not the default one, its client's name.
+    """Return the client of each key in a file, one key a line and after it, if it is not the default one, its client's name.
 
     Raises:
         ConfigError: the file cannot be read, has no key, or a line has more than a key and a name.
@@ -264,7 +264,7 @@ def read_clients(file: Path | None, *, setting: str) -> dict[str, str]:
 
 
 def read_key(file: Path | None, *, setting: str) -> str:
-    """The one key in a file; empty without a file.
+    """Return the one key in a file; empty without a file.
 
     Raises:
         ConfigError: the file cannot be read, or has none or several.

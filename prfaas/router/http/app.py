@@ -34,7 +34,7 @@ REFUSALS = (
 
 
 def error_response(status: int, message: str, *, kind: str) -> web.Response:
-    """An error as OpenAI clients expect it."""
+    """Return an error as OpenAI clients expect it."""
     body = error_body(message, kind=kind, code=status)
     return web.Response(status=status, body=body, content_type="application/json")
 
@@ -63,7 +63,7 @@ def refused(error: Exception, *, max_body_bytes: int) -> web.Response:
 
 
 def _failed(failure: LegFailed) -> web.Response:
-    """The engine's own error where it made one; otherwise that nobody could be reached."""
+    """Return the engine's own error where it made one; otherwise that nobody could be reached."""
     if failure.answer is None:
         return error_response(503, f"{failure.reason}: no engine answered", kind="service_unavailable")
     headers = {"Content-Type": failure.answer.content_type}
@@ -175,7 +175,7 @@ class Router:
             self._admission.settle(client, estimated=num_tokens, used=used)
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """A path that needs no decision goes to a decode instance as it is."""
+        """Return a path that needs no decision goes to a decode instance as it is."""
         record = Record(request_id_of(request.headers.get("x-request-id")), path=request.path)
         return await self._in_time(self._pass_on(request, record), record)
 
@@ -228,7 +228,7 @@ class Router:
 
 
 def make_app(router: Router, *, max_body_bytes: int) -> web.Application:
-    """The routes of one front door."""
+    """Return the routes of one front door."""
     app = web.Application(client_max_size=max_body_bytes)
     app.router.add_post("/v1/completions", router.completions)
     app.router.add_post("/v1/chat/completions", router.chat)

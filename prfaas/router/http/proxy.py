@@ -50,7 +50,7 @@ class Passing:
     async def pass_on(
         self, request: web.Request, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
     ) -> web.StreamResponse:
-        """The response, sent; JSON is salted for the client's tenant, if it has one. `headers` go with both.
+        """Return the response, sent; JSON is salted for the client's tenant, if it has one. `headers` go with both.
 
         Raises:
             BadRequest: its JSON carries a field that is `refused`.

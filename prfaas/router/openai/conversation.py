@@ -68,7 +68,7 @@ class Form:
 
     @property
     def is_due(self) -> bool:
-        """Whether an addition is to be compared with the whole."""
+        """Return whether an addition is to be compared with the whole."""
         return self.num_compared < MIN_COMPARED or self.num_asked % COMPARED_EACH == 0
 
 
@@ -113,7 +113,7 @@ class Turns:
         return form
 
     def earlier(self, conversation: Conversation) -> Earlier | None:
-        """The longest earlier turn that is known, when little has been added to it and additions are believed."""
+        """Return the longest earlier turn that is known, when little has been added to it and additions are believed."""
         if not conversation.form.additive:
             return None
         for last in range(len(conversation.digests) - 1, 0, -1):

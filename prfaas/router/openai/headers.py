@@ -14,17 +14,17 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def request_id_of(given: str | None) -> str:
-    """The client's own id, when it is one that engines and logs can carry; otherwise a new one."""
+    """Return the client's own id, when it is one that engines and logs can carry; otherwise a new one."""
     return given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def session_of(given: str | None) -> str:
-    """A conversation's name as given, or its digest when it is long or no plain text; empty: it has none."""
+    """Return a conversation's name as given, or its digest when it is long or no plain text; empty: it has none."""
     if not given or (len(given) <= MAX_SESSION_CHARS and given.isascii() and given.isprintable()):
         return given or ""
     return hashlib.blake2b(header_bytes(given), digest_size=16).hexdigest()
 
 
 def header_bytes(given: str) -> bytes:
-    """A header as it was on the wire, whatever bytes it had."""
+    """Return a header as it was on the wire, whatever bytes it had."""
     return given.encode("utf-8", "surrogateescape")

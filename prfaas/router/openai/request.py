@@ -63,7 +63,7 @@ class ParsedRequest:
 
     @cached_property
     def token_ids(self) -> list[int] | None:
-        """The prompt, when the client gave it as token ids."""
+        """Return the prompt, when the client gave it as token ids."""
         prompt = self.body.get("prompt")
         if self.endpoint != "completions" or not isinstance(prompt, list) or not prompt:
             return None
@@ -71,7 +71,7 @@ class ParsedRequest:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """An upper bound of the prompt's length that costs no tokenising: a token stands for at least one byte of it.
+        """Return an upper bound of the prompt's length that costs no tokenising: a token stands for at least one byte of it.
 
         What a chat template or the tokenizer adds by itself is not in it: such a prompt may be longer by that.
         """
@@ -84,7 +84,7 @@ class ParsedRequest:
 
     @property
     def max_output_tokens(self) -> int:
-        """The answer's limit in tokens; 0 when the client names none."""
+        """Return the answer's limit in tokens; 0 when the client names none."""
         for name in ("max_completion_tokens", "max_tokens"):
             limit = self.body.get(name)
             if type(limit) is int and limit > 0:
@@ -93,7 +93,7 @@ class ParsedRequest:
 
     @property
     def turn(self) -> int:
-        """Which turn of its conversation a chat is: one more than the answers in it. 0 for a completion."""
+        """Return which turn of its conversation a chat is: one more than the answers in it. 0 for a completion."""
         messages = self.body.get("messages")
         if self.endpoint != "chat" or not isinstance(messages, list):
             return 0
@@ -114,7 +114,7 @@ class ParsedRequest:
         return None if isinstance(body.get("prompt"), str) or self.token_ids is not None else "several_prompts"
 
     def saying(self, messages: Sequence[Any]) -> ParsedRequest:
-        """The same chat with other messages."""
+        """Return the same chat with other messages."""
         body = {**self.body, "messages": list(messages)}
         return ParsedRequest(self.endpoint, body, _dumps(body))
 
@@ -133,7 +133,7 @@ class ParsedRequest:
         return spliced(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
 
     def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int, trace: str = "") -> bytes:
-        """The prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
+        """Return the prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
         kept = {name: self.body[name] for name in _PREFILL_FIELDS if name in self.body}
         params = _params("do_remote_decode", grant, trace)
         if promised_tokens:
@@ -142,7 +142,7 @@ class ParsedRequest:
         return _with_tokens(kept | sampling | {PARAMS_FIELD: params}, "prompt", token_ids[:-1])
 
     def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool, trace: str = "") -> bytes:
-        """The decode leg: the client's request with the grant, over the token ids that the prefill leg computes.
+        """Return the decode leg: the client's request with the grant, over the token ids that the prefill leg computes.
 
         A chat carries them only when `rendered`: the engine's own rendering of this very request. From `/tokenize` they
         might differ from it by what only the engine adds; then the engine renders by itself, and a difference costs a
@@ -158,7 +158,7 @@ class ParsedRequest:
 
 
 def parse(endpoint: Endpoint, raw: bytes, *, tenant: str = "") -> ParsedRequest:
-    """The request in `raw`, salted for its client's tenant, if it has one.
+    """Return the request in `raw`, salted for its client's tenant, if it has one.
 
     Raises:
         BadRequest: it is no JSON object, lacks its prompt, or carries a field that only the router may write.
@@ -173,7 +173,7 @@ def parse(endpoint: Endpoint, raw: bytes, *, tenant: str = "") -> ParsedRequest:
 
 
 def parse_object(raw: bytes, *, refused: Sequence[str] = REFUSED_FIELDS) -> dict[str, Any]:
-    """The JSON object in `raw`.
+    """Return the JSON object in `raw`.
 
     Raises:
         BadRequest: it is none, or carries a field that is `refused`.
@@ -226,7 +226,7 @@ def _check_fields(body: dict[str, Any], refused: Sequence[str]) -> None:
 
 
 def error_body(message: str, *, kind: str, code: int) -> bytes:
-    """An error as OpenAI clients expect it."""
+    """Return an error as OpenAI clients expect it."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 
@@ -245,7 +245,7 @@ def _params(direction: str, grant: str, trace: str) -> dict[str, Any]:
 
 
 def _with_tokens(fields: dict[str, Any], name: str, token_ids: list[int]) -> bytes:
-    """A JSON object of some fields and one list of tokens, which is nearly all of it."""
+    """Return a JSON object of some fields and one list of tokens, which is nearly all of it."""
     return _dumps(fields)[:-1] + f',"{name}":'.encode() + msgspec.json.encode(token_ids) + b"}"
 
 

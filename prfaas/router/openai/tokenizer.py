@@ -47,7 +47,7 @@ class Tokenizer:
         self._turns = Turns()
 
     async def prompt(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
-        """The prompt's token ids; None when the engine does not say, so that it judges the request itself."""
+        """Return the prompt's token ids; None when the engine does not say, so that it judges the request itself."""
         if request.token_ids is not None:
             return Prompt(request.token_ids)
         try:
@@ -60,7 +60,7 @@ class Tokenizer:
             return None
 
     async def _turn(self, instance: Instance, request: ParsedRequest, conversation: Conversation) -> Prompt | None:
-        """A chat, of which only the new messages are tokenised where that is known to give the same."""
+        """Return a chat, of which only the new messages are tokenised where that is known to give the same."""
         form, earlier = conversation.form, self._turns.earlier(conversation)
         guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
         if guess is not None and not form.is_due:

@@ -53,7 +53,7 @@ class Manager(Protocol):
     """Who knows what is cached where (`manager_link.py`)."""
 
     async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
-        """The manager's ruling, or None when there is none in time."""
+        """Return the manager's ruling, or None when there is none in time."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,20 @@ class Plan:
 
     @property
     def promised_tokens(self) -> int:
-        """Tokens that the manager takes for cached where the prompt is prefilled; the router itself knows of none."""
+        """Return tokens that the manager takes for cached where the prompt is prefilled; the router itself knows of none."""
         return self.facts.num_cached_tokens if self.decided_by == "manager" and not self.fell_back else 0
 
     @property
     def is_remote(self) -> bool:
-        """Whether both legs are to be sent."""
+        """Return whether both legs are to be sent."""
         return self.decision.route == "remote" and not self.fell_back
 
     def fallen_back(self) -> Plan:
-        """The same decode instance without the prefill leg."""
+        """Return the same decode instance without the prefill leg."""
         return replace(self, fell_back=True)
 
     def summary(self) -> dict[str, Any]:
-        """The fields of a log line."""
+        """Return the fields of a log line."""
         return {
             "route": self.decision.route,
             "reason": self.decision.reason,
@@ -112,7 +112,7 @@ class Deciding:
         self._sessions: OrderedDict[tuple[str, str], AgentName] = OrderedDict()  # by tenant and name
 
     async def plan(self, ask: Ask) -> Plan:
-        """The plan for one request; prompts that were not worth tokenising never reach the manager."""
+        """Return the plan for one request; prompts that were not worth tokenising never reach the manager."""
         with tracing.within(tracing.child("router.decide", num_prompt_tokens=ask.facts.num_prompt_tokens)) as span:
             plan = await self._plan(replace(ask, facts=self._with_session(ask)))
             span.note(route=plan.decision.route, reason=plan.decision.reason, decided_by=plan.decided_by)
@@ -171,5 +171,5 @@ class Deciding:
 
 
 def _chain(model: str, prompt: Prompt, tenant: str) -> HashChain:
-    """The hashes of what is transferred: all tokens but the last."""
+    """Return the hashes of what is transferred: all tokens but the last."""
     return HashChain(root_hash(model, tenant.encode()), prompt.token_ids[:-1])

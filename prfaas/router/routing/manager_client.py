@@ -87,7 +87,7 @@ class ManagerLink:
             _log.info("fleet.changed", manager=state.manager, instances=[address.name for address in addresses])
 
     async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
-        """Where a request runs; None when no manager answers in time or knows the model: the router decides itself."""
+        """Return where a request runs; None when no manager answers in time or knows the model: the router decides itself."""
         request = pb.RouteRequest(
             model=model,
             units=b"".join(chain.units),

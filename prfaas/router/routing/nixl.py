@@ -12,7 +12,7 @@ _NOTHING_YET = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_p
 
 
 def prefill_body(path: str, body: dict[str, Any]) -> bytes:
-    """The client's request for one token, not streamed, whose KV is kept for another engine."""
+    """Return the client's request for one token, not streamed, whose KV is kept for another engine."""
     fields = {name: value for name, value in body.items() if name != "stream_options"}
     limit = "max_output_tokens" if path == RESPONSES_PATH else "max_tokens"
     limits = {name: 1 for name in ("max_completion_tokens", "min_tokens") if name in body}
@@ -21,5 +21,5 @@ def prefill_body(path: str, body: dict[str, Any]) -> bytes:
 
 
 def decode_body(raw: bytes, kept: dict[str, Any]) -> bytes:
-    """The client's own request, with what the prefill engine said of the KV that it keeps."""
+    """Return the client's own request, with what the prefill engine said of the KV that it keeps."""
     return spliced(raw, kept)

@@ -63,7 +63,7 @@ class Record:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer came in several pieces."""
+        """Return whether the answer came in several pieces."""
         return self._last_at > self._first_at
 
     @property
@@ -114,7 +114,7 @@ class Record:
         return headers
 
     def summary(self) -> dict[str, Any]:
-        """The fields of its log line."""
+        """Return the fields of its log line."""
         fields: dict[str, Any] = {"request_id": self.request_id}
         if self.path:
             return fields | {"path": self.path, "status": self.status}
@@ -199,5 +199,5 @@ class Records:
             self._by_client.popitem(last=False)
 
     def of(self, request_id: str) -> list[Record]:
-        """The requests of this id, one of each client that used it, newest first."""
+        """Return the requests of this id, one of each client that used it, newest first."""
         return [its for (_, name), its in reversed(self._by_client.items()) if name == request_id]

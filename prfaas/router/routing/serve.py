@@ -44,7 +44,7 @@ class Answering:
     async def answer(
         self, request: web.Request, parsed: ParsedRequest, record: Record, *, session: str
     ) -> web.StreamResponse:
-        """The response, sent.
+        """Return the response, sent.
 
         Raises:
             NobodyReady: there is no healthy decode instance.
@@ -83,7 +83,7 @@ class Answering:
             return await self.tokenizer.prompt(instance, parsed)
 
     async def _open(self, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
-        """The first answer that has its first bytes."""
+        """Return the first answer that has its first bytes."""
         plan = await self.deciding.plan(ask)
         while True:
             record.decided(plan)
@@ -138,7 +138,7 @@ class Answering:
     async def _one_leg(
         self, instance: Instance, ask: Ask, body: bytes, path: str, headers: dict[str, str]
     ) -> OpenAnswer:
-        """A decode leg with no prefill leg beside it."""
+        """Return a decode leg with no prefill leg beside it."""
         with _leg("router.decode", instance):
             num_tokens = ask.facts.num_prompt_tokens
             return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=num_tokens)
@@ -160,7 +160,7 @@ class Answering:
             return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=len(its))
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:
-        """The instance that a decision names.
+        """Return the instance that a decision names.
 
         Raises:
             LegFailed: it has left the fleet since.

@@ -71,7 +71,7 @@ class Sidecar:
             await opened.close()
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """The engine's own answer to whatever it is."""
+        """Return the engine's own answer to whatever it is."""
         try:
             async with asyncio.timeout(self._config.request_timeout):
                 return await self._passing.pass_on(request)
@@ -82,12 +82,12 @@ class Sidecar:
 
 
 def prefill_instance(host_port: str, *, scheme: PrefillScheme) -> Instance:
-    """The engine that a header names."""
+    """Return the engine that a header names."""
     return _instance(host_port, f"{scheme}://{host_port}", role="prefill")
 
 
 def decode_instance(url: str) -> Instance:
-    """The engine beside the sidecar."""
+    """Return the engine beside the sidecar."""
     return _instance("engine", url, role="decode")
 
 
@@ -97,7 +97,7 @@ def _instance(name: str, url: str, *, role: InstanceRole) -> Instance:
 
 
 def make_app(sidecar: Sidecar, *, max_body_bytes: int) -> web.Application:
-    """The routes of one sidecar."""
+    """Return the routes of one sidecar."""
     app = web.Application(client_max_size=max_body_bytes)
     for path in HANDED_OVER:
         app.router.add_post(path, sidecar.complete)

@@ -41,7 +41,7 @@ class Handover:
     tokenizer: Tokenizer
 
     async def open(self, asked: Asked, prefill: Instance) -> OpenAnswer:
-        """The decode engine's answer, once its first bytes are there.
+        """Return the decode engine's answer, once its first bytes are there.
 
         Raises:
             LegFailed: an engine failed, and no other way was left.
@@ -59,7 +59,7 @@ class Handover:
         return answer
 
     async def local(self, asked: Asked) -> OpenAnswer:
-        """The decode engine alone."""
+        """Return the decode engine alone."""
         return await self.legs.decode(self.engine, asked.path, asked.raw, asked.headers)
 
     async def _in_turn(self, asked: Asked, prefill: Instance) -> OpenAnswer:

@@ -17,7 +17,7 @@ class PrefillHostRefused(Exception):
 
 
 def named_host(values: Sequence[str], *, sample: bool) -> str | None:
-    """The host:port out of the values of `x-prefiller-host-port`, of which one may hold several, separated by commas.
+    """Return the host:port out of the values of `x-prefiller-host-port`, of which one may hold several, separated by commas.
 
     None when they name nobody: the decode engine prefills as well.
     """
@@ -69,14 +69,14 @@ class AllowList:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address:
-    """The address that a connection goes to: of an IPv4 address written as IPv6 (::ffff:10.0.0.1) the former."""
+    """Return the address that a connection goes to: of an IPv4 address written as IPv6 (::ffff:10.0.0.1) the former."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
 
 def _network(host: str) -> Network | None:
-    """An entry as a network, an address being one of a single host; None for a name."""
+    """Return an entry as a network, an address being one of a single host; None for a name."""
     try:
         return ip_network(host)
     except ValueError as error:

@@ -88,7 +88,7 @@ class _Plugin:
 
 @lru_cache(maxsize=8)  # a snapshot carries the text, so that it replays alone
 def load(text: str, *, name: str) -> EndpointPicker:
-    """The picker that a YAML text describes; `name` is the file's, for messages.
+    """Return the picker that a YAML text describes; `name` is the file's, for messages.
 
     Raises:
         ConfigError: it is no EndpointPickerConfig, or one that llm-d would refuse as well; it names what and where.
@@ -133,7 +133,7 @@ def _picker(fields: Any) -> EndpointPicker:
 
 
 def _gates(given: Sequence[Any], rules: Rules) -> tuple[set[str], tuple[str, ...]]:
-    """The gates that are on, and warnings for those that nothing reads any more."""
+    """Return the gates that are on, and warnings for those that nothing reads any more."""
     on, warnings = set(), []
     for gate in given:
         name, _, value = str(gate).partition("=")
@@ -188,7 +188,7 @@ def _vain(given: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _data_layer(given: Any, plugins: Mapping[str, _Plugin]) -> tuple[str, ...]:
-    """A warning for a data layer, which has sources fill what is known here anyway."""
+    """Return a warning for a data layer, which has sources fill what is known here anyway."""
     if given is None:
         return ()
     unknown = set(given) - {"injectDefaults", "sources"}
@@ -213,7 +213,7 @@ def _parameters(kind: str, given: Any) -> Any:
 
 
 def _profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, Profile]:
-    """The profiles; without any, one of all filters and scorers."""
+    """Return the profiles; without any, one of all filters and scorers."""
     if not given:
         used = [(plugin, 1.0) for plugin in plugins.values() if plugin.kind in (*FILTERS, *SCORERS, *_PICKERS)]
         return {"default": _profile("default", used)}
@@ -250,7 +250,7 @@ def _profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> Profile:
 
 
 def _handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, Profile]) -> _Plugin:
-    """The one profile handler; a single profile does without."""
+    """Return the one profile handler; a single profile does without."""
     handlers = [plugin for plugin in plugins.values() if plugin.kind in _HANDLERS]
     if len(handlers) > 1:
         raise Fault(handlers[1].line, "plugins: two profile handlers")
@@ -281,7 +281,7 @@ def _threshold(its: PdHandler | DisaggHandler, rules: Rules) -> Decider | None:
 
 
 def _decider(name: str, plugins: Mapping[str, _Plugin], rules: Rules) -> Decider:
-    """The decider of that name. Upstream's default is always-disagg under the old apiVersion, prefix-based since."""
+    """Return the decider of that name. Upstream's default is always-disagg under the old apiVersion, prefix-based since."""
     if not name:
         return Decider(rules, None if rules == "seed" else PrefixDecider())
     plugin = plugins.get(name)

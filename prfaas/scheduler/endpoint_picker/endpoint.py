@@ -39,7 +39,7 @@ class PickRequest:
 
     @property
     def num_blocks(self) -> int:
-        """The prompt's full blocks."""
+        """Return the prompt's full blocks."""
         return self.num_tokens // self.block_tokens
 
     def cached_tokens(self, endpoint: Endpoint) -> int:

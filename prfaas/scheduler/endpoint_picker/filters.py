@@ -19,7 +19,7 @@ _ROLES: dict[str, frozenset[str | None]] = {
 
 
 def by_label(endpoints: Sequence[Endpoint], request: PickRequest, its: ByLabel) -> list[Endpoint]:
-    """Those whose label has one of the values, or that have no such label where that is allowed."""
+    """Return those whose label has one of the values, or that have no such label where that is allowed."""
     return [
         endpoint
         for endpoint in endpoints
@@ -28,7 +28,7 @@ def by_label(endpoints: Sequence[Endpoint], request: PickRequest, its: ByLabel) 
 
 
 def by_selector(endpoints: Sequence[Endpoint], request: PickRequest, its: Selector) -> list[Endpoint]:
-    """Those that a Kubernetes label selector selects; an empty one selects all."""
+    """Return those that a Kubernetes label selector selects; an empty one selects all."""
     wanted = its.matchLabels.items()
     return [
         endpoint
@@ -52,7 +52,7 @@ def _holds(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
 
 
 def by_role(role: str) -> Filter:
-    """The filter of those that can do a stage: decode, prefill or encode."""
+    """Return the filter of those that can do a stage: decode, prefill or encode."""
 
     def keep(endpoints: Sequence[Endpoint], request: PickRequest, its: Any) -> list[Endpoint]:
         return [endpoint for endpoint in endpoints if endpoint.labels.get(ROLE_LABEL) in _ROLES[role]]
@@ -63,7 +63,7 @@ def by_role(role: str) -> Filter:
 def prefix_cache_affinity(
     endpoints: Sequence[Endpoint], request: PickRequest, its: PrefixCacheAffinity
 ) -> list[Endpoint]:
-    """Those that hold most of the prompt, unless the best of them would answer too much later than the best other."""
+    """Return those that hold most of the prompt, unless the best of them would answer too much later than the best other."""
     total = max(1, request.num_blocks)
     sticky = [endpoint for endpoint in endpoints if (endpoint.num_matched_blocks or 0) / total >= its.affinityThreshold]
     others = [endpoint for endpoint in endpoints if endpoint not in sticky]
@@ -81,13 +81,13 @@ def _ttft_seconds(endpoint: Endpoint, its: PrefixCacheAffinity) -> float:
 
 
 def by_session(endpoints: Sequence[Endpoint], request: PickRequest, its: Any) -> list[Endpoint]:
-    """The session's own endpoint while it is there, all otherwise."""
+    """Return the session's own endpoint while it is there, all otherwise."""
     own = [endpoint for endpoint in endpoints if endpoint.name == session_endpoint(request)]
     return own or list(endpoints)
 
 
 def session_endpoint(request: PickRequest) -> str | None:
-    """The endpoint that a session token names; None for no token and for one that is none."""
+    """Return the endpoint that a session token names; None for no token and for one that is none."""
     if request.session_token is None:
         return None
     try:

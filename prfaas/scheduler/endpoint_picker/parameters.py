@@ -205,7 +205,7 @@ class DisaggHandler:
 
 
 def read(cls: type[P], given: Mapping[str, Any] | None) -> P:
-    """The parameters in `given`.
+    """Return the parameters in `given`.
 
     Raises:
         ValueError: a field is unknown, of another type, or out of its range.

@@ -35,7 +35,7 @@ class Profile:
     max_endpoints: int = 1
 
     def scores(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[float]:
-        """The weighted sum of all scores, each held to [0, 1] first."""
+        """Return the weighted sum of all scores, each held to [0, 1] first."""
         sums = [0.0] * len(endpoints)
         for scorer, parameters, weight in self.scorers:
             for position, score in enumerate(scorer(endpoints, request, parameters)):
@@ -43,7 +43,7 @@ class Profile:
         return sums
 
     def run(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
-        """The best endpoints, best first; none when the filters leave none. Equal scores keep the given order."""
+        """Return the best endpoints, best first; none when the filters leave none. Equal scores keep the given order."""
         left = list(endpoints)
         for keep, parameters in self.filters:
             left = keep(left, request, parameters)
@@ -51,7 +51,7 @@ class Profile:
 
 
 def max_score(endpoints: Sequence[Endpoint], scores: Sequence[float], num: int) -> list[Endpoint]:
-    """The `num` endpoints of the highest scores, highest first."""
+    """Return the `num` endpoints of the highest scores, highest first."""
     order = sorted(range(len(endpoints)), key=lambda position: -scores[position])
     return [endpoints[position] for position in order[:num]]
 
@@ -64,7 +64,7 @@ class Decider:
     prefix: PrefixDecider | None = None
 
     def disaggregates(self, decode: Endpoint | None, request: PickRequest) -> tuple[bool, PickReason]:
-        """The decision for a request whose decode endpoint is chosen.
+        """Return the decision for a request whose decode endpoint is chosen.
 
         Seed rules: suffix > nonCachedTokens, 0 means always. Current ones: suffix ≥ nonCachedTokens, 0 means never, and
         an endpoint of which nobody knows what it has cached keeps the request.
@@ -96,13 +96,13 @@ class EndpointPicker:
     warnings: tuple[str, ...] = ()
 
     def pick_decode(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
-        """The first stage: who may decode, best first."""
+        """Return the first stage: who may decode, best first."""
         return self.profiles[self.decode_profile].run(endpoints, request)
 
     def pick_prefill(
         self, endpoints: Sequence[Endpoint], request: PickRequest, decode: Endpoint
     ) -> tuple[Endpoint | None, PickReason]:
-        """The other stages, for the decode endpoint that was chosen: who prefills in its place, if anybody, and why."""
+        """Return the other stages, for the decode endpoint that was chosen: who prefills in its place, if anybody, and why."""
         if self.decider is None or self.prefill_profile is None:
             return None, "no_decider"
         splits, reason = self.decider.disaggregates(decode, request)

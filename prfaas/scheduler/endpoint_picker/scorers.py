@@ -41,7 +41,7 @@ def _spread(values: Sequence[int]) -> list[float]:
 
 
 def kv_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
-    """The share of KV space that is free."""
+    """Return the share of KV space that is free."""
     return [1 - endpoint.kv_usage_ratio for endpoint in endpoints]
 
 

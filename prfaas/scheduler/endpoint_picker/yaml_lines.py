@@ -55,7 +55,7 @@ def read_yaml(text: str) -> Any:
 
 
 def line_of(mapping: Any, *keys: str) -> int:
-    """The line of the first of the keys that the mapping has, else of its first key; 0 where it has no lines."""
+    """Return the line of the first of the keys that the mapping has, else of its first key; 0 where it has no lines."""
     lines: dict[str, int] = getattr(mapping, "lines", {})
     return next((lines[key] for key in keys if key in lines), min(lines.values(), default=0))
 

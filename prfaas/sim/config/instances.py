@@ -45,7 +45,7 @@ class InstanceSettings:
 
 
 def instance_settings(scenario: Scenario, rate: float) -> InstanceSettings:
-    """The scenario's.
+    """Return the scenario's.
 
     Raises:
         ConfigError: the PPD table, an outage, a role change or a change of a link cannot be used.

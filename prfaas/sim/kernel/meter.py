@@ -67,7 +67,7 @@ class Meter:
         self._spans.extend((start, end, amount))
 
     def between(self, edges: FloatArray) -> FloatArray:
-        """The amount between each two neighbouring edges, which ascend."""
+        """Return the amount between each two neighbouring edges, which ascend."""
         start, end, amount = (
             np.frombuffer(self._spans, dtype=float).reshape(-1, 3).T if self._spans else np.empty((3, 0))
         )
@@ -100,6 +100,6 @@ class Load:
     per_second: float = 1.0
 
     def over(self, edges: FloatArray) -> tuple[float, ...]:
-        """The mean share, or rate, between each two neighbouring edges in seconds."""
+        """Return the mean share, or rate, between each two neighbouring edges in seconds."""
         parts = sum((meter.between(edges) for meter in self.meters), np.zeros(len(edges) - 1))
         return tuple((parts / np.diff(edges) / self.per_second).tolist())

@@ -83,7 +83,7 @@ def read_sharing(file: Path) -> MeasuredSharing:
 
 
 def _speed(alone: Sequence[float], shared: Sequence[float]) -> float:
-    """The median over the batches; never above 1, which only noise is."""
+    """Return the median over the batches; never above 1, which only noise is."""
     return min(1.0, median(one / other for one, other in zip(alone, shared, strict=True)))
 
 
@@ -146,7 +146,7 @@ class Speeds(Protocol):
 
     @property
     def best_decode_speed(self) -> float:
-        """The greatest speed that decode has beside a prefill."""
+        """Return the greatest speed that decode has beside a prefill."""
 
     @property
     def overlap(self) -> float:

@@ -88,11 +88,11 @@ class DecodeBatch:
         return num_steps * (self._each * self.num + self._token * self.context) + self._token * grown
 
     def seconds(self, num_steps: int) -> float:
-        """How long so many steps take while nobody joins or leaves."""
+        """Return how long so many steps take while nobody joins or leaves."""
         return num_steps * self.fixed_seconds + self.own_seconds(num_steps)
 
     def steps_until(self, elapsed: float) -> int:
-        """The least number of steps, at least 1, that take `elapsed` seconds or more."""
+        """Return the least number of steps, at least 1, that take `elapsed` seconds or more."""
         rise = 0.5 * self._token * self.num
         first = self.fixed_seconds + self._each * self.num + self._token * self.context - rise
         if rise:
@@ -324,7 +324,7 @@ class Instance:
         return admitted
 
     def _has_room(self, request: Request, num_tokens: int) -> bool:
-        """Whether a request that holds so many tokens by its next step may start."""
+        """Return whether a request that holds so many tokens by its next step may start."""
         staying = [one for one in self._current if one.stays]
         if self._spec.preempts:
             held = self._batch.context + sum(one.num_tokens for one in staying)

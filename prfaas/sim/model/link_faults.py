@@ -70,7 +70,7 @@ def read_cross_traffic(text: str) -> CrossTraffic | None:
 
 
 def bursts(others: CrossTraffic, clusters: Sequence[ClusterName], *, end: float, seed: int) -> list[LinkChange]:
-    """The bursts over each cluster's egress that begin before `end`."""
+    """Return the bursts over each cluster's egress that begin before `end`."""
     generator = np.random.default_rng([seed, 1])
     found = []
     for cluster in clusters:

@@ -88,7 +88,7 @@ class LinkWatch:
         self.fields = {"links_down": self._down, "paths": tuple(self._raised())}
 
     def _raised(self) -> Iterator[PathState]:
-        """The paths whose t is another than the deployment's."""
+        """Yield the paths whose t is another than the deployment's."""
         for name, state in self._states.items():
             if state.multiplier > 1.0:
                 for target in self._targets:

@@ -77,7 +77,7 @@ class Egress:
         self._wake = 0
 
     def link(self, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> Link:
-        """A further link."""
+        """Return a further link."""
         self.links.append(Link(bytes_per_second, rtt_seconds))
         return self.links[-1]
 

@@ -19,7 +19,7 @@ _SLOT_BYTES = 64  # of memory that is never touched; what a block weighs only ra
 
 
 def block_name(number: int) -> BlockHash:
-    """The hash of a block that traffic knows by a number."""
+    """Return the hash of a block that traffic knows by a number."""
     return BlockHash(number.to_bytes(HASH_BYTES, "little"))
 
 
@@ -44,11 +44,11 @@ class PrefixCache:
 
     @property
     def num_blocks(self) -> int:
-        """How many are here."""
+        """Return how many are here."""
         return self._pool.stats().slots_by_kind["prefix"]
 
     def match(self, blocks: Sequence[BlockHash]) -> int:
-        """How many tokens of a prompt with these blocks are here, from its start."""
+        """Return how many tokens of a prompt with these blocks are here, from its start."""
         return _leading(self._pool.find_all(self._arena, 0, blocks)) * self.block_tokens
 
     def keep(self, blocks: Sequence[BlockHash]) -> None:
@@ -111,7 +111,7 @@ class CacheView:
         self._holders = {block: left for block, its in self._holders.items() if (left := its & ~bit)}
 
     def match(self, blocks: Sequence[BlockHash]) -> dict[AgentName, int]:
-        """How many tokens of a prompt each node holds, from its start; nodes without any are left out."""
+        """Return how many tokens of a prompt each node holds, from its start; nodes without any are left out."""
         found: dict[AgentName, int] = {}
         holders, with_all = self._holders, -1
         for index, block in enumerate(blocks):
@@ -162,11 +162,11 @@ class Caches:
             self._view.apply((agent, change))
 
     def known(self, request: Request) -> dict[AgentName, int]:
-        """The prefix that each node is said to hold, in tokens; nodes without any are left out."""
+        """Return the prefix that each node is said to hold, in tokens; nodes without any are left out."""
         return self._view.match(request.blocks) if request.blocks else {}
 
     def usable(self, request: Request, agent: AgentName) -> int:
-        """The prefix that a node does hold; the last token is always computed."""
+        """Return the prefix that a node does hold; the last token is always computed."""
         if not request.blocks:
             return request.num_cached_tokens
         cache = self._caches.get(agent)

@@ -81,7 +81,7 @@ class Request:
         self.decode_start = self.first_token = self.decode_end = NEVER
 
     def again(self) -> Request:
-        """The same request, with nothing done for it yet."""
+        """Return the same request, with nothing done for it yet."""
         fresh = Request(
             self.index,
             self.arrival,
@@ -104,12 +104,12 @@ class Request:
 
     @property
     def ttft(self) -> float:
-        """Seconds from arrival to the first token."""
+        """Return seconds from arrival to the first token."""
         return self.first_token - self.arrival
 
     @property
     def tpot(self) -> float:
-        """Seconds per further token; 0 where there is none."""
+        """Return seconds per further token; 0 where there is none."""
         further = self.num_output_tokens - 1
         return (self.decode_end - self.first_token) / further if further > 0 else 0.0
 
@@ -126,10 +126,10 @@ class Request:
 
     @property
     def served_seconds(self) -> float:
-        """Seconds from when it was let in to the last token."""
+        """Return seconds from when it was let in to the last token."""
         return self.decode_end - self.admitted
 
     @property
     def end_to_end(self) -> float:
-        """Seconds from arrival to the last token."""
+        """Return seconds from arrival to the last token."""
         return self.decode_end - self.arrival

@@ -30,7 +30,7 @@ _KNUTH, _WEYL, _SPREAD = (2_654_435_761, 40_503, 1 << 32)  # a fixed shuffle of 
 
 
 def kinds(configuration: str) -> list[NodeKind]:
-    """The kind of each node of a name such as "2P_2D", "1P_1D_2pD" or "4R".
+    """Return the kind of each node of a name such as "2P_2D", "1P_1D_2pD" or "4R".
 
     Raises:
         ConfigError: another form, or nobody decodes.
@@ -121,7 +121,7 @@ def twin(
     harness: Harness = GRID_HARNESS,
     later: LaterTurns | None = None,
 ) -> Twin:
-    """A deployment that serves such conversations.
+    """Return a deployment that serves such conversations.
 
     Raises:
         ConfigError: as `kinds`.

@@ -42,7 +42,7 @@ def converse(
     later: LaterTurns | None = None,
     count: int | None = None,
 ) -> list[Request]:
-    """The requests of all turns of a run, in order of arrival; conversations take the scripts in turn.
+    """Return the requests of all turns of a run, in order of arrival; conversations take the scripts in turn.
 
     `count` conversations arrive, or those of `ARRIVAL_SECONDS`.
     """
@@ -104,7 +104,7 @@ def ppd_table(
     tpot_weight: float = 1.0,
     rates: Sequence[float] = QPS,
 ) -> PpdTable:
-    """The table of a deployment as managers load it: every workload and rate, simulated both ways, on all cores."""
+    """Return the table of a deployment as managers load it: every workload and rate, simulated both ways, on all cores."""
     cells = [
         (f"{num_prefill}P_{num_decode}{way}", context, kind, qps)
         for way in ("D", "pD")

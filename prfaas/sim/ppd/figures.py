@@ -95,7 +95,7 @@ def _is_local(request: Request) -> bool:
 
 
 def prefills_later_turns(configuration: str) -> bool:
-    """Whether some decode node of it prefills later turns itself, replicas left aside."""
+    """Return whether some decode node of it prefills later turns itself, replicas left aside."""
     return "pD" in kinds(configuration)
 
 
@@ -122,7 +122,7 @@ def multi_turn(scripts: Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
 
 
 def heavy(chats: Chats) -> list[Sequence[Turn]]:
-    """Those whose later turns bring more new tokens than answers have; all where none does."""
+    """Return those whose later turns bring more new tokens than answers have; all where none does."""
     everyone = [script for scripts in chats.values() for script in scripts]
     return [one for one in everyone if _is_heavy(one[1:])] or everyone
 
@@ -132,7 +132,7 @@ def _is_heavy(turns: Sequence[Turn]) -> bool:
 
 
 def tables_of_splits(progress: Progress) -> Tables:
-    """The decision table of each split, simulated at the rates that are asked here."""
+    """Return the decision table of each split, simulated at the rates that are asked here."""
     return {split: ppd_table(*split, rates=CHAT_QPS, progress=progress) for split in SPLITS}
 
 

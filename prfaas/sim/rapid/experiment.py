@@ -119,7 +119,7 @@ def _run(system: str, setting: Setting, requests: list[Request]) -> Twin:
 
 
 def run(system: str, setting: Setting, trace: Trace, *, rate: float, count: int = 400, seed: int = 1) -> Summary:
-    """One system under one trace at `rate` requests per second."""
+    """Return one system under one trace at `rate` requests per second."""
     twin = _run(system, setting, trace.requests(count, rate, seed))
     slo = Slo(ttft_seconds_per_thousand=TTFT_SECONDS_PER_THOUSAND, tpot_seconds=setting.itl_slo_seconds)
     return summarise(twin.requests, Counting(slo), gaps=twin.gaps.arrays())

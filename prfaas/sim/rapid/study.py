@@ -50,7 +50,7 @@ class Cell:
         return fmean(ours.itl.mean / theirs.itl.mean for ours, theirs in pairs)
 
     def goodput_gain(self, baseline: str) -> float | None:
-        """The ratio of the summed goodputs; None where the baseline's is near zero and the ratio means nothing."""
+        """Return the ratio of the summed goodputs; None where the baseline's is near zero and the ratio means nothing."""
         ours, theirs = (sum(one.goodput for one in self.runs[name]) for name in ("rapid", baseline))
         arrivals = sum(one.arrivals for one in self.runs[baseline])
         return ours / theirs if theirs > NEAR_ZERO * arrivals else None
@@ -93,12 +93,12 @@ class Claim:
 
 
 def cells(progress: Progress) -> list[Cell]:
-    """All models and traces, on all cores."""
+    """Return all models and traces, on all cores."""
     return on_all_cores(cell, _PAIRS, progress)
 
 
 def sensitivity(progress: Progress) -> dict[float, list[Claim]]:
-    """The claims under other speeds of an over-allocated prefill than the assumed one, which nothing printed fixes."""
+    """Return the claims under other speeds of an over-allocated prefill than the assumed one, which nothing printed fixes."""
     found = {}
     for speed in OTHER_SPEEDS:
         its = partial(cell, interference=replace(ASSUMED, overallocated_prefill=speed))

@@ -77,7 +77,7 @@ def onoff(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> F
 
 
 def diurnal(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
-    """A Poisson process whose rate is rate · (1 + depth · sin(2π t / period))."""
+    """Return a Poisson process whose rate is rate · (1 + depth · sin(2π t / period))."""
     expected = np.cumsum(generator.exponential(1.0, count))
     turn, low, high = 2 * math.pi / spec.period, expected * 0.0, expected / rate + spec.period
     for _ in range(60):  # the integral of the rate rises, so bisection inverts it
@@ -97,7 +97,7 @@ PROCESSES: Mapping[str, Process] = MappingProxyType({
 
 
 def arrivals(text: str, count: int, rate: float, generator: Generator) -> FloatArray:
-    """The first `count` arrival times of a description such as "gamma:cv=3", in seconds, ascending.
+    """Return the first `count` arrival times of a description such as "gamma:cv=3", in seconds, ascending.
 
     Raises:
         ConfigError: an unknown process or unit, or a key that this process does not take.

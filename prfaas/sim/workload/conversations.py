@@ -51,7 +51,7 @@ class Conversations:
         return max(sum(turn.num_new_tokens + turn.num_output_tokens for turn in script) for script in self._scripts)
 
     def first(self, session: int, arrival: float) -> Request:
-        """The request that opens a conversation."""
+        """Return the request that opens a conversation."""
         return self._request(session, 0, arrival, 0)
 
     def following(self, request: Request, now: float) -> Request | None:
@@ -84,7 +84,7 @@ class Conversations:
 
 
 def read_conversations(scenario: Scenario) -> Conversations | None:
-    """The scenario's; None where its requests stand alone.
+    """Return the scenario's; None where its requests stand alone.
 
     Raises:
         ConfigError: the turns are not written as they should be, or the file cannot be used.
@@ -112,7 +112,7 @@ def _written(text: str) -> list[Turn]:
 
 
 def recorded(path: Path) -> list[list[Turn]]:
-    """The conversations of a file; a request of turn 1 begins each.
+    """Return the conversations of a file; a request of turn 1 begins each.
 
     Raises:
         ConfigError: the file cannot be used.

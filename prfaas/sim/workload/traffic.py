@@ -57,14 +57,14 @@ def _mixture(lengths: Mixture, count: int, generator: Generator) -> Tokens:
 
 
 def _outputs(output: OutputTokens, count: int, generator: Generator) -> FloatArray:
-    """All equal, or gamma with the stated variance."""
+    """Return all equal, or gamma with the stated variance."""
     if not output.squared_cv:
         return np.full(count, output.mean)
     return generator.gamma(1.0 / output.squared_cv, output.mean * output.squared_cv, count)
 
 
 def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> list[Request]:
-    """One request for each arrival time, later turns among them as the workload has them, in whole tokens."""
+    """Return one request for each arrival time, later turns among them as the workload has them, in whole tokens."""
     lengths = workload.lengths
     if workload.later is not None:
         lengths = Mixture(((1.0 - workload.later.ratio, lengths), (workload.later.ratio, workload.later.lengths)))
@@ -91,7 +91,7 @@ def draw_requests(workload: Workload, process: str, *, count: int, rate: float, 
 
 
 def recorded_requests(path: Path, *, count: int) -> list[Request]:
-    """The first `count` requests of a file, at its timestamps: milliseconds where it has hash ids, else seconds.
+    """Return the first `count` requests of a file, at its timestamps: milliseconds where it has hash ids, else seconds.
 
     Raises:
         ConfigError: the file cannot be used, or has no timestamps.

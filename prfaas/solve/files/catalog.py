@@ -22,12 +22,12 @@ def names(kind: Literal["models", "profiles", "deployments"]) -> list[str]:
 
 
 def deployment_path(name: str) -> Path:
-    """The file of a catalogued deployment."""
+    """Return the file of a catalogued deployment."""
     return FOLDER / "deployments" / f"{name}.yaml"
 
 
 def find_model(name: str, *, beside: Path | None = None, kv_dtype: str = "auto") -> Geometry:
-    """The geometry of a catalogued model, or of a Hugging Face config.json; paths are relative to `beside`.
+    """Return the geometry of a catalogued model, or of a Hugging Face config.json; paths are relative to `beside`.
 
     `kv_dtype` is what attention keeps its keys and values in; "auto" takes the model's own type.
 
@@ -63,7 +63,7 @@ def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
 
 
 def find_profile(name: str, *, beside: Path | None = None) -> Profile:
-    """A catalogued profile, or the one of a YAML file.
+    """Return a catalogued profile, or the one of a YAML file.
 
     Raises:
         ConfigError: neither, or a malformed file.

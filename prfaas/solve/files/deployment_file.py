@@ -87,7 +87,7 @@ class DeploymentFile:
 
 
 def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
-    """The deployment of a YAML file, and the file as written.
+    """Return the deployment of a YAML file, and the file as written.
 
     Raises:
         ConfigError: it cannot be read, or what it names does not exist.

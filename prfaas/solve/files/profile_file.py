@@ -60,7 +60,7 @@ class ColocationPart:
 
 
 def colocation(part: ColocationPart) -> Colocation:
-    """The part as solver, twin and executor use it.
+    """Return the part as solver, twin and executor use it.
 
     Raises:
         ValueError: the decode points are no grid of batches and shares.
@@ -142,7 +142,7 @@ class ProfileFile:
 
 
 def read_profile(file: Path) -> Profile:
-    """The profile of a YAML file.
+    """Return the profile of a YAML file.
 
     Raises:
         ConfigError: it cannot be read, or its points do not make a curve.

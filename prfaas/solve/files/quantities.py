@@ -34,15 +34,15 @@ LOAD = Kind('a part of the greatest throughput such as "80%", or a rate such as 
 
 
 def show_tokens(value: float) -> str:
-    """A number of tokens as people say it: "19.4K", "512"."""
+    """Return a number of tokens as people say it: "19.4K", "512"."""
     return f"{value / 1000:.1f}K" if value >= 1000 else f"{value:.0f}"
 
 
 def show_gbps(bytes_per_second: float) -> str:
-    """Bytes per second as Gbit/s."""
+    """Return bytes per second as Gbit/s."""
     return f"{bytes_per_second * 8 / 1e9:.1f} Gbps"
 
 
 def show_seconds(value: float) -> str:
-    """Seconds; without end when a queue has none."""
+    """Return seconds; without end when a queue has none."""
     return "unbounded" if math.isinf(value) else f"{value:.2f} s"

@@ -45,7 +45,7 @@ class Request:
 
 
 def read_trace(path: Path) -> Workload:
-    """The workload of a recorded trace; its prefix hits count.
+    """Return the workload of a recorded trace; its prefix hits count.
 
     Raises:
         ConfigError: as `read_requests` does.
@@ -55,7 +55,7 @@ def read_trace(path: Path) -> Workload:
 
 
 def read_requests(path: Path) -> tuple[list[Request], tuple[str, ...]]:
-    """The requests of a recorded trace in its order, and what of them was inferred.
+    """Return the requests of a recorded trace in its order, and what of them was inferred.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a line makes no sense; it names file and line.
@@ -76,7 +76,7 @@ def read_requests(path: Path) -> tuple[list[Request], tuple[str, ...]]:
 
 
 def workload_of(requests: list[Request], *, name: str, inferred: tuple[str, ...] = ()) -> Workload:
-    """The workload that these requests are a sample of."""
+    """Return the workload that these requests are a sample of."""
     cached = np.array([request.cached_tokens for request in requests])
     new = np.maximum(np.array([request.prompt_tokens for request in requests]) - cached, 1.0)
     later = np.array([request.turn > 1 for request in requests])
@@ -138,7 +138,7 @@ def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any
 
 
 def _requests(rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[tuple[Request, Mapping[str, Any]]]:
-    """Each line as a request, beside its fields; what the columns are called is looked up when it changes."""
+    """Yield each line as a request, beside its fields; what the columns are called is looked up when it changes."""
     known: Set[str] = set()
     for line, fields in rows:
         if fields.keys() != known:
@@ -164,7 +164,7 @@ def _request(fields: Mapping[str, Any], called: Mapping[str, str], path: Path, l
 
 
 def _number(written: Any, name: str, where: str) -> float | None:
-    """A column's number; token counts are at least 1, nothing is negative, empty cells are None."""
+    """Return a column's number; token counts are at least 1, nothing is negative, empty cells are None."""
     if written is None or written == "":
         return None
     try:
@@ -192,7 +192,7 @@ def _with_hash_ids(rows: Iterable[tuple[Request, Mapping[str, Any]]]) -> Iterato
 
 
 def _lines(rows: list[tuple[int, Mapping[str, Any]]], path: Path) -> tuple[list[Request], tuple[str, ...]]:
-    """A request for each line; or, as WildChat has it, a conversation for each: {"conversation": [...]}."""
+    """Return a request for each line; or, as WildChat has it, a conversation for each: {"conversation": [...]}."""
     if not rows or _messages(rows[0][1]) is None:
         return list(_with_hash_ids(_requests(rows, path))), ()
     return _listed([fields for _, fields in rows], path)
@@ -222,7 +222,7 @@ def _listed(listed: Sequence[Any], path: Path) -> tuple[list[Request], tuple[str
 
 
 def _turns(entry: Any, path: Path, index: int) -> Iterator[Request]:
-    """A request for each message of the user that has an answer; what was said before is cached."""
+    """Yield a request for each message of the user that has an answer; what was said before is cached."""
     messages = _messages(entry)
     if messages is None:
         raise ConfigError(f"{path} conversation {index + 1}: no list named {' or '.join(_MESSAGES)}")

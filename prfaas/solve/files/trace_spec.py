@@ -40,7 +40,7 @@ class LogNormalSpec:
 
 
 def parse_spec(spec: str) -> Workload:
-    """The workload of a one-line description.
+    """Return the workload of a one-line description.
 
     Raises:
         ConfigError: an unknown kind, key or unit.

@@ -11,7 +11,7 @@ from prfaas.model.planning.plan import Plan
 
 
 def inferred_inputs(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
-    """Every input that was not measured or published, each once."""
+    """Return every input that was not measured or published, each once."""
     profiles = [part for cluster in deployment.clusters for part in cluster.profile.inferred]
     return tuple(dict.fromkeys([*deployment.model.inferred, *profiles, *workload.inferred]))
 

@@ -14,7 +14,7 @@ _NONE = "-"
 
 
 def render(study: Study, *, compare_with_paper: bool) -> str:
-    """The whole report."""
+    """Return the whole report."""
     sections = [
         _inputs(study),
         _against_paper(study) if compare_with_paper else _options(study),
@@ -82,7 +82,7 @@ def _egress(bytes_per_second: float) -> str:
 
 
 def _rows(option: Option) -> dict[str, tuple[float | None, str]]:
-    """Each figure of the comparison by its JSON name, with its form."""
+    """Return each figure of the comparison by its JSON name, with its form."""
     plan = option.plan
     num_prfaas = sum(cluster.num_instances for cluster in option.deployment.prfaas)
     egress = None if plan.egress_bytes_per_second is None else plan.egress_bytes_per_second * 8 / 1e9
@@ -104,7 +104,7 @@ def _rows(option: Option) -> dict[str, tuple[float | None, str]]:
 
 
 def _count(number: float) -> str:
-    """The form of a number of instances: whole ones without decimals."""
+    """Return the form of a number of instances: whole ones without decimals."""
     return "{:.0f}" if abs(number - round(number)) < 1e-6 else "{:.2f}"
 
 

@@ -85,7 +85,7 @@ def _thresholds(study: Study, loads: LoadModel) -> FloatArray:
 
 
 def split_search(study: Study) -> SplitSearch:
-    """Every split at the plan's threshold."""
+    """Return every split at the plan's threshold."""
     solver, loads = _solver(study)
     plan, splits = study.main.plan, _splits(study)
     threshold = plan.threshold_tokens or 0
@@ -156,7 +156,7 @@ def _added(deployment: Deployment) -> list[int]:
 
 
 def _sized(deployment: Deployment, remote: float, local: float) -> Deployment | None:
-    """The deployment with other numbers of instances; None where a cluster of it would be empty but not all are."""
+    """Return the deployment with other numbers of instances; None where a cluster of it would be empty but not all are."""
     counts = [round(cluster.num_instances * remote) for cluster in deployment.prfaas]
     prfaas = tuple(
         replace(cluster, num_instances=count) for cluster, count in zip(deployment.prfaas, counts, strict=True) if count

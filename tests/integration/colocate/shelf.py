@@ -33,7 +33,7 @@ class Shelf:
         self.num_loaded = 0
 
     def longest(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        """The longest kept prefix of a prompt that leaves a token to compute."""
+        """Return the longest kept prefix of a prompt that leaves a token to compute."""
         usable = [tokens for tokens in self._kept if len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens]
         return max(usable, key=len, default=())
 

@@ -42,14 +42,14 @@ class Site:
         return found
 
     def index_is_true(self) -> bool:
-        """Whether the manager knows of exactly the blocks that each node holds."""
+        """Return whether the manager knows of exactly the blocks that each node holds."""
         known = get_json(f"{self.manager_url}/digests")
         held = {name: get_json(f"{its.status_url}/status")["reporting"] for name, its in self.agents.items()}
         return bool(known == {name: its["digest"] for name, its in held.items()})
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer as JSON."""
+    """Return a whole answer as JSON."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         found: dict[str, Any] = json.load(response)

@@ -43,7 +43,7 @@ class Hold:
 
 
 def ask(executor: Supervisor, requests: Sequence[Request]) -> Answers:
-    """The requests, all at once."""
+    """Return the requests, all at once."""
 
     async def answer(request: Request) -> list[int]:
         return [token async for token in executor.generate(*request)]
@@ -71,7 +71,7 @@ async def waiting_prefill(executor: Supervisor, hold: Hold, requests: Sequence[R
 
 
 async def prefill_finished(executor: Supervisor, hold: Hold, requests: Sequence[Request]) -> Answers:
-    """Every prompt is computed; decode stands still and has not looked."""
+    """Return every prompt is computed; decode stands still and has not looked."""
     before = executor.board[Word.PREFILL_STEPS]
     answers = await waiting_prefill(executor, hold, requests)
     hold.stop("decode")

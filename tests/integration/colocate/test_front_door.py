@@ -51,7 +51,7 @@ def test_the_next_turn_resumes_where_the_answer_ended_and_the_index_knows_what_i
     wanted = sequential(question, 4)
 
     def resumes() -> bool:
-        """All but the last token of the answer, which no step has read; the copy is made after the answer has ended."""
+        """Return all but the last token of the answer, which no step has read; the copy is made after the answer has ended."""
         body = {"model": MODEL, "prompt": question, "max_tokens": 4}
         raw = post(f"{site.router_url}/v1/completions", body)
         assert raw["choices"][0]["token_ids"] == wanted

@@ -67,7 +67,7 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aiohtt
 
 
 async def is_alive(http: aiohttp.ClientSession) -> bool:
-    """Whether both sides run, which begin after the server has."""
+    """Return whether both sides run, which begin after the server has."""
     async with http.get("/healthz") as response:
         return response.status == 200
 

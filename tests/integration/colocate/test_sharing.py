@@ -48,7 +48,7 @@ class Unfinished:
 
 
 def two_prompts(table: ShareTable) -> tuple[TwoSides, SlowPrefill]:
-    """A second prompt is under way while the first request decodes: one decode step before, two beside, one after."""
+    """Return a second prompt is under way while the first request decodes: one decode step before, two beside, one after."""
     device = SlowPrefill(CpuRunner(tiny_model(), max_rows=4, max_blocks=CACHE.num_blocks))
     sides = TwoSides(tiny_model(), CACHE, adaptation=Adaptation(table, Policy(0.04, 3)), runner=device)
     sides.front.submit((1, 2, 3), 20, stop_token=None, on_token=lambda *_: None)

@@ -32,7 +32,7 @@ def expected(index: int, max_tokens: int, stop_token: int | None = None) -> list
 
 
 def next_turn(index: int) -> tuple[int, ...]:
-    """A conversation's second prompt: the first one, its answer and a question."""
+    """Return a conversation's second prompt: the first one, its answer and a question."""
     return PROMPTS[index] + tuple(expected(index, MAX_TOKENS[index])) + (3, 1, 4, 1, 5)
 
 
@@ -42,7 +42,7 @@ def expected_next(index: int) -> list[int]:
 
 
 def submit_next(sides: TwoSides, index: int) -> tuple[int, list[int]]:
-    """The second turn, with what of it is kept."""
+    """Return the second turn, with what of it is kept."""
     assert sides.shelf is not None
     got: list[int] = []
     prompt = next_turn(index)

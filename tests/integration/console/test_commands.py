@@ -276,7 +276,7 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
 
 
 def _secret(directory: Path) -> Path:
-    """A file that will do for a deployment's secret."""
+    """Return a file that will do for a deployment's secret."""
     file = directory / "secret"
     file.write_bytes(bytes(32))
     file.chmod(0o600)

@@ -11,7 +11,7 @@ from tools.reference_tables import COMPONENTS
 
 
 def component_of(command: list[str]) -> str | None:
-    """The component that a command starts; None where it is none of ours."""
+    """Return the component that a command starts; None where it is none of ours."""
     name = command[0].removeprefix("prfaas-") if command else ""
     return name if name in COMPONENTS and command[0] != name else None
 
@@ -25,5 +25,5 @@ def settings_of(component: str, environment: Mapping[str, str]) -> Any:
 
 
 def rendered(text: str, **variables: str) -> str:
-    """A compose file's text with these variables, and the defaults of the others."""
+    """Return a compose file's text with these variables, and the defaults of the others."""
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1], match[2]), text)

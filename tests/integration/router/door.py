@@ -61,7 +61,7 @@ class Door:
             return response.status
 
     async def health(self) -> dict[str, bool]:
-        """Which instances the router takes for healthy, east/0 as east_0."""
+        """Return which instances the router takes for healthy, east/0 as east_0."""
         states: dict[str, bool] = (await self.get("/health"))[1]["instances"]
         return {name.replace("/", "_"): healthy for name, healthy in states.items()}
 
@@ -103,7 +103,7 @@ async def make_door(
 
 
 def operators_beside(clients: Path | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """The headers of operators where clients have keys, and the router's setting for it."""
+    """Return the headers of operators where clients have keys, and the router's setting for it."""
     if clients is None:
         return {}, {}
     file = clients.with_name("operators")
@@ -112,7 +112,7 @@ def operators_beside(clients: Path | None) -> tuple[dict[str, str], dict[str, An
 
 
 def router_config(**settings: Any) -> RouterConfig:
-    """A router on a free port; without `clusters` before an engine that is not there."""
+    """Return a router on a free port; without `clusters` before an engine that is not there."""
     nowhere = InstanceConfig(name="w", url="http://127.0.0.1:1", role="both", agent="w", wire="127.0.0.1:1")
     defaults: dict[str, Any] = {
         "listen": "127.0.0.1:0",

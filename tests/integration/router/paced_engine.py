@@ -215,7 +215,7 @@ def _chat_choice(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def streamed(text: str, *, chat: bool = False) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     choice = {
         "index": 0,
         "finish_reason": None,

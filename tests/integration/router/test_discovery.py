@@ -130,7 +130,7 @@ def _account(directory: Path, token: str = TOKEN) -> Path:
 
 
 def _pod(address: str, phase: str = "Running") -> dict[str, Any]:
-    """A pod as the API server lists it, with some of what a router does not read."""
+    """Return a pod as the API server lists it, with some of what a router does not read."""
     return {"metadata": {"name": "x", "labels": {"app": "agent"}}, "status": {"phase": phase, "podIP": address}}
 
 

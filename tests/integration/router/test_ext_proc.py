@@ -198,7 +198,7 @@ def _counted(name: str, **labels: str) -> float:
 
 
 def _lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
-    """The lines that tell of a request."""
+    """Return the lines that tell of a request."""
     told = (record.getMessage() for record in caplog.records)
     return [line for line in told if "request.complete" in line and name in line]
 
@@ -338,7 +338,7 @@ def _cluster(address: str, kind: ClusterKind, role: InstanceRole) -> ClusterConf
 
 
 async def _placed(choosing: Choosing, headers: Any) -> Any:
-    """The first answer to a prompt of token ids that is to be prefilled elsewhere where that can be."""
+    """Return the first answer to a prompt of token ids that is to be prefilled elsewhere where that can be."""
 
     async def asked() -> AsyncIterator[Any]:
         yield headers

@@ -92,7 +92,7 @@ async def test_a_prefill_engine_answers_for_its_own_agent_but_not_for_the_receiv
 
 
 async def _asked(door: Door, prompt: str, engine: PacedEngine) -> bool:
-    """Whether one more request, which is answered whole, reaches this engine."""
+    """Return whether one more request, which is answered whole, reaches this engine."""
     before = len(engine.bodies)
     status, body, _ = await door.post({"prompt": prompt, "stream": True})
     assert (status, body) == (200, STREAMED)
@@ -100,7 +100,7 @@ async def _asked(door: Door, prompt: str, engine: PacedEngine) -> bool:
 
 
 async def _is_left_alone(door: Door, prompt: str, engine: PacedEngine) -> bool:
-    """Whether it has failed twice and none of the next requests reaches it."""
+    """Return whether it has failed twice and none of the next requests reaches it."""
     asked = [await _asked(door, prompt, engine) for _ in range(4)]
     return len(engine.bodies) >= 2 and not any(asked)
 

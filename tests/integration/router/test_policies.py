@@ -91,7 +91,7 @@ def _reporter(name: str, manager: Manager, role: InstanceRole, engine: PacedEngi
 
 
 def _table(directory: Path, *, local_gain: float) -> Path:
-    """The decode node's own prefill takes TTFT down by so much, and leaves TPOT as it is."""
+    """Return the decode node's own prefill takes TTFT down by so much, and leaves TPOT as it is."""
     entries = [
         {
             "context_class": context,

@@ -31,7 +31,7 @@ class Listening:
 
 
 def listening_of(child: Child) -> set[Listening]:
-    """The TCP and UDP sockets at which a child or a process of its session listens."""
+    """Return the TCP and UDP sockets at which a child or a process of its session listens."""
     inodes = {inode for pid in _session(child.process.pid) for inode in _inodes(pid)}
     found = set()
     for kind, state in (("tcp", _LISTEN), ("tcp6", _LISTEN), ("udp", _UDP_UNCONNECTED), ("udp6", _UDP_UNCONNECTED)):
@@ -68,7 +68,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def is_taken(address: str) -> bool:
-    """Whether somebody listens there."""
+    """Return whether somebody listens there."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
         return True

@@ -80,7 +80,7 @@ def http_request(chance: random.Random) -> bytes:
 
 
 def http2_frames(chance: random.Random) -> bytes:
-    """The preface of HTTP/2 and frames whose lengths fit, of any type and content."""
+    """Return the preface of HTTP/2 and frames whose lengths fit, of any type and content."""
     frames = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])]
     for _ in range(chance.randrange(6)):
         content = chance.randbytes(chance.randrange(200))
@@ -99,7 +99,7 @@ def length_prefixed(chance: random.Random, honest: Sequence[bytes]) -> bytes:
 
 
 def message(chance: random.Random, kind: Descriptor, depth: int = 0) -> Message:
-    """A protobuf message of a kind with anything in its fields."""
+    """Return a protobuf message of a kind with anything in its fields."""
     made = GetMessageClass(kind)()
     for field in kind.fields:
         if chance.random() < 0.35 or depth > 4:

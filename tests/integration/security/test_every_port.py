@@ -150,7 +150,7 @@ def _client(issued: Issued | None, speaks: str) -> ssl.SSLContext:
 
 
 def _ask(sock: socket.socket, words: bytes, *, is_let_in: bool = False) -> bytes:
-    """All that comes back; of HTTP/2, which stays open, what came within a second of silence or, where somebody is let
+    """Return all that comes back; of HTTP/2, which stays open, what came within a second of silence or, where somebody is let
     in, the first frame."""
     stays_open = words.startswith(b"PRI")
     sock.sendall(words)
@@ -207,7 +207,7 @@ def test_noise_before_certificates_and_behind_them_is_refused_and_everybody_serv
 
 
 def _client_hello(chance: random.Random) -> bytes:
-    """The first words of a client that speaks TLS."""
+    """Return the first words of a client that speaks TLS."""
     out = ssl.MemoryBIO()
     client = _client(None, chance.choice(("", "h2", "http/1.1"))).wrap_bio(ssl.MemoryBIO(), out)
     with contextlib.suppress(ssl.SSLWantReadError):

@@ -30,7 +30,7 @@ def test_the_default_of_every_address_is_loopback_or_none(component: str, name: 
 
 
 def _at_default_hosts(component: str) -> dict[str, str]:
-    """The component's own addresses at free ports of their default hosts."""
+    """Return the component's own addresses at free ports of their default hosts."""
     defaults = {name: config.default(COMPONENTS[component], name) for its, name in ADDRESSES if its == component}
     return {name: f"{split_address(its)[0]}:0" for name, its in defaults.items() if its}
 
@@ -81,7 +81,7 @@ def _words(component: str, addresses: dict[str, str], secret: Path, directory: P
 
 
 def _checked(component: str, words: list[str]) -> int:
-    """The status with which the component's command ends that only looks at its settings."""
+    """Return the status with which the component's command ends that only looks at its settings."""
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"prfaas.cli.{component}").main([*words, "--check-config"])
     return int(str(ended.value.code))

@@ -26,7 +26,7 @@ def names(tree: ast.AST) -> set[str]:
 
 
 def step_path() -> dict[str, ast.AST]:
-    """The modules of this package that the sides' loops reach, by name."""
+    """Return the modules of this package that the sides' loops reach, by name."""
     found: dict[str, ast.AST] = {}
     left = list(LOOPS)
     while left:

@@ -11,7 +11,7 @@ CACHE = CacheShape(num_blocks=65, block_tokens=16, num_state_slots=9)
 
 
 def tiny_model(seed: int = 3, cache_shape: CacheShape = CACHE) -> HybridModel:
-    """A model whose cache is poisoned, so that reading what nobody wrote shows."""
+    """Return a model whose cache is poisoned, so that reading what nobody wrote shows."""
     flat = torch.empty(weights.num_elements(TINY), dtype=torch.float64)
     weights.fill(TINY, flat, seed)
     kv = torch.full((cache.kv_elements(TINY, cache_shape),), 1e30, dtype=torch.float64)

@@ -25,7 +25,7 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 
 def tokens_of(messages: Any) -> list[int]:
-    """An additive template over bytes."""
+    """Return an additive template over bytes."""
     return list(
         ("".join(f"<{message['role']}>{message['content']}</>" for message in messages) + "<assistant>").encode()
     )

@@ -18,7 +18,7 @@ EAST_CLUSTER, WEST_CLUSTER = ClusterName("east"), ClusterName("west")
 def instance(
     name: str, kind: ClusterKind, role: InstanceRole, *, healthy: bool = True, load: int = 0, cluster: str = ""
 ) -> InstanceState:
-    """One of east's (prfaas) or west's (pd), on a node of its own."""
+    """Return one of east's (prfaas) or west's (pd), on a node of its own."""
     own = ClusterName(cluster) if cluster else EAST_CLUSTER if kind == "prfaas" else WEST_CLUSTER
     return InstanceState(InstanceId(name), own, kind, role, AgentName(f"agent-{name}"), healthy, load)
 

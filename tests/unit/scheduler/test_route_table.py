@@ -106,7 +106,7 @@ def inside(case: Case) -> str:
 
 
 def expected(case: Case) -> tuple[str, str]:
-    """The documented order: the PrfaaS cluster first, then the policy within, a stay's own reason where that is mute."""
+    """Return the documented order: the PrfaaS cluster first, then the policy within, a stay's own reason where that is mute."""
     first, then = across(case), inside(case)
     if first in ("long", "cached_elsewhere"):
         return "remote", first

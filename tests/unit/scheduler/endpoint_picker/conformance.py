@@ -24,7 +24,7 @@ NOT_OFFERED_CASES = {("routing-headers", "two encoders"): "no encode stage is of
 
 
 def cases(*groups: str) -> pytest.MarkDecorator:
-    """A parametrisation over the cases of some groups."""
+    """Return a parametrisation over the cases of some groups."""
     chosen = [
         case for case in CASES if case["group"] in groups and (case["group"], case["id"]) not in NOT_OFFERED_CASES
     ]
