@@ -18,7 +18,7 @@ import numpy
 
 from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
 from prfaas import grants
-from prfaas.agent.transfer.link_probe import SentProbes
+from prfaas.agent.transfer.link_probe import OutboundProbes
 from prfaas.hashing import NO_HASH
 from prfaas.transport.sender.api import SendAccepted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
@@ -173,7 +173,7 @@ class NearEnd:
     def probe(self, max_bytes: int) -> dict[str, object]:
         """What an agent's probe of this link finds, and what it takes."""
         ends: list[CopyEnd] = []
-        probes = SentProbes(
+        probes = OutboundProbes(
             name=AgentName("near"),
             grant_key=KEY,
             max_bytes=max_bytes,

@@ -31,17 +31,17 @@ from prfaas.agent.engine.protocol import (
 from prfaas.agent.engine.server import EngineCallbacks, EngineConnection, EngineListener, OneATurn
 from prfaas.agent.links import Links, RateLimits
 from prfaas.agent.prefix.pins import Pins
-from prfaas.agent.prefix.replicate import Copying
-from prfaas.agent.prefix.store import Keeping
+from prfaas.agent.prefix.replicate import PrefixCopies
+from prfaas.agent.prefix.store import PrefixStore
 from prfaas.agent.status import LinkMetrics, StatusServer
-from prfaas.agent.transfer.conflicts import Probing
-from prfaas.agent.transfer.inbound import EarlyClaims
-from prfaas.agent.transfer.layouts import LayoutsHere
-from prfaas.agent.transfer.link_probe import SentProbes, TakenProbes
+from prfaas.agent.transfer.conflicts import LayoutProbes
+from prfaas.agent.transfer.inbound import PendingClaims
+from prfaas.agent.transfer.layouts import LayoutRegistry
+from prfaas.agent.transfer.link_probe import OutboundProbes, InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.plan import check_castable
-from prfaas.agent.transfer.receive import Receiving, Reply
-from prfaas.agent.transfer.send import Sending
+from prfaas.agent.transfer.receive import InboundTransfers, Reply
+from prfaas.agent.transfer.send import OutboundTransfers
 from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
@@ -57,9 +57,9 @@ from prfaas.transport.sender.api import SendEvent
 from prfaas.types import AgentName, CopyEnd, TransferTiming
 
 if TYPE_CHECKING:
-    from prfaas.agent.report import Reporting
+    from prfaas.agent.report import NodeReporter
 
-MakeReporting = Callable[..., "Reporting"]
+MakeReporting = Callable[..., "NodeReporter"]
 TICK_SECONDS = 0.1  # deadlines are looked at this often
 _log = logs.get("agent")
 
@@ -72,7 +72,7 @@ class Agent:
         self._config = config
         self._secret = secret
         self._make_reporting = report
-        self._reporting: Reporting | None = None
+        self._reporting: NodeReporter | None = None
         self._name = AgentName(config.name)
         self._epoch = time.time_ns() // 1_000_000
         self._certificates = config.certificates()
@@ -88,8 +88,8 @@ class Agent:
             shares=config.shares(),
             on_change=self._on_pool_change,
         )
-        self._layouts = LayoutsHere(self._name, self._pool)
-        self._probing = Probing(config.peers, self._links.to)
+        self._layouts = LayoutRegistry(self._name, self._pool)
+        self._probing = LayoutProbes(config.peers, self._links.to)
         settings = config.ssd()
         self._ssd = (
             None if settings is None else Ssd(settings, self._pool, post=self._hand_over, on_change=self._announce)
@@ -97,8 +97,8 @@ class Agent:
         self._transfer_log = TransferLog(self._report_timing)
         grant_key = grants.derive_key(secret, "grant")
         handles = itertools.count(1)
-        self._keeping = Keeping(self._pool, handles, ssd=self._ssd, ssd_wait_seconds=config.ssd_wait_seconds)
-        self._sending = Sending(
+        self._keeping = PrefixStore(self._pool, handles, ssd=self._ssd, ssd_wait_seconds=config.ssd_wait_seconds)
+        self._sending = OutboundTransfers(
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
@@ -106,7 +106,7 @@ class Agent:
             link_to=self._links.to,
             transfer_log=self._transfer_log,
         )
-        self._copying = Copying(
+        self._copying = PrefixCopies(
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
@@ -117,7 +117,7 @@ class Agent:
             report=self._report_end,
         )
         self._pins = Pins(self._pool, self._ssd, report=self._report_end)
-        self._sent_probes = SentProbes(
+        self._sent_probes = OutboundProbes(
             name=self._name,
             grant_key=grant_key,
             max_bytes=config.link_probe_bytes,
@@ -125,7 +125,7 @@ class Agent:
             states=self._links.states,
             report=self._report_end,
         )
-        self._receiving = Receiving(
+        self._receiving = InboundTransfers(
             name=self._name,
             grant_key=grant_key,
             pool=self._pool,
@@ -133,10 +133,10 @@ class Agent:
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
             in_background=self._in_background,
-            probes=TakenProbes(name=self._name, grant_key=grant_key, max_bytes=config.link_probe_bytes),
+            probes=InboundProbes(name=self._name, grant_key=grant_key, max_bytes=config.link_probe_bytes),
         )
         self._take_open = OneATurn(self._receiving.on_open)
-        self._early = EarlyClaims()
+        self._early = PendingClaims()
         callbacks = EngineCallbacks(self._attach, self._on_attached, self._on_message, self._read_ring, self._on_lost)
         self._engines = EngineListener(Path(config.socket), callbacks)
         self._receiver = Receiver(

@@ -145,7 +145,7 @@ class _Last:
     is_probing: bool = False
 
 
-class Reporting:
+class NodeReporter:
     """Feeds a reporter from pool and links. Runs on the agent's loop."""
 
     def __init__(

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.setup("agent")
     try:
         secret = grants.read_secret(Path(settings.secret_file))
-        report = extras.load("prfaas.agent.report", extra="manager").Reporting if settings.managers else None
+        report = extras.load("prfaas.agent.report", extra="manager").NodeReporter if settings.managers else None
         traces.send("agent", settings.traces_endpoint, instance=settings.name)
         serving.serve(lambda: Agent(settings, secret, report=report).run())
     except (ConfigError, MissingExtraError) as error:

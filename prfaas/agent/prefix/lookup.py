@@ -12,7 +12,7 @@ from prfaas.index.memory.usable import GroupShape, Held, Rules, usable_prefix
 from prfaas.types import BlockHash, GroupKind
 
 
-class Holdings:
+class LocalHoldings:
     """Answers for one moment: it is asked and forgotten."""
 
     def __init__(self, pool: Pool, ssd: Ssd | None, arena: Arena) -> None:
@@ -49,7 +49,7 @@ MAX_UNCERTAIN = 32  # states whose tokens only the engine can tell, looked at fo
 
 
 def servable_lengths(
-    ranks: Sequence[Holdings], path: list[BlockHash], limit_tokens: int
+    ranks: Sequence[LocalHoldings], path: list[BlockHash], limit_tokens: int
 ) -> list[tuple[int, BlockHash]]:
     """What all ranks can serve of a prompt, longest first; `path[i]` is the hash of its first 16·i tokens.
 
@@ -78,7 +78,7 @@ def servable_lengths(
 class _Reach:
     """What one rank's arena holds of a prompt's full blocks."""
 
-    def __init__(self, node: Holdings, path: list[BlockHash]) -> None:
+    def __init__(self, node: LocalHoldings, path: list[BlockHash]) -> None:
         self._node = node
         groups = node.arena.layout.groups
         self.rules = Rules([GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in groups])
@@ -96,7 +96,7 @@ class _Reach:
         return usable_prefix(self.rules, held, length).usable_tokens == length
 
 
-def tokens_by_kind(node: Holdings, path: list[BlockHash], limit_tokens: int) -> dict[GroupKind, int]:
+def tokens_by_kind(node: LocalHoldings, path: list[BlockHash], limit_tokens: int) -> dict[GroupKind, int]:
     """By kind of KV group, how much of a prompt one rank's groups of that kind could serve if they were the only ones."""
     groups = node.arena.layout.groups
     found: dict[GroupKind, int] = {}
@@ -114,7 +114,7 @@ def tokens_by_kind(node: Holdings, path: list[BlockHash], limit_tokens: int) -> 
     return found
 
 
-def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:
+def _bitmap(node: LocalHoldings, group: int, path: list[BlockHash]) -> int:
     """Bit j is set when block j of the prompt is held."""
     if node.arena.layout.groups[group].kind == "linear_state":
         return 0
@@ -124,7 +124,7 @@ def _bitmap(node: Holdings, group: int, path: list[BlockHash]) -> int:
 
 
 def _states(
-    node: Holdings, linear: tuple[int, ...], path: list[BlockHash], limit_tokens: int
+    node: LocalHoldings, linear: tuple[int, ...], path: list[BlockHash], limit_tokens: int
 ) -> Iterator[tuple[int, BlockHash]]:
     """States on the prompt's path that every linear group holds, longest first."""
     for unit in reversed(path):

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from prfaas import grants, metrics
 from prfaas.agent.links import wire_priority
-from prfaas.agent.prefix.lookup import Holdings
+from prfaas.agent.prefix.lookup import LocalHoldings
 from prfaas.agent.prefix.ssd import promote
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.placement import Placement, place_held
-from prfaas.agent.transfer.plan import Copied, OpenBody, TransferPlan, make_plan
+from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, TransferPlan, make_plan
 from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
@@ -47,7 +47,7 @@ class _Copy:
     record: TransferRecord
 
 
-class Copying:
+class PrefixCopies:
     """Every prefix copy that leaves this node. Runs on the agent's loop; link events are handed over to it."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Copying:
 
     def _promote(self, command: CopyCommand, grant: Grant, its: tuple[TransferPlan, tuple[Arena, ...]]) -> bool:
         """Have the blocks read from the SSD and sent then; False when they are not there."""
-        (plan, arenas), held = its, [Holdings(self._pool, self._ssd, arena) for arena in its[1]]
+        (plan, arenas), held = its, [LocalHoldings(self._pool, self._ssd, arena) for arena in its[1]]
         if self._ssd is None or not all(all(node.have(b.group, b.hashes)) for node in held for b in plan.groups):
             return False
 
@@ -172,7 +172,7 @@ class Copying:
         """The prefix's blocks; what the first one hangs on (model and tenant) is as this pool has it."""
         groups = prefix_groups(arena.layout, prefix)
         first = [(blocks.group, blocks.hashes[0]) for blocks in groups if blocks.parent == NO_HASH and blocks.hashes]
-        node = Holdings(self._pool, self._ssd, arena)
+        node = LocalHoldings(self._pool, self._ssd, arena)
         parents = [parent for group, its in first if (parent := node.parent(group, its)) is not None]
         return prefix_groups(arena.layout, prefix, root=parents[0]) if parents else groups
 
@@ -189,7 +189,7 @@ class Copying:
         )
         self._copies[command.transfer_id] = _Copy(command, placement, link, self._log.begin(record))
         fingerprints = tuple(layout.fingerprint for layout in plan.layouts)
-        copied = Copied(command.prefix.units, plan.root)
+        copied = CopiedPrefix(command.prefix.units, plan.root)
         link.open(
             SendRequest(
                 transfer_id=command.transfer_id,

@@ -23,9 +23,9 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.prefix.lookup import Holdings, servable_lengths, tokens_by_kind
+from prfaas.agent.prefix.lookup import LocalHoldings, servable_lengths, tokens_by_kind
 from prfaas.agent.prefix.ssd import Promotion, promote
-from prfaas.agent.transfer.layer_progress import Filling
+from prfaas.agent.transfer.layer_progress import LayerProgress
 from prfaas.agent.transfer.placement import Placement, place, place_held
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
@@ -45,7 +45,7 @@ class Stored:
 
     engine: EngineConnection
     handle: int
-    filling: Filling
+    filling: LayerProgress
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Reading:
 Use = TypeVar("Use", Stored, Waiting, Reading)
 
 
-class Keeping:
+class PrefixStore:
     """Stores and lookups of this node's engines. Runs on the agent's loop."""
 
     def __init__(self, pool: Pool, handles: Iterator[int], *, ssd: Ssd | None, ssd_wait_seconds: float) -> None:
@@ -104,7 +104,7 @@ class Keeping:
         if placement is None:
             engine.post(TransferFailed(request.transfer_id, "no_memory", "no room for these blocks"))
             return
-        stored = Stored(engine, next(self._handles) & 0xFFFFFFFF, Filling(placement))
+        stored = Stored(engine, next(self._handles) & 0xFFFFFFFF, LayerProgress(placement))
         self._stored[request.transfer_id] = stored
         self._by_handle[stored.handle] = request.transfer_id
         copies = [HELD if index in placement.held else slot for index, slot in enumerate(placement.slots)]
@@ -149,7 +149,7 @@ class Keeping:
         held_tokens = None
         if workers and len(request.units) % HASH_BYTES == 0:
             path = [request.root, *_split(request.units)]
-            nodes = [Holdings(self._pool, self._ssd, arena) for arena in _arenas(workers)]
+            nodes = [LocalHoldings(self._pool, self._ssd, arena) for arena in _arenas(workers)]
             found = servable_lengths(nodes, path, request.limit_tokens)
             lengths = [[length, block_hash] for length, block_hash in found]
             if max([length for length, _ in found], default=0) < request.promised_tokens:

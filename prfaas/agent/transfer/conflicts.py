@@ -15,7 +15,7 @@ from prfaas.types import AgentName, TransferId
 PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
 
 
-class Probing:
+class LayoutProbes:
     """The probes under way. Runs on the agent's loop; link events are handed over to it."""
 
     def __init__(self, peers: Sequence[str], link_to: Callable[[str, AgentName], Link]) -> None:

@@ -12,12 +12,12 @@ from functools import partial
 from prfaas import tracing
 from prfaas.agent.engine.protocol import Receive, Send, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.log import TransferRecord
 from prfaas.agent.transfer.placement import Placement
 from prfaas.agent.transfer.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.transfer.refusal import Refusal
-from prfaas.agent.transfer.repack import Repacking, agree
+from prfaas.agent.transfer.repack import RepackJob, agree
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.prefix import is_well_formed, prefix_groups
@@ -34,7 +34,7 @@ from prfaas.types import GroupBlocks, Prefix, TransferId
 MAX_EARLY = 1024  # of one engine: as many as it may hold parked while its workers attach
 
 
-class EarlyClaims:
+class PendingClaims:
     """Sends and receives that wait for their engine's workers; the engine itself gives up those that wait too long."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ MAX_REMEMBERED = 1 << 16  # ended transfers whose grants have not expired, about
 MAX_CANCELLED = 1 << 12  # transfers that were cancelled before their grants came here, about 400 bytes each
 
 
-class Endings:
+class OutcomeCache:
     """Times are monotonic seconds."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Offer:
         )
 
 
-def offer_of(request: OpenRequest, grant: Grant, layouts: LayoutsHere) -> Offer:
+def offer_of(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> Offer:
     """What an OPEN offers whose grant is good.
 
     Raises:
@@ -178,7 +178,7 @@ def _groups(opened: OpenBody, layout: Layout, grant: Grant) -> tuple[GroupBlocks
 
 
 @dataclass(eq=False)
-class Inbound:
+class InboundTransfer:
     """One transfer that arrives. `claimed` are the blocks that the reader expects, `arenas` those of its ranks."""
 
     grant: Grant
@@ -188,7 +188,7 @@ class Inbound:
     claimed: Side | None = None
     arenas: tuple[Arena, ...] = ()
     placement: Placement | None = None  # of what arrives
-    repacking: Repacking | None = None  # into the reader's layout, where that is another one
+    repacking: RepackJob | None = None  # into the reader's layout, where that is another one
     record: TransferRecord | None = None
     is_partial: bool = False  # its sender was told to leave out what the reader holds in its own layout
     complete: bool = False

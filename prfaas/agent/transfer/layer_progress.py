@@ -10,7 +10,7 @@ from prfaas.agent.transfer.placement import Placement
 Ready = Callable[[int, int, int, int], None]  # first object, number of objects, offset, length
 
 
-class Filling:
+class LayerProgress:
     """Counts a placement's layers as ring entries announce them; whole blocks become prefix blocks at once."""
 
     def __init__(self, placement: Placement) -> None:

@@ -40,7 +40,7 @@ class AcceptedLayouts:
             self._by_peer[peer][1].difference_update(fingerprints)
 
 
-def answer_layout_probe(request: OpenRequest, layouts: LayoutsHere) -> Accepted | Rejected:
+def answer_layout_probe(request: OpenRequest, layouts: LayoutRegistry) -> Accepted | Rejected:
     """Accepted: they would be, or nobody here has the model.
 
     Raises:
@@ -66,7 +66,7 @@ MAX_DESCRIBED_BYTES, DESCRIBED_SECONDS = 4 << 20, 4.0
 TOO_MUCH = "peers have described too many layouts of late; come again"
 
 
-class LayoutsHere:
+class LayoutRegistry:
     """The layouts of one node. A *foreign* one is no engine's here: what arrives in it is cut anew and kept for nobody."""
 
     def __init__(self, name: AgentName, pool: Pool, *, max_foreign: int = MAX_FOREIGN_LAYOUTS) -> None:

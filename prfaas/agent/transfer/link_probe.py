@@ -56,7 +56,7 @@ class _Probe:
     has_ended: bool = False
 
 
-class SentProbes:
+class OutboundProbes:
     """The probes that leave this node, one at a time. Runs on the agent's loop; link events are handed over to it."""
 
     def __init__(
@@ -200,7 +200,7 @@ class _Taken:
     has_ended: bool = False
 
 
-class TakenProbes:
+class InboundProbes:
     """The probes that arrive, one at a time: for each a grant, and of each peer one in `PAUSE_SECONDS`."""
 
     def __init__(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 
-from prfaas.agent.transfer.plan import Run, TransferPlan, is_prefix_block
+from prfaas.agent.transfer.plan import ObjectRange, TransferPlan, is_prefix_block
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
@@ -31,14 +31,14 @@ class Placement:
         return [run.first_object for run in self.plan.runs if run.blocks.num_blocks]
 
     @cached_property
-    def _filled_runs(self) -> list[Run]:
+    def _filled_runs(self) -> list[ObjectRange]:
         return [run for run in self.plan.runs if run.blocks.num_blocks]
 
     @cached_property
     def _identities(self) -> list[BlockIdentity]:
         return [identity for run in self.plan.runs for identity in self.plan.identities(run)]
 
-    def run_of(self, index: int) -> Run:
+    def run_of(self, index: int) -> ObjectRange:
         """The run that object `index` belongs to."""
         return self._filled_runs[bisect_right(self._first_objects, index) - 1]
 
@@ -137,6 +137,6 @@ def _place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: 
     return Placement(pool, plan, arenas, tuple(slots), frozenset(held), lease)
 
 
-def _find(pool: Pool, arena: Arena, run: Run, position: int) -> int | None:
+def _find(pool: Pool, arena: Arena, run: ObjectRange, position: int) -> int | None:
     block_hash = run.blocks.hashes[position]
     return pool.find(arena, run.blocks.group, block_hash) if is_prefix_block(block_hash) else None

@@ -34,7 +34,7 @@ MAX_TRACE_BYTES = 255
 
 
 @dataclass(frozen=True)
-class Run:
+class ObjectRange:
     """Objects [first_object, first_object + num_blocks): the blocks of `blocks` on `rank`."""
 
     rank: int
@@ -53,14 +53,14 @@ class TransferPlan:
     num_tokens: int
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[ObjectRange, ...]:
         return tuple(self._runs())
 
-    def _runs(self) -> Iterator[Run]:
+    def _runs(self) -> Iterator[ObjectRange]:
         first_object = 0
         for rank, layout in enumerate(self.layouts):
             for position, blocks in enumerate(self.groups):
-                yield Run(rank, position, first_object, layout.groups[blocks.group], blocks)
+                yield ObjectRange(rank, position, first_object, layout.groups[blocks.group], blocks)
                 first_object += blocks.num_blocks
 
     @cached_property
@@ -87,10 +87,10 @@ class TransferPlan:
             if run.group.kind != "linear_state" and not _unknown_dtypes(run.group)
         )
 
-    def run_of(self, rank: int, position: int) -> Run:
+    def run_of(self, rank: int, position: int) -> ObjectRange:
         return self.runs[rank * len(self.groups) + position]
 
-    def identities(self, run: Run) -> Iterator[BlockIdentity]:
+    def identities(self, run: ObjectRange) -> Iterator[BlockIdentity]:
         """Identity of each block of a run, in order. A partial last block counts, like a state, for exactly its length."""
         parent = run.blocks.parent
         for index, block_hash in enumerate(run.blocks.hashes):
@@ -158,7 +158,7 @@ def check_castable(layout: Layout) -> None:
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopiedPrefix:
     """What an OPEN says of a prefix that is copied, of which the grant has the rest: its blocks follow from both.
 
     `units` are as in `Prefix`; `root` is what the first one hangs on, NO_HASH where no block says it.
@@ -180,7 +180,7 @@ class OpenBody:
     fingerprints: tuple[bytes, ...]
     layouts: tuple[Layout, ...]
     groups: tuple[GroupBlocks, ...] = ()
-    copied: Copied | None = None  # in place of `groups`
+    copied: CopiedPrefix | None = None  # in place of `groups`
     trace: str = ""
 
     @property
@@ -264,9 +264,9 @@ def _group(fields: Fields) -> list[object]:
     return [fields.whole(), fields.whole(), fields.octets(MAX_BODY_BYTES), fields.octets(HASH_BYTES)]
 
 
-def _copied(fields: Fields) -> Copied:
+def _copied(fields: Fields) -> CopiedPrefix:
     fields.array(2)
-    return Copied(fields.octets(MAX_BODY_BYTES), BlockHash(fields.exactly(HASH_BYTES)))
+    return CopiedPrefix(fields.octets(MAX_BODY_BYTES), BlockHash(fields.exactly(HASH_BYTES)))
 
 
 def encode_probe(layout: Layout) -> bytes:

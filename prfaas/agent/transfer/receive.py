@@ -18,9 +18,9 @@ from collections.abc import Callable
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engine.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.inbound import Endings, Inbound, Offer, offer_of
-from prfaas.agent.transfer.layouts import LayoutsHere, answer_layout_probe
-from prfaas.agent.transfer.link_probe import TakenProbes
+from prfaas.agent.transfer.inbound import OutcomeCache, InboundTransfer, Offer, offer_of
+from prfaas.agent.transfer.layouts import LayoutRegistry, answer_layout_probe
+from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import grant_of, is_link_probe
@@ -48,7 +48,7 @@ _log = logs.get("agent.receiving")
 Reply = Callable[[Accepted | Rejected], None]
 
 
-class Receiving:
+class InboundTransfers:
     """Every transfer that arrives at this node. Runs on the agent's loop; receiver events are handed over to it."""
 
     def __init__(
@@ -57,11 +57,11 @@ class Receiving:
         name: AgentName,
         grant_key: bytes,
         pool: Pool,
-        layouts: LayoutsHere,
+        layouts: LayoutRegistry,
         transfer_log: TransferLog,
         open_timeout_seconds: float,
         in_background: Background,
-        probes: TakenProbes,
+        probes: InboundProbes,
     ) -> None:
         self._name = name
         self._grant_key = grant_key
@@ -71,9 +71,9 @@ class Receiving:
         self._open_timeout_seconds = open_timeout_seconds
         self._in_background = in_background
         self._probes = probes
-        self._inbound: dict[TransferId, Inbound] = {}
+        self._inbound: dict[TransferId, InboundTransfer] = {}
         self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
-        self._endings = Endings()
+        self._endings = OutcomeCache()
         self.receiver: Receiver | None = None  # set before the first open can come
 
     def __len__(self) -> int:
@@ -144,13 +144,13 @@ class Receiving:
             token, self._grant_key, kind=kind, end="destination", agent=self._name, transfer_id=transfer_id, now=now
         )
 
-    def _create(self, grant: Grant) -> Inbound:
+    def _create(self, grant: Grant) -> InboundTransfer:
         now = time.monotonic()
-        inbound = Inbound(grant, now + grant.expires_at - time.time(), now + self._open_timeout_seconds)
+        inbound = InboundTransfer(grant, now + grant.expires_at - time.time(), now + self._open_timeout_seconds)
         self._inbound[grant.transfer_id] = inbound
         return inbound
 
-    def _begin(self, inbound: Inbound, offer: Offer) -> None:
+    def _begin(self, inbound: InboundTransfer, offer: Offer) -> None:
         transfer_id, plan = inbound.grant.transfer_id, offer.plan
         placement = place(self._pool, plan, offer.arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
@@ -178,14 +178,14 @@ class Receiving:
         elif inbound is not None:
             self._complete(inbound, event)
 
-    def _failed(self, transfer_id: TransferId, inbound: Inbound | None, event: ReceiveFailed) -> None:
+    def _failed(self, transfer_id: TransferId, inbound: InboundTransfer | None, event: ReceiveFailed) -> None:
         if inbound is None:  # a cancel that overtook its open
             self._endings.cancelled(event.peer_name, transfer_id, Ending(event.reason, event.message))
         elif inbound.grant.source == event.peer_name:
             inbound.received(event.stats)
             self._fail(transfer_id, event.reason, event.message)
 
-    def _complete(self, inbound: Inbound, event: ReceiveCompleted) -> None:
+    def _complete(self, inbound: InboundTransfer, event: ReceiveCompleted) -> None:
         assert inbound.placement is not None and inbound.record is not None
         inbound.complete = True
         inbound.received(event.stats)
@@ -193,7 +193,7 @@ class Receiving:
         self._log.end(inbound.record, "completed")
         self._tell_reader(inbound)
 
-    def _publish(self, inbound: Inbound) -> None:
+    def _publish(self, inbound: InboundTransfer) -> None:
         """What has come whole may be reused by later requests, as soon as its hashes are not its sender's word alone."""
         placement = inbound.placement
         if placement is None or not inbound.complete or inbound.is_partial or not inbound.is_vouched_for:
@@ -201,7 +201,7 @@ class Receiving:
         if not self._layouts.are_foreign(placement.plan.layouts):
             placement.publish(range(len(placement.slots)))
 
-    def _cut_anew(self, inbound: Inbound) -> None:
+    def _cut_anew(self, inbound: InboundTransfer) -> None:
         """Where the reader's layout is another than what arrives, give it blocks of its own.
 
         Raises:
@@ -213,13 +213,13 @@ class Receiving:
             owner = f"repack-{inbound.grant.transfer_id.hex()}"
             inbound.repacking = repacking_into(inbound.claimed, inbound.arenas, inbound.placement, owner=owner)
 
-    def _repacked(self, inbound: Inbound, worked: bool) -> None:
+    def _repacked(self, inbound: InboundTransfer, worked: bool) -> None:
         if worked:
             self._tell_reader(inbound)
         else:
             self._refuse_claim(inbound, "protocol", "blocks could not be cut anew")
 
-    def _tell_reader(self, inbound: Inbound) -> None:
+    def _tell_reader(self, inbound: InboundTransfer) -> None:
         placement = inbound.delivered
         if not inbound.complete or inbound.reader is None or inbound.reading or placement is None:
             return
@@ -242,7 +242,7 @@ class Receiving:
             self._inbound[transfer_id].memory_free = True
             self._end_copy(self._inbound[transfer_id])
 
-    def _end_copy(self, inbound: Inbound) -> None:
+    def _end_copy(self, inbound: InboundTransfer) -> None:
         """A whole copy ends once its sender cannot ask for it again."""
         if inbound.is_copy and inbound.complete:
             self._end(inbound)
@@ -278,7 +278,7 @@ class Receiving:
         if inbound is not None and inbound.reader is not None:
             raise GrantError("used", f"{inbound.reader.attach.instance} has claimed this transfer already")
 
-    def _take_claim(self, inbound: Inbound, request: Receive) -> None:
+    def _take_claim(self, inbound: InboundTransfer, request: Receive) -> None:
         """Know what the reader expects, and have it cut so.
 
         Raises:
@@ -292,7 +292,7 @@ class Receiving:
         inbound.claimed = its
         self._cut_anew(inbound)
 
-    def _refuse_claim(self, inbound: Inbound, reason: FailureReason, message: str) -> None:
+    def _refuse_claim(self, inbound: InboundTransfer, reason: FailureReason, message: str) -> None:
         if inbound.complete and inbound.reader is not None:  # which is no failure of the transfer
             inbound.reader.post(TransferFailed(inbound.grant.transfer_id, reason, message))
             self._end(inbound, reason, message)
@@ -320,7 +320,7 @@ class Receiving:
             self._log.loaded(inbound.record)
         self._unclaim(inbound)
 
-    def _unclaim(self, inbound: Inbound) -> None:
+    def _unclaim(self, inbound: InboundTransfer) -> None:
         inbound.reader = None
         if inbound.complete:
             self._end(inbound)
@@ -359,7 +359,7 @@ class Receiving:
             self.receiver.cancel(transfer_id, reason, message)
         self._end(inbound, reason, message)
 
-    def _end(self, inbound: Inbound, failure: FailureReason | None = None, message: str = "") -> None:
+    def _end(self, inbound: InboundTransfer, failure: FailureReason | None = None, message: str = "") -> None:
         transfer_id = inbound.grant.transfer_id
         inbound.delivery.end(f"{failure}: {message}" if failure else "")
         del self._inbound[transfer_id]
@@ -376,7 +376,7 @@ class Receiving:
             self._leaving[transfer_id] = inbound.placement
 
 
-def _held(inbound: Inbound, placement: Placement) -> frozenset[int]:
+def _held(inbound: InboundTransfer, placement: Placement) -> frozenset[int]:
     """Objects that need not come."""
     return placement.held if inbound.repacking is None else placement.held | inbound.repacking.needless()
 

@@ -25,7 +25,7 @@ SLOTS_AT_ONCE = 64  # bounds what one gather holds beside the arenas
 Background = Callable[[Callable[[], None], Callable[[bool], None]], None]
 
 
-class Repacking:
+class RepackJob:
     """One transfer's way from the blocks that arrive into those that the reader gets."""
 
     def __init__(self, source: Placement, target: Placement) -> None:
@@ -93,7 +93,7 @@ class Repacking:
             self.target.release()
 
 
-def repacking_into(claimed: Side, arenas: tuple[Arena, ...], source: Placement, *, owner: str) -> Repacking:
+def repacking_into(claimed: Side, arenas: tuple[Arena, ...], source: Placement, *, owner: str) -> RepackJob:
     """The way of what arrives into blocks as `claimed` has them, in room taken for them in these arenas.
 
     Raises:
@@ -106,7 +106,7 @@ def repacking_into(claimed: Side, arenas: tuple[Arena, ...], source: Placement, 
         target = place(source.pool, plan, arenas, owner=owner)
         if target is None:
             raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} blocks cut anew")
-        return Repacking(source, target)
+        return RepackJob(source, target)
     except Refusal:
         raise
     except Exception as error:  # whatever another machine has described: no engine here suffers for it

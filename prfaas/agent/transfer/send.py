@@ -11,7 +11,7 @@ from prfaas.agent.engine.protocol import HELD, Send, SendOpened, TransferDone, T
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection
 from prfaas.agent.links import wire_priority
-from prfaas.agent.transfer.layer_progress import Filling
+from prfaas.agent.transfer.layer_progress import LayerProgress
 from prfaas.agent.transfer.layouts import AcceptedLayouts
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.placement import Placement, place
@@ -28,12 +28,12 @@ _log = logs.get("agent.sending")
 
 
 @dataclass(eq=False)
-class Outbound:
+class OutboundTransfer:
     """One transfer that leaves. Its slots are free when engine and transport are both done with them."""
 
     transfer_id: TransferId
     handle: int
-    filling: Filling
+    filling: LayerProgress
     engine: EngineConnection
     link: Link
     record: TransferRecord
@@ -73,7 +73,7 @@ class Outbound:
         )
 
 
-class Sending:
+class OutboundTransfers:
     """Every transfer that leaves this node. Runs on the agent's loop; link events are handed over to it."""
 
     def __init__(
@@ -93,8 +93,8 @@ class Sending:
         self._link_to = link_to
         self._log = transfer_log
         self._handles = handles
-        self._by_id: dict[TransferId, Outbound] = {}
-        self._by_handle: dict[int, Outbound] = {}
+        self._by_id: dict[TransferId, OutboundTransfer] = {}
+        self._by_handle: dict[int, OutboundTransfer] = {}
         self._accepted = AcceptedLayouts()
 
     def __len__(self) -> int:
@@ -156,10 +156,10 @@ class Sending:
 
     def _start(self, engine: EngineConnection, placement: Placement, grant: Grant, request: Send) -> None:
         plan = placement.plan
-        outbound = Outbound(
+        outbound = OutboundTransfer(
             transfer_id=request.transfer_id,
             handle=next(self._handles) & 0xFFFFFFFF,
-            filling=Filling(placement),
+            filling=LayerProgress(placement),
             engine=engine,
             link=self._link_to(grant.destination_address, grant.destination),
             record=self._log.begin(
@@ -182,7 +182,7 @@ class Sending:
         copies = [HELD if index in placement.held else slot for index, slot in enumerate(placement.slots)]
         engine.post(SendOpened(request.transfer_id, outbound.handle, plan.nested(copies)))
 
-    def _outgoing(self, outbound: Outbound, grant: Grant, request: Send) -> SendRequest:
+    def _outgoing(self, outbound: OutboundTransfer, grant: Grant, request: Send) -> SendRequest:
         is_known = self._accepted.knows(outbound.peer, outbound.link.peer_process, outbound.fingerprints)
         trace = outbound.record.span.traceparent
         body = OpenBody(request.grant, outbound.fingerprints, outbound.plan.layouts, request.groups, trace=trace)
@@ -197,7 +197,7 @@ class Sending:
             whole_body=body.encode if is_known else None,
         )
 
-    def _ready_held(self, outbound: Outbound) -> None:
+    def _ready_held(self, outbound: OutboundTransfer) -> None:
         for first, count in outbound.placement.held_stretches():
             outbound.ready(first, count, 0, outbound.plan.object_bytes[first])
 
@@ -219,7 +219,7 @@ class Sending:
         else:
             self._rank_done(outbound, worker)
 
-    def _rank_done(self, outbound: Outbound, worker: EngineConnection) -> None:
+    def _rank_done(self, outbound: OutboundTransfer, worker: EngineConnection) -> None:
         """A rank writes nothing more to these slots, where they are its engine's."""
         instance = worker.attach.instance
         if outbound.engine.attach.instance == instance and outbound.filling.rank_done(worker.attach.rank):
@@ -270,7 +270,7 @@ class Sending:
             outbound.memory_free = True
             self._maybe_end(outbound)
 
-    def _maybe_end(self, outbound: Outbound) -> None:
+    def _maybe_end(self, outbound: OutboundTransfer) -> None:
         """The last bytes may arrive before the engine says that its forward pass has ended: the record waits for both."""
         if outbound.engine_done and outbound.record.has_arrived:
             self._log.complete(outbound.record)

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 
 from prfaas import grants
 from prfaas.agent.engine.protocol import Receive, Send, TransferFailed
-from prfaas.agent.transfer.link_probe import SentProbes
+from prfaas.agent.transfer.link_probe import OutboundProbes
 from prfaas.agent.transfer.plan import OpenBody, encode_link_probe, make_plan
 from prfaas.index.membership import Node
 from prfaas.manager.config import ManagerConfig
@@ -40,7 +40,7 @@ class Sender:
         self.west = west
         self.peer = Peer(agents, west, **link)
         self.reports: list[CopyEnd] = []
-        self.probes = SentProbes(
+        self.probes = OutboundProbes(
             name=AgentName("east"),
             grant_key=grants.derive_key(agents.secret, "grant"),
             max_bytes=max_bytes,

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.agent.engine.protocol import Receive, ReceiveReady, Send, TransferFailed
-from prfaas.agent.transfer.plan import Copied, OpenBody, make_plan
+from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, make_plan
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, prefix_hash
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed
@@ -63,7 +63,7 @@ class Site:
 
     def copy(self, transfer_id: TransferId, token: bytes, units: bytes) -> SendEvent:
         """Blocks of the prefix that these units make."""
-        body = OpenBody(token, (layout().fingerprint,), (), copied=Copied(units, ROOT))
+        body = OpenBody(token, (layout().fingerprint,), (), copied=CopiedPrefix(units, ROOT))
         return self._offer(transfer_id, body, prefix_groups(layout(), _prefix(OURS), root=ROOT))
 
     def _offer(self, transfer_id: TransferId, body: OpenBody, groups: tuple[GroupBlocks, ...]) -> SendEvent:

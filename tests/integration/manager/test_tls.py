@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from prfaas.agent.config import AgentConfig, EngineConfig
-from prfaas.agent.report import Reporting
+from prfaas.agent.report import NodeReporter
 from prfaas.console.authority import Authority
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.membership import Node
@@ -93,7 +93,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
         engines=(EngineConfig(instance="n1/0", url="http://127.0.0.1:9", role="both", model="tiny"),),
         **_settings(node),
     )
-    reporting = Reporting(
+    reporting = NodeReporter(
         agent,
         SECRET,
         epoch=1,

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from prfaas import grants
 from prfaas.agent.links import ORDINARY
-from prfaas.agent.prefix.replicate import Copying
-from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.prefix.replicate import PrefixCopies
+from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.placement import place
 from prfaas.agent.transfer.plan import OpenBody, make_plan
@@ -57,11 +57,11 @@ def _command(max_bytes: int) -> CopyCommand:
 def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
     """They hold no prefix blocks, and may be larger than the grant allows."""
     pool, ends = Pool(1 << 20), list[CopyEnd]()
-    here = LayoutsHere(AgentName("west"), pool)
+    here = LayoutRegistry(AgentName("west"), pool)
     (ours,), theirs = layouts(LATENT, Cut(1)), layouts(LATENT, Cut(4))
     pool.arena(ours)
     here.arenas(OpenBody(b"", tuple(its.fingerprint for its in theirs), theirs, ()))
-    copying = Copying(
+    copying = PrefixCopies(
         name=AgentName("west"),
         grant_key=KEY,
         pool=pool,
@@ -79,7 +79,7 @@ def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
 def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
     """What its OPEN says, once there is a connection to say it on."""
     pool, ends = Pool(1 << 20), list[CopyEnd]()
-    here = LayoutsHere(AgentName("west"), pool)
+    here = LayoutRegistry(AgentName("west"), pool)
     (ours,) = layouts(LATENT, Cut(1))
     arena, command = pool.arena(ours), replace(_command(max_bytes=1 << 20), priority=1)
     plan = make_plan((ours,), prefix_groups(ours, command.prefix, root=root_hash("m")), 96)
@@ -95,7 +95,7 @@ def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
         key=KEY,
         on_event=lambda event: copying.on_event(event),
     )
-    copying = Copying(
+    copying = PrefixCopies(
         name=AgentName("west"),
         grant_key=KEY,
         pool=pool,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.agent.transfer.inbound import MAX_CANCELLED, MAX_REMEMBERED, Endings
+from prfaas.agent.transfer.inbound import MAX_CANCELLED, MAX_REMEMBERED, OutcomeCache
 from prfaas.grants import Grant
 from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.receiver.transfer import shortened
@@ -22,7 +22,7 @@ def _grant(number: int, *, source: str = "east") -> Grant:
 
 
 def test_an_end_is_remembered_as_long_as_its_grant_is_good() -> None:
-    endings = Endings()
+    endings = OutcomeCache()
     endings.put(_id(1), WHY, until=UNTIL)
     endings.expire(UNTIL)
     assert endings.of(_grant(1)) == WHY and endings.of(_grant(2)) is None
@@ -31,7 +31,7 @@ def test_an_end_is_remembered_as_long_as_its_grant_is_good() -> None:
 
 
 def test_beyond_what_is_remembered_the_oldest_go() -> None:
-    endings = Endings()
+    endings = OutcomeCache()
     for number in range(MAX_REMEMBERED + 2):
         endings.put(_id(number), WHY, until=UNTIL)
     endings.expire(0.0)
@@ -39,7 +39,7 @@ def test_beyond_what_is_remembered_the_oldest_go() -> None:
 
 
 def test_a_cancel_counts_where_its_peer_is_who_sends_and_other_peers_push_out_none() -> None:
-    endings = Endings()
+    endings = OutcomeCache()
     endings.cancelled("east", _id(1), GAVE_UP)
     assert endings.of(_grant(1)) == GAVE_UP
     assert endings.of(_grant(1, source="another")) is None
@@ -49,14 +49,14 @@ def test_a_cancel_counts_where_its_peer_is_who_sends_and_other_peers_push_out_no
 
 
 def test_how_it_ended_here_comes_before_what_its_sender_said() -> None:
-    endings = Endings()
+    endings = OutcomeCache()
     endings.cancelled("east", _id(1), GAVE_UP)
     endings.put(_id(1), WHY, until=UNTIL)
     assert endings.of(_grant(1)) == WHY
 
 
 def test_of_what_a_peer_says_only_the_beginning_is_remembered() -> None:
-    endings, long = Endings(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
+    endings, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
     endings.put(_id(1), long, until=UNTIL)
     endings.cancelled("east", _id(2), long)
     kept = Ending("protocol", shortened(long.message))

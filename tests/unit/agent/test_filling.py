@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.agent.transfer.layer_progress import Filling
+from prfaas.agent.transfer.layer_progress import LayerProgress
 from prfaas.agent.transfer.placement import place
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool
@@ -37,6 +37,6 @@ def test_only_entries_that_name_blocks_of_the_placement_count(
     assert placement is not None
     said: list[tuple[int, int, int, int]] = []
     entry = RingEntry(EntryKind.LAYER_READY, 1, group, layer, first_block, num_blocks)
-    Filling(placement).layer_ready(0, entry, lambda *its: said.append(its))
+    LayerProgress(placement).layer_ready(0, entry, lambda *its: said.append(its))
     assert said == ready
     pool.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutsHere, answer_layout_probe
+from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutRegistry, answer_layout_probe
 from prfaas.agent.transfer.plan import encode_probe
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
@@ -20,14 +20,14 @@ from tests.unit.cachepool.layouts import hybrid
 
 
 @pytest.fixture
-def layouts() -> Iterator[LayoutsHere]:
+def layouts() -> Iterator[LayoutRegistry]:
     """An engine here has a layout of the model."""
     with contextlib.closing(Pool(1 << 20)) as pool:
         pool.arena(hybrid())
-        yield LayoutsHere(AgentName("west"), pool)
+        yield LayoutRegistry(AgentName("west"), pool)
 
 
-def _ask(layouts: LayoutsHere, layout: Layout) -> Accepted | Rejected:
+def _ask(layouts: LayoutRegistry, layout: Layout) -> Accepted | Rejected:
     return answer_layout_probe(_request(encode_probe(layout)), layouts)
 
 
@@ -36,18 +36,18 @@ def _request(body: bytes) -> OpenRequest:
 
 
 @pytest.mark.parametrize("layout", [hybrid(), hybrid("another")], ids=["the same", "of a model that is not here"])
-def test_a_layout_that_nothing_speaks_against_is_accepted(layouts: LayoutsHere, layout: Layout) -> None:
+def test_a_layout_that_nothing_speaks_against_is_accepted(layouts: LayoutRegistry, layout: Layout) -> None:
     answer = _ask(layouts, layout)
     assert isinstance(answer, Accepted) and not answer.held
 
 
-def test_another_layout_of_a_model_that_is_here_is_not(layouts: LayoutsHere) -> None:
+def test_another_layout_of_a_model_that_is_here_is_not(layouts: LayoutRegistry) -> None:
     answer = _ask(layouts, replace(hybrid(), groups=hybrid().groups[:1]))
     assert isinstance(answer, Rejected) and answer.reason == "layout_mismatch"
     assert answer.message.startswith("west holds this model with another layout")
 
 
-def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: LayoutsHere) -> None:
+def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: LayoutRegistry) -> None:
     while layouts.may_describe("east", MAX_DESCRIBED_BYTES // 64):
         pass
     while layouts.may_describe("east", 1):
@@ -56,6 +56,6 @@ def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: Layo
     assert isinstance(_ask(layouts, hybrid()), Accepted)
 
 
-def test_what_is_no_probe_breaks_the_protocol(layouts: LayoutsHere) -> None:
+def test_what_is_no_probe_breaks_the_protocol(layouts: LayoutRegistry) -> None:
     with pytest.raises(RemoteProtocolError):
         answer_layout_probe(_request(b"\x92\xa4open\x80"), layouts)

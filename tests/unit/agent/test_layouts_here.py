@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas.agent.transfer.layouts import LayoutsHere
+from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.plan import OpenBody
 from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.arena import Arena
@@ -28,7 +28,7 @@ class Node:
 
     def __init__(self) -> None:
         self.pool = Pool(1 << 20)
-        self.layouts = LayoutsHere(AgentName("west"), self.pool, max_foreign=MAX_FOREIGN)
+        self.layouts = LayoutRegistry(AgentName("west"), self.pool, max_foreign=MAX_FOREIGN)
         (ours,) = _cut(1)
         self.pool.arena(ours)
 

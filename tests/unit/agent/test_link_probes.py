@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from prfaas import grants
-from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS, PAUSE_SECONDS, TakenProbes
+from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS, PAUSE_SECONDS, InboundProbes
 from prfaas.agent.transfer.plan import encode_link_probe
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
@@ -41,7 +41,7 @@ class Site:
 
     def __init__(self, *, max_bytes: int = 4 * MIB) -> None:
         self.now = 0.0
-        self.probes = TakenProbes(name=AgentName("west"), grant_key=KEY, max_bytes=max_bytes, clock=lambda: self.now)
+        self.probes = InboundProbes(name=AgentName("west"), grant_key=KEY, max_bytes=max_bytes, clock=lambda: self.now)
 
     def open(
         self,

@@ -10,7 +10,7 @@ import pytest
 from prfaas.agent.transfer.plan import (
     MAX_LAYOUT_BYTES,
     MAX_LAYOUTS_BYTES,
-    Copied,
+    CopiedPrefix,
     OpenBody,
     check_castable,
     decode_link_probe,
@@ -98,7 +98,7 @@ def test_an_open_comes_back_whole() -> None:
 
 
 def test_a_copy_comes_back_whole() -> None:
-    opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), copied=Copied(bytes(48), ROOT))
+    opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), copied=CopiedPrefix(bytes(48), ROOT))
     assert OpenBody.decode(opened.encode()) == opened and opened.is_copy
 
 

@@ -24,11 +24,11 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.server import EngineConnection
 from prfaas.agent.transfer.inbound import MAX_REMEMBERED
-from prfaas.agent.transfer.layouts import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutsHere
-from prfaas.agent.transfer.link_probe import TakenProbes
+from prfaas.agent.transfer.layouts import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutRegistry
+from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.plan import MAX_RANKS, OpenBody, encode_probe, make_plan
-from prfaas.agent.transfer.receive import Receiving
+from prfaas.agent.transfer.receive import InboundTransfers
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
@@ -63,7 +63,7 @@ def _groups(num_blocks: int) -> tuple[GroupBlocks, ...]:
 GROUPS = _groups(3)
 
 
-class FragileLayouts(LayoutsHere):
+class FragileLayouts(LayoutRegistry):
     """Meets a bug of ours when a test says so, and counts."""
 
     is_broken = False
@@ -91,7 +91,7 @@ class Node:
         self.arenas: tuple[Arena, ...] = ()
         self.background: list[Callable[[], None]] = []
         self.is_holding = False  # what is to run in the background
-        self.receiving = Receiving(
+        self.receiving = InboundTransfers(
             name=AgentName("west"),
             grant_key=KEY,
             pool=self.pool,
@@ -99,7 +99,7 @@ class Node:
             transfer_log=TransferLog(),
             open_timeout_seconds=10.0,
             in_background=self._in_background,
-            probes=TakenProbes(name=AgentName("west"), grant_key=KEY, max_bytes=0),
+            probes=InboundProbes(name=AgentName("west"), grant_key=KEY, max_bytes=0),
         )
         self.answers: list[Accepted | Rejected] = []
         self.token = grants.sign(

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engine.protocol import Promised
-from prfaas.agent.report import Reporting
+from prfaas.agent.report import NodeReporter
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.membership import LinkFigures
 from prfaas.transport.sender.stats import LinkStats
@@ -22,8 +22,8 @@ def _no_command(command: object) -> None:
     raise AssertionError(f"nobody commands {command}")
 
 
-def _reporting(links: Callable[[], list[LinkStats]]) -> Reporting:
-    return Reporting(
+def _reporting(links: Callable[[], list[LinkStats]]) -> NodeReporter:
+    return NodeReporter(
         AgentConfig(name="west-0", secret_file=Path("secret"), cluster="west", managers=("127.0.0.1:1",)),
         b"s" * 32,
         epoch=1,
