@@ -34,10 +34,9 @@ from prfaas.agent.prefix.pins import Pins
 from prfaas.agent.prefix.replicate import PrefixCopies
 from prfaas.agent.prefix.store import PrefixStore
 from prfaas.agent.status import LinkMetrics, StatusServer
-from prfaas.agent.transfer.conflicts import LayoutProbes
 from prfaas.agent.transfer.inbound import PendingClaims
-from prfaas.agent.transfer.layouts import LayoutRegistry
-from prfaas.agent.transfer.link_probe import OutboundProbes, InboundProbes
+from prfaas.agent.transfer.layouts import LayoutProbes, LayoutRegistry
+from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.plan import check_castable
 from prfaas.agent.transfer.receive import InboundTransfers, Reply
@@ -417,12 +416,12 @@ class Agent:
             "sending": len(self._sending),
             "copying": len(self._copying),
             "receiving": len(self._receiving),
-            "keeping": len(self._keeping),
-            "early": len(self._early),
+            "prefix_store": len(self._keeping),
+            "pending_claims": len(self._early),
             **occupancy.page(self._pool, self._ssd),
             "pins": self._pins.status(),
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
-            "inlets": [asdict(inlet) for inlet in self._receiver.inlets()],
+            "reverse_connections": [asdict(inlet) for inlet in self._receiver.inlets()],
             "links": self._links.page(),
             "reporting": self._reporting.status() if self._reporting else None,
         }

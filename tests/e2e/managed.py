@@ -67,7 +67,7 @@ class Deployment:
         held = {
             name: its["reporting"] and its["reporting"]["digest"] for name, its in status.items()
         }  # null: not registered
-        return bool(known == held) and not any(its["keeping"] for its in status.values())
+        return bool(known == held) and not any(its["prefix_store"] for its in status.values())
 
     def loads(self) -> set[str]:
         """The engines whose load the manager knows."""

@@ -146,7 +146,7 @@ class Pair:
     def nothing_is_left(self) -> bool:
         """Whether no transfer is under way in either agent, and no slot or lease of one is left."""
         pages = [get_json(f"{agent.status_url}/status") for agent in (self.east, self.west)]
-        words = ("sending", "receiving", "keeping", "early", "leases")
+        words = ("sending", "receiving", "prefix_store", "pending_claims", "leases")
         return not any(page["pool"]["transfer"] + sum(page[word] for word in words) for page in pages)
 
     def last_sent(self) -> dict[str, Any]:

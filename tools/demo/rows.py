@@ -191,7 +191,7 @@ def _settle(scene: Scene) -> None:
 
 def _is_settled(status: dict[str, Any]) -> bool:
     reporting = status["reporting"]
-    is_idle = status["sending"] == status["receiving"] == status["keeping"] == status["pool"]["transfer"] == 0
+    is_idle = status["sending"] == status["receiving"] == status["prefix_store"] == status["pool"]["transfer"] == 0
     return bool(is_idle and reporting["manager"] and reporting["acknowledged"] == reporting["sequence"])
 
 

@@ -196,7 +196,7 @@ class AgentClient:
         self._close_ring()
         self._take(opened)
         self._last_report = ""
-        _log.info("agent.back", agent=self.attached.agent, role=self._attach.role)
+        _log.info("agent.reconnected", agent=self.attached.agent, role=self._attach.role)
         return True
 
     def _give_up(self, message: str) -> None:
@@ -208,7 +208,7 @@ class AgentClient:
         """Say once why there is no agent."""
         if message != self._last_report:
             self._last_report = message
-            _log.warning("agent.not_back", role=self._attach.role, message=message)
+            _log.warning("agent.reconnect_failed", role=self._attach.role, message=message)
 
     @property
     def attached(self) -> Attached:

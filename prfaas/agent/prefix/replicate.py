@@ -18,10 +18,10 @@ from prfaas import grants, metrics
 from prfaas.agent.links import wire_priority
 from prfaas.agent.prefix.lookup import LocalHoldings
 from prfaas.agent.prefix.ssd import promote
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.placement import Placement, place_held
 from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, TransferPlan, make_plan
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import is_well_formed, prefix_groups

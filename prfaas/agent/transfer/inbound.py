@@ -12,11 +12,11 @@ from functools import partial
 from prfaas import tracing
 from prfaas.agent.engine.protocol import Receive, Send, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.log import TransferRecord
 from prfaas.agent.transfer.placement import Placement
 from prfaas.agent.transfer.plan import OpenBody, TransferPlan, make_plan
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.agent.transfer.repack import RepackJob, agree
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout

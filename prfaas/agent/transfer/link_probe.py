@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from prfaas import grants, logs, metrics
 from prfaas.agent.links import wire_priority
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.plan import decode_link_probe, encode_link_probe
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.errors import GrantError
 from prfaas.grants import Grant
 from prfaas.transport.receiver.api import Accepted, OpenRequest

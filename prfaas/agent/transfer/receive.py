@@ -18,13 +18,13 @@ from collections.abc import Callable
 from prfaas import grants, logs, metrics, tracing
 from prfaas.agent.engine.protocol import Receive, ReceiveReady, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.inbound import OutcomeCache, InboundTransfer, Offer, offer_of
+from prfaas.agent.transfer.grant_check import Refusal, reason_of
+from prfaas.agent.transfer.inbound import InboundTransfer, Offer, OutcomeCache, offer_of
 from prfaas.agent.transfer.layouts import LayoutRegistry, answer_layout_probe
 from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import grant_of, is_link_probe
-from prfaas.agent.transfer.refusal import Refusal, reason_of
 from prfaas.agent.transfer.repack import Background, repacking_into
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool

@@ -9,9 +9,9 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool import repack
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout

@@ -11,12 +11,12 @@ from prfaas.agent.engine.protocol import HELD, Send, SendOpened, TransferDone, T
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection
 from prfaas.agent.links import wire_priority
+from prfaas.agent.transfer.grant_check import Refusal, reason_of
 from prfaas.agent.transfer.layer_progress import LayerProgress
 from prfaas.agent.transfer.layouts import AcceptedLayouts
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import OpenBody, TransferPlan, make_plan
-from prfaas.agent.transfer.refusal import Refusal, reason_of
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant

@@ -104,7 +104,7 @@ def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(a
     west.wire = free_address()  # what grants name refuses every connection
     ready = _transfer(agents, west, sender, receiver, chain_of())
     receiver.assert_content(ready)
-    assert get_json(f"http://{west.status}/status")["inlets"][0]["num_connections"] > 0
+    assert get_json(f"http://{west.status}/status")["reverse_connections"][0]["num_connections"] > 0
 
 
 def test_an_agent_is_sent_no_faster_than_its_settings_say(agents: Agents) -> None:

@@ -84,14 +84,14 @@ class Nodes:
         """No engine waits for blocks of a node, or reads them."""
         for agent in (self.east, self.west):
             wait_until(
-                lambda agent=agent: not self.status(agent)["receiving"] + self.status(agent)["keeping"],  # type: ignore[misc]
+                lambda agent=agent: not self.status(agent)["receiving"] + self.status(agent)["prefix_store"],  # type: ignore[misc]
                 what="the end of what was read",
             )
 
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)
         slots = status["pool"]["transfer"] + status["pool"]["quarantined"]
-        uses = sum(status[its] for its in ("sending", "receiving", "keeping", "early", "leases"))
+        uses = sum(status[its] for its in ("sending", "receiving", "prefix_store", "pending_claims", "leases"))
         return bool(slots + uses == 0)
 
     def kill_agent(self, name: Literal["east", "west"]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.plan import OpenBody
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.inbound import offer_of
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, make_plan
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.prefix import prefix_groups
 from prfaas.errors import GrantError, RemoteProtocolError

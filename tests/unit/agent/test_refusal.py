@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.transfer.refusal import Refusal, reason_of
+from prfaas.agent.transfer.grant_check import Refusal, reason_of
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.placement import place
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.agent.transfer.refusal import Refusal
 from prfaas.agent.transfer.repack import repacking_into
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
