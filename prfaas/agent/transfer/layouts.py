@@ -16,7 +16,7 @@ from prfaas.cachepool.layout import Layout, difference, fingerprint_of
 from prfaas.cachepool.pool import Pool
 from prfaas.transport.receiver.admission import Shares
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
-from prfaas.transport.sender.api import SendRequest, SendCompleted, SendEvent, SendFailed
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 
