@@ -49,7 +49,7 @@ from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
 from prfaas.pool_events import PoolChange
 from prfaas.transport.codec import fp8
-from prfaas.transport.net.tls_proxy import INNER, TlsDoor, door_before
+from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.transport.receiver.api import OpenRequest, ReceiveEvent
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
@@ -203,9 +203,9 @@ class Agent:
         }
         return StatusServer(address, documents)
 
-    def _pages_door(self) -> TlsDoor | None:
+    def _pages_door(self) -> TlsProxy | None:
         """Raises ConfigError: the address of the pages is taken, or the certificates cannot be used."""
-        return door_before(
+        return tls_proxy_for(
             self._config.status_listen,
             self._config.certificates(speaks=("http/1.1",)),
             setting="status_listen",

@@ -117,7 +117,7 @@ class EngineLoads:
 
     async def _ask(self, instance: InstanceId, url: str) -> None:
         try:
-            tls = self._certificates.dialling() if self._certificates else None
+            tls = self._certificates.client_context() if self._certificates else None
             load = load_from_page(instance, await asyncio.to_thread(_fetch, f"{url}/metrics", tls))
         except (OSError, ValueError, http.client.HTTPException) as error:
             if instance not in self._silent:

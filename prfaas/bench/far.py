@@ -14,7 +14,7 @@ NAME = "bench-far"
 MAX_OBJECTS = 4096  # far more layers than any model has
 
 
-class Far:
+class BenchReceiver:
     """Accepts transfers into memory that all of them share, since nobody reads it."""
 
     def __init__(

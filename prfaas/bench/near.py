@@ -33,7 +33,7 @@ Progress = Callable[[int, LinkStats], None]  # hears how many bytes have arrived
 
 
 @dataclass(frozen=True)
-class Run:
+class TransferRun:
     """One transfer by this host's clock: half the smallest round trip is taken off what the far end confirmed."""
 
     num_bytes: int
@@ -49,7 +49,7 @@ class Run:
         return self.num_bytes / self.seconds
 
 
-class Near:
+class BenchSender:
     """A link to a far end, over which runs go one after another."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Near:
         """End the link."""
         self._link.close()
 
-    def run(self, *, pause_seconds: float, progress: Progress) -> Run:
+    def run(self, *, pause_seconds: float, progress: Progress) -> TransferRun:
         """Send every layer, one each `pause_seconds`, or all at once.
 
         Raises:
@@ -92,7 +92,7 @@ class Near:
         self._wait(watch, watch.freed, DEADLINE_SECONDS, progress)
         cpu, state = _cpu_seconds() - cpu, self._link.snapshot()
         came_back = state.min_rtt_seconds / 2
-        return Run(
+        return TransferRun(
             num_bytes=sum(sizes),
             seconds=watch.ended_at - began - came_back,
             first_seconds=(watch.first_at or watch.ended_at) - began - came_back,

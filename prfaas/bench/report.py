@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prfaas.bench.near import Run
+from prfaas.bench.near import TransferRun
 
 LONG_RTT_SECONDS = 0.005
 SEND_BUFFER_BYTES = 4 << 20  # what each connection asks for
@@ -27,9 +27,9 @@ class Host:
 class Measurement:
     """Runs over one link: the first on new connections, then warm ones, then some behind a prefill's pace."""
 
-    cold: Run
-    warm: Sequence[Run]
-    paced: Sequence[Run] = ()
+    cold: TransferRun
+    warm: Sequence[TransferRun]
+    paced: Sequence[TransferRun] = ()
     prefill_seconds: float = 0.0  # over which the paced runs' layers became ready
     link_bytes_per_second: float = 0.0  # what it is said to carry; 0: not said
 

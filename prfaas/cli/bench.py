@@ -15,8 +15,8 @@ import prfaas
 from prfaas import grants
 from prfaas.bench import far as far_end
 from prfaas.bench import near as near_end
-from prfaas.bench.far import Far
-from prfaas.bench.near import Near, Progress
+from prfaas.bench.far import BenchReceiver
+from prfaas.bench.near import BenchSender, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
@@ -137,9 +137,9 @@ def _certificates(flags: argparse.Namespace) -> Certificates | None:
 def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str) -> None:
     """Raise ConfigError for a certificate that the far end would refuse: of its reasons TLS tells next to nothing."""
     try:
-        its = common_name(tls.seen(certificates.dialling(), certificates.listening()))
+        its = common_name(tls.certificate_shown(certificates.client_context(), certificates.server_context()))
     except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"--tls-certificate: {tls.judgement(files)}") from error
+        raise ConfigError(f"--tls-certificate: {tls.describe_certificate(files)}") from error
     if its != name:
         raise ConfigError(f"--name: {files.certificate} is for {its or 'nobody'}, not for {name}")
 
@@ -154,7 +154,7 @@ def _serve(flags: argparse.Namespace) -> int:
         insecure_plaintext=flags.insecure_plaintext,
         congestion_control=flags.congestion_control,
     )
-    far = Far(config, key=_key(flags), memory_bytes=flags.memory, say=_say, name=flags.name or far_end.NAME)
+    far = BenchReceiver(config, key=_key(flags), memory_bytes=flags.memory, say=_say, name=flags.name or far_end.NAME)
     _say(f"listening on {far.start()}")
     refused: dict[str, int] = {}
     while signal.sigtimedwait(stopping, REFUSALS_SECONDS) is None:
@@ -178,7 +178,7 @@ def _measure(flags: argparse.Namespace) -> int:
         insecure_plaintext=flags.insecure_plaintext,
     )
     names = {"name": flags.name or near_end.NAME, "peer_name": flags.peer or far_end.NAME}
-    near = Near(flags.to, config=config, key=_key(flags), layer_bytes=sizes, **names)
+    near = BenchSender(flags.to, config=config, key=_key(flags), layer_bytes=sizes, **names)
     try:
         found = _runs(near, sizes, prefill_seconds, flags)
     finally:
@@ -189,7 +189,7 @@ def _measure(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _runs(near: Near, sizes: list[int], prefill_seconds: float, flags: argparse.Namespace) -> Measurement:
+def _runs(near: BenchSender, sizes: list[int], prefill_seconds: float, flags: argparse.Namespace) -> Measurement:
     progress = _progress(sum(sizes))
     try:
         cold = near.run(pause_seconds=0.0, progress=progress)

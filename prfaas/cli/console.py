@@ -25,7 +25,7 @@ from prfaas.console.waiting import told
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
 from prfaas.router.http.admission import read_key
-from prfaas.transport.net.tls import CertificateFiles, judgement
+from prfaas.transport.net.tls import CertificateFiles, describe_certificate
 
 CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")
@@ -401,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _own_certificate(error: Exception, settings: ConsoleConfig | None) -> str:
     """What can be said of the operator's own certificate where a page refuses one."""
     files = CertificateFiles.of(settings) if settings else None
-    return f"; {judgement(files)}" if files and isinstance(error, PageUnreachable) and error.is_refusal else ""
+    return f"; {describe_certificate(files)}" if files and isinstance(error, PageUnreachable) and error.is_refusal else ""
 
 
 def _file(arguments: argparse.Namespace) -> Path | None:

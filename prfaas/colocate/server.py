@@ -30,7 +30,7 @@ from prfaas.connector.transfer_params import SENT_KEY
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.solve.files.profile_file import read_colocation
-from prfaas.transport.net.tls_proxy import INNER, TlsDoor, door_before
+from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.units import split_address
 
 log = logs.get("colocate.server")
@@ -300,7 +300,7 @@ class Text:
 
 async def serve(config: ColocateConfig, *, bound: asyncio.Future[str] | None = None) -> None:
     """Serve until cancelled; `bound` is told the address, which matters when the port is 0."""
-    door = door_before(
+    door = tls_proxy_for(
         config.listen,
         config.certificates(),
         setting="listen",
@@ -316,7 +316,7 @@ async def serve(config: ColocateConfig, *, bound: asyncio.Future[str] | None = N
 
 
 async def _serve(
-    config: ColocateConfig, executor: Supervisor, door: TlsDoor | None, bound: asyncio.Future[str] | None
+    config: ColocateConfig, executor: Supervisor, door: TlsProxy | None, bound: asyncio.Future[str] | None
 ) -> None:
     host, port = split_address(INNER if door else config.listen)
     runner = web.AppRunner(

@@ -37,7 +37,7 @@ from prfaas.manager.state.sessions import SessionRecord
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import end, lasting
-from prfaas.transport.net.tls_proxy import INNER, door_before
+from prfaas.transport.net.tls_proxy import INNER, tls_proxy_for
 
 if TYPE_CHECKING:
     from prfaas.manager.planning.planner import Planning
@@ -129,7 +129,7 @@ class Manager:
         )
         self._feed = Feed(self._overview())
         solver = Solver(self._planning.form, self._planning.prepared) if self._planning else None
-        self._pages_door = door_before(
+        self._pages_door = tls_proxy_for(
             config.http_listen,
             config.certificates(speaks=("http/1.1",)),
             setting="http_listen",

@@ -29,7 +29,7 @@ from prfaas.router.routing.record import Records
 from prfaas.router.routing.serve import Answering
 from prfaas.rpc.tasks import end, lasting
 from prfaas.transport.net.tls import Certificates
-from prfaas.transport.net.tls_proxy import INNER, TlsDoor
+from prfaas.transport.net.tls_proxy import INNER, TlsProxy
 from prfaas.units import join_address, split_address
 
 CONNECT_SECONDS = 5.0
@@ -69,13 +69,13 @@ async def open_door(config: RouterConfig, secret: bytes, *, picker: OpenPicker |
         yield await stack.enter_async_context(listening(app, config.listen, door=_client_door(config)))
 
 
-def _client_door(config: RouterConfig) -> TlsDoor | None:
+def _client_door(config: RouterConfig) -> TlsProxy | None:
     """Before the clients' port, where there is a certificate for it; on loopback too."""
     certificates = config.client_certificates()
     if certificates is None:
         return None
     refused = metrics.CLIENT_TLS_REFUSALS
-    door = TlsDoor(
+    door = TlsProxy(
         config.listen,
         certificates,
         setting="listen",
@@ -88,7 +88,7 @@ def _client_door(config: RouterConfig) -> TlsDoor | None:
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: web.Application, listen: str, *, setting: str = "listen", door: TlsDoor | None = None
+    app: web.Application, listen: str, *, setting: str = "listen", door: TlsProxy | None = None
 ) -> AsyncIterator[str]:
     """The host:port where an app answers as long as the block runs; `setting` is the address's, for messages.
 
@@ -107,7 +107,7 @@ async def listening(
             try:
                 yield door.address
             finally:  # what is under way ends, and whoever comes now is refused as at a plain port
-                door.let_nobody_in()
+                door.stop_listening()
     finally:
         await door.close()
 
@@ -204,7 +204,7 @@ async def following(certificates: Certificates | None) -> AsyncIterator[None]:
 async def _follow(certificates: Certificates) -> None:
     while True:
         await asyncio.sleep(CERTIFICATE_LOOK_SECONDS)
-        certificates.lasting()
+        certificates.shared_client_context()
 
 
 def engine_session(key: str = "", certificates: Certificates | None = None) -> aiohttp.ClientSession:
@@ -215,7 +215,7 @@ def engine_session(key: str = "", certificates: Certificates | None = None) -> a
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         connector=aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=IDLE_SECONDS, ssl=True if certificates is None else certificates.lasting()
+            limit=0, keepalive_timeout=IDLE_SECONDS, ssl=True if certificates is None else certificates.shared_client_context()
         ),
         cookie_jar=aiohttp.DummyCookieJar(),  # what an engine tells one client is not for the next
         headers={"Authorization": f"Bearer {key}"} if key else {},

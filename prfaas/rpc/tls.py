@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 
-from prfaas.transport.net.tls import CertificateFiles, judgement
+from prfaas.transport.net.tls import CertificateFiles, describe_certificate
 
 _PLAIN = "WRONG_VERSION_NUMBER"
 _REFUSED_HERE = ("handshake failed", "Hostname Verification Check failed")
@@ -33,4 +33,4 @@ def meaning(details: str, *, address: str, tls: CertificateFiles | None) -> str:
 @functools.lru_cache(maxsize=8)
 def _judged(tls: CertificateFiles, moment: int) -> str:
     """The judgement of this moment."""
-    return judgement(tls)
+    return describe_certificate(tls)

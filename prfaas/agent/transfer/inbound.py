@@ -26,7 +26,7 @@ from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
 from prfaas.transport.protocol.messages import Ending
-from prfaas.transport.receiver.admission import Remembered
+from prfaas.transport.receiver.admission import EndedTransfers
 from prfaas.transport.receiver.api import OpenRequest, TransferStats
 from prfaas.transport.receiver.transfer import shortened
 from prfaas.types import GroupBlocks, Prefix, TransferId
@@ -75,7 +75,7 @@ class OutcomeCache:
 
     def __init__(self) -> None:
         self._ended: dict[TransferId, tuple[float, Ending]] = {}  # until when it is remembered
-        self._cancelled: Remembered[Ending] = Remembered(MAX_CANCELLED)
+        self._cancelled: EndedTransfers[Ending] = EndedTransfers(MAX_CANCELLED)
 
     def of(self, grant: Grant) -> Ending | None:
         """How its transfer has ended already, or why its sender gave it up before it came."""

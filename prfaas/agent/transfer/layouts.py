@@ -14,7 +14,7 @@ from prfaas.agent.transfer.repack import obstacle
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.layout import Layout, difference, fingerprint_of
 from prfaas.cachepool.pool import Pool
-from prfaas.transport.receiver.admission import Shares
+from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link
@@ -78,12 +78,12 @@ class LayoutRegistry:
         self._pool = pool
         self._max_foreign = max_foreign
         self._foreign: OrderedDict[bytes, None] = OrderedDict()  # fingerprints, what was used longest ago first
-        self._described, self._described_until = Shares(MAX_DESCRIBED_BYTES), 0.0  # monotonic seconds
+        self._described, self._described_until = FairQuota(MAX_DESCRIBED_BYTES), 0.0  # monotonic seconds
 
     def expire(self, now: float) -> None:
         """Peers may describe layouts again, once enough time has passed; `now` is monotonic seconds."""
         if now >= self._described_until:
-            self._described, self._described_until = Shares(MAX_DESCRIBED_BYTES), now + DESCRIBED_SECONDS
+            self._described, self._described_until = FairQuota(MAX_DESCRIBED_BYTES), now + DESCRIBED_SECONDS
 
     def known(self, packed: memoryview) -> Layout | None:
         """The layout that a peer has packed so, where an arena here has it: it need not be read."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
-from prfaas.transport.net.tls import FAULTS, CertificateFiles, contexts_of, seen
+from prfaas.transport.net.tls import FAULTS, CertificateFiles, make_contexts, certificate_shown
 
 SOON_SECONDS = 14 * 86400.0
 _REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as FAULTS
@@ -37,7 +37,7 @@ def certificate_findings(files: CertificateFiles, *, name: str | None, where: st
         yield bad("certificate_files", where, f"the files cannot be read: {error.strerror}", remedy=remedy)
         return
     try:
-        shown = seen(*contexts)
+        shown = certificate_shown(*contexts)
     except ssl.SSLCertVerificationError as error:
         yield _rejected(files, error, where)
         return
@@ -74,7 +74,7 @@ def _why(error: Exception) -> str:
 
 def _contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """As `contexts_of`; without an authority the certificate vouches for itself."""
-    client, server = contexts_of(files)
+    client, server = make_contexts(files)
     if files.authority is None:
         client.load_verify_locations(files.certificate)
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

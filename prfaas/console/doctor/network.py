@@ -58,7 +58,7 @@ def _not_bound(address: str, error: OSError, *, key: str, where: str) -> Finding
 
 
 def pages_finding(address: str, settings: Any, *, where: str) -> Finding:
-    """Of pages, which are plain on loopback and wherever `insecure_plaintext` says so (`door_before`)."""
+    """Of pages, which are plain on loopback and wherever `insecure_plaintext` says so (`tls_proxy_for`)."""
     is_plain = settings.tls_certificate is None or settings.insecure_plaintext or is_loopback(split_address(address)[0])
     return _plaintext(address, settings, is_encrypted=not is_plain, where=where)
 

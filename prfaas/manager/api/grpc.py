@@ -39,7 +39,7 @@ from prfaas.rpc.translate import (
     pool_message,
     probe_message,
 )
-from prfaas.transport.net.tls_proxy import TlsDoor
+from prfaas.transport.net.tls_proxy import TlsProxy
 from prfaas.types import AgentName, TransferId
 from prfaas.units import split_address
 
@@ -87,7 +87,7 @@ class GrpcServer:
         self._pool_orders = pool_orders
         self._link_probes = link_probes
         self._operations = operations
-        self._door: TlsDoor | None = None
+        self._door: TlsProxy | None = None
         self._inner = ""
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
@@ -124,7 +124,7 @@ class GrpcServer:
         config, certificates = self._config, self._config.certificates(speaks=("h2",))
         if certificates is not None:
             refused = metrics.MANAGER_TLS_REFUSALS
-            self._door = TlsDoor(
+            self._door = TlsProxy(
                 config.listen,
                 certificates,
                 setting="listen",
@@ -199,7 +199,7 @@ class GrpcServer:
         if name is None:
             message = "the call's name and token do not fit the secret: is its secret_file the manager's?"
             await _abort(context, call, IndexRefusal("unauthenticated", message))
-        if self._door is not None and (certified := self._door.name_of(_port_of(context))) != name:
+        if self._door is not None and (certified := self._door.peer_name(_port_of(context))) != name:
             message = f"the call is in the name of {name}, and its certificate for {certified or 'nobody'}"
             remedy = f"call as that, or show a certificate with the common name {name}"
             await _abort(context, call, IndexRefusal("unauthenticated", f"{message}: {remedy}"))

@@ -17,7 +17,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.ext_proc.endpoint_choice import Choosing
 from prfaas.router.ext_proc.exchange import Exchange
 from prfaas.rpc.methods import read_message
-from prfaas.transport.net.tls_proxy import INNER, TlsDoor
+from prfaas.transport.net.tls_proxy import INNER, TlsProxy
 from prfaas.units import split_address
 
 DRAIN_SECONDS = 10.0
@@ -84,13 +84,13 @@ async def open_picker(config: RouterConfig, choosing: Choosing) -> AsyncIterator
             await door.close()
 
 
-def _door(config: RouterConfig) -> TlsDoor | None:
+def _door(config: RouterConfig) -> TlsProxy | None:
     """Mutual: gateways show a certificate of the same authority."""
     certificates = config.certificates(speaks=("h2",))
     if certificates is None:
         return None
     refused = metrics.GATEWAY_REFUSALS
-    door = TlsDoor(
+    door = TlsProxy(
         config.ext_proc_listen,
         certificates,
         setting="ext_proc_listen",

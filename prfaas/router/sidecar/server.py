@@ -19,7 +19,7 @@ from prfaas.router.server import engine_session, following, listening
 from prfaas.router.sidecar.app import REFUSED_FIELDS, Sidecar, decode_instance, make_app
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_decode import Handover
-from prfaas.transport.net.tls_proxy import door_before
+from prfaas.transport.net.tls_proxy import tls_proxy_for
 
 _log = logs.get("sidecar")
 Port = Literal["listen", "status_listen"]
@@ -55,7 +55,7 @@ async def open_sidecar(config: SidecarConfig) -> AsyncIterator[str]:
 async def _guarded(app: web.Application, config: SidecarConfig, setting: Port) -> AsyncIterator[str]:
     """The host:port where an app answers; beyond loopback to certificates of the deployment, unless plain text is meant."""
     listen: str = getattr(config, setting)
-    door = door_before(
+    door = tls_proxy_for(
         listen,
         config.certificates(speaks=("http/1.1",)),
         setting=setting,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
 from prfaas.transport.congestion.rate_estimator import LinkLimit, limit_of
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness
-from prfaas.transport.net import tcp_info
+from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.net.sockets import SEND_SECONDS, PlainStream, make_socket
 from prfaas.transport.net.tcp_info import Growth, TcpInfo
 from prfaas.transport.net.tls import Certificates, TlsStream
@@ -29,7 +29,7 @@ from prfaas.units import join_address
 RECENT_SECONDS, RECENT_STEP_SECONDS = 10.0, 1.0
 
 
-class Recent:
+class TcpHistory:
     """What has come to a connection of late, by the kernel."""
 
     def __init__(self, began_at: float) -> None:
@@ -51,7 +51,7 @@ class Recent:
 
 
 @dataclass(frozen=True)
-class ConnectionState:
+class ConnectionStats:
     """A connection at one moment; `resent_ratio` and `limit` are of its last ten seconds."""
 
     local_address: str
@@ -74,11 +74,11 @@ class ConnectionState:
         addresses: tuple[str, str],
         info: TcpInfo,
         *,
-        recent: Recent,
+        recent: TcpHistory,
         pulse: ConnectionLiveness,
         unacknowledged_bytes: int,
         now: float,
-    ) -> ConnectionState:
+    ) -> ConnectionStats:
         """By what the kernel says at present and has said of late; `addresses` are its two ends."""
         seconds, grown = recent.until(info, now)
         waits_since = pulse.waits_since
@@ -268,7 +268,7 @@ class Connection:
 
     def tcp_info(self) -> TcpInfo | None:
         """The kernel's figures of this connection."""
-        return tcp_info.read(self._socket)
+        return read_tcp_info(self._socket)
 
     def addresses(self) -> tuple[str, str] | None:
         """This end's and the peer's; None when the socket is closed."""
@@ -333,7 +333,7 @@ class Connection:
 
 
 @contextlib.contextmanager
-def dialled(
+def open_connection(
     address: str, *, congestion_control: str, certificates: Certificates | None, allow_public: bool
 ) -> Iterator[Connection]:
     """A connection to `address` before its handshake, encrypted when there are certificates; closed when the block ends.

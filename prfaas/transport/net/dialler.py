@@ -16,7 +16,7 @@ from prfaas.transport.congestion.connection_policy import (
 )
 from prfaas.transport.congestion.stall_detector import STEADY_SECONDS
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.net.tls import explained
+from prfaas.transport.net.tls import describe_error
 
 _log = logs.get("transport")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
@@ -111,7 +111,7 @@ class Dialler:
     def lost_by(self, error: Exception) -> None:
         """Remember why there is no connection; one that nobody wants any more says nothing. Takes no lock."""
         if self.is_wanted():
-            self.last_error = f"({explained(error)})"
+            self.last_error = f"({describe_error(error)})"
 
     def join(self) -> None:
         """Wait for the threads, after `is_closed` was set; takes no lock."""

@@ -78,7 +78,7 @@ class TcpInfo:
         )
 
 
-def read(connection: socket.socket) -> TcpInfo | None:
+def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
     """The kernel's figures, or None when the socket is closed or the kernel is older."""
     try:
         raw = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _READ_BYTES)

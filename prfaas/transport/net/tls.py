@@ -24,7 +24,7 @@ FAULTS: dict[int, str] = {  # by X509_V_ERR_*
 }
 
 
-def seen(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> dict[str, object]:
+def certificate_shown(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> dict[str, object]:
     """The certificate as a peer gets it. Raises SSLCertVerificationError when the peer would not take it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = dialling.wrap_bio(to_client, to_server)
@@ -36,11 +36,11 @@ def seen(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> dict[str, objec
     return dict(client.getpeercert() or {})
 
 
-def judgement(files: CertificateFiles) -> str:
+def describe_certificate(files: CertificateFiles) -> str:
     """What is wrong with a certificate, or for whom it is and what can only be wrong elsewhere; and how to look at it."""
     look = f"openssl x509 -noout -subject -issuer -enddate -in {files.certificate}"
     try:
-        its = seen(*contexts_of(files))
+        its = certificate_shown(*make_contexts(files))
     except ssl.SSLCertVerificationError as error:
         unsigned = f"{files.authority} has not signed it ({error.verify_message})"
         return f"{files.certificate}: {FAULTS.get(error.verify_code, unsigned)}; {look}"
@@ -124,7 +124,7 @@ class Certificates:
         """
         self._files, self._speaks, self._serves_seconds = files, speaks, serves_seconds
         self._lock = threading.Lock()
-        self._lasting: ssl.SSLContext | None = None
+        self._shared_context: ssl.SSLContext | None = None
         self._changed_at = self._warned_at = self._changes()
         try:
             self._contexts = self._load()
@@ -144,29 +144,29 @@ class Certificates:
             context = self._contexts[is_listener]
             return TlsStream(sock, context, is_listener=is_listener, serves_seconds=self._serves_seconds)
 
-    def dialling(self) -> ssl.SSLContext:
+    def client_context(self) -> ssl.SSLContext:
         """The dialling side's context, from the files as they are."""
         with self._lock:
             self._reload()
             return self._contexts[0]
 
-    def listening(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         """The listening side's context, from the files as they are."""
         with self._lock:
             self._reload()
             return self._contexts[1]
 
-    def lasting(self) -> ssl.SSLContext:
+    def shared_client_context(self) -> ssl.SSLContext:
         """A dialling side's context for who keeps one: it takes the files anew whenever one of these methods is called."""
         with self._lock:
-            if self._lasting is None:
-                self._lasting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                use(self._files, self._lasting)
+            if self._shared_context is None:
+                self._shared_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                configure_context(self._files, self._shared_context)
             self._reload()
-            return self._lasting
+            return self._shared_context
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        dialling, listening = contexts_of(self._files)
+        dialling, listening = make_contexts(self._files)
         if self._speaks:
             listening.set_alpn_protocols(list(self._speaks))
         return dialling, listening
@@ -183,8 +183,8 @@ class Certificates:
             return
         try:
             self._contexts = self._load()
-            if self._lasting is not None:
-                use(self._files, self._lasting)
+            if self._shared_context is not None:
+                configure_context(self._files, self._shared_context)
             self._changed_at = changed_at
             _log.info("tls.reloaded", certificate=str(self._files.certificate))
         except (OSError, ssl.SSLError) as error:
@@ -194,15 +194,15 @@ class Certificates:
                 _log.warning("tls.not_reloaded", files=files, error=str(error))
 
 
-def contexts_of(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def make_contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """The dialling and the listening side's. Raises OSError or SSLError when the files cannot be used."""
     dialling, listening = (ssl.SSLContext(its) for its in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
-    use(files, dialling)
-    use(files, listening)
+    configure_context(files, dialling)
+    configure_context(files, listening)
     return dialling, listening
 
 
-def use(files: CertificateFiles, context: ssl.SSLContext) -> None:
+def configure_context(files: CertificateFiles, context: ssl.SSLContext) -> None:
     """Have a context show our certificate and take those of our authority alone. Raises as `contexts_of`."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # agents are known by name, wherever they are; see `handshake`
@@ -327,7 +327,7 @@ class TlsStream:
             waiting = waiting[self._socket.send(waiting) :]
 
 
-def refusal_of(error: ssl.SSLError) -> TlsRefusal:
+def refusal_reason(error: ssl.SSLError) -> TlsRefusal:
     """Why a handshake failed, as a word to count."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return {_EXPIRED: "tls_expired", _REVOKED: "tls_revoked"}.get(error.verify_code, "tls_untrusted")  # type: ignore[return-value]
@@ -336,12 +336,12 @@ def refusal_of(error: ssl.SSLError) -> TlsRefusal:
     return "tls_untrusted" if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE" else "tls_failed"
 
 
-def explained(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What an error of a connection says; of a TLS handshake first whose certificate is at fault, and how."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
     ours = _REFUSES_OURS.get(error.reason or "")
-    return f"the peer refuses our certificate, {ours}" if ours else f"{_FAULTS[refusal_of(error)]}: {error}"
+    return f"the peer refuses our certificate, {ours}" if ours else f"{_FAULTS[refusal_reason(error)]}: {error}"
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Iterator
 
 from prfaas.errors import ConfigError
-from prfaas.transport.net.tls import Certificates, TlsRefusal, common_name, refusal_of
+from prfaas.transport.net.tls import Certificates, TlsRefusal, common_name, refusal_reason
 from prfaas.units import is_loopback, join_address, split_address
 
 MAX_STRANGERS = 64  # whose handshakes are under way, at a port between components
@@ -26,8 +26,8 @@ _BACKLOG = 256
 _NO_FILES_SECONDS = 0.05
 
 
-class TlsDoor:
-    """One port. `bind`, `start`, `let_nobody_in` if others are to end by themselves, then `close`; all but `bind` on the
+class TlsProxy:
+    """One port. `bind`, `start`, `stop_listening` if others are to end by themselves, then `close`; all but `bind` on the
     loop."""
 
     def __init__(
@@ -68,11 +68,11 @@ class TlsDoor:
         self._inner = split_address(inner)
         self._await_peers()
 
-    def name_of(self, port: int) -> str | None:
+    def peer_name(self, port: int) -> str | None:
         """The name in the certificate of whoever came in, and reaches the server from this port of loopback."""
         return self._names.get(port)
 
-    def let_nobody_in(self) -> None:
+    def stop_listening(self) -> None:
         """Give the port up; what is open goes on."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
@@ -81,7 +81,7 @@ class TlsDoor:
 
     async def close(self) -> None:
         """Let nobody in any more, and end what is open."""
-        self.let_nobody_in()
+        self.stop_listening()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -143,12 +143,12 @@ class TlsDoor:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
                 peer,
-                ssl=self._certificates.listening(),
+                ssl=self._certificates.server_context(),
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
                 ssl_shutdown_timeout=SHUTDOWN_SECONDS,
             )
         except OSError as error:
-            self._refused(refusal_of(error) if isinstance(error, ssl.SSLError) else "tls_failed")
+            self._refused(refusal_reason(error) if isinstance(error, ssl.SSLError) else "tls_failed")
             return None
         finally:
             self._num_strangers -= 1
@@ -156,14 +156,14 @@ class TlsDoor:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def door_before(
+def tls_proxy_for(
     listen: str,
     certificates: Certificates | None,
     *,
     setting: str,
     allows_plaintext: bool,
     refused: Callable[[TlsRefusal], None],
-) -> TlsDoor | None:
+) -> TlsProxy | None:
     """The door, bound, before pages at an address beyond loopback; None where they are served as they are.
 
     Raises:
@@ -172,7 +172,7 @@ def door_before(
     if allows_plaintext or is_loopback(split_address(listen)[0]):
         return None
     assert certificates is not None, "or the settings were refused (`check_consent`)"
-    door = TlsDoor(listen, certificates, setting=setting, refused=refused)
+    door = TlsProxy(listen, certificates, setting=setting, refused=refused)
     door.bind()
     return door
 

@@ -12,7 +12,7 @@ from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
 from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
 
 
-class Shares:
+class FairQuota:
     """A bounded good. Its last quarter is for peers that have less than a quarter, so that none takes it from the others."""
 
     def __init__(self, limit: int) -> None:
@@ -36,7 +36,7 @@ class Shares:
 T = TypeVar("T")
 
 
-class Remembered(Generic[T]):
+class EndedTransfers(Generic[T]):
     """The latest answers, by peer and transfer: beyond the limit whoever has most loses its oldest."""
 
     def __init__(self, limit: int) -> None:
@@ -77,8 +77,8 @@ class Admission:
     """Of one receiving end. No lock of its own: `arrivals.Arrivals` holds its lock around every call, of `Pieces` too."""
 
     def __init__(self, *, max_pieces: int = MAX_PIECES) -> None:
-        self._transfers, self._opening_bytes, self._pieces = map(Shares, (MAX_TRANSFERS, MAX_OPENING_BYTES, max_pieces))
-        self._strays, self._strays_until = Shares(MAX_STRAYS), 0.0  # monotonic seconds
+        self._transfers, self._opening_bytes, self._pieces = map(FairQuota, (MAX_TRANSFERS, MAX_OPENING_BYTES, max_pieces))
+        self._strays, self._strays_until = FairQuota(MAX_STRAYS), 0.0  # monotonic seconds
 
     def objection(self, request: OpenRequest) -> str:
         """Why there is no room for a transfer; "": there is."""
@@ -88,13 +88,13 @@ class Admission:
             return "what opens transfers takes too much memory already"
         return ""
 
-    def admit(self, request: OpenRequest) -> Pieces:
+    def admit(self, request: OpenRequest) -> FragmentQuota:
         """A transfer is here from now on; returns what it may be kept in."""
         self._transfers.change(request.peer_name, 1)
         self._opening_bytes.change(request.peer_name, _opening_bytes(request))
-        return Pieces(request.peer_name, self._pieces)
+        return FragmentQuota(request.peer_name, self._pieces)
 
-    def dismiss(self, request: OpenRequest, pieces: Pieces) -> None:
+    def dismiss(self, request: OpenRequest, pieces: FragmentQuota) -> None:
         """Nothing is kept of it any more."""
         self._transfers.change(request.peer_name, -1)
         self._opening_bytes.change(request.peer_name, -_opening_bytes(request))
@@ -113,13 +113,13 @@ class Admission:
     def forget_strays(self, now: float) -> None:
         """Once in STRAYS_SECONDS; `now` is monotonic seconds."""
         if now >= self._strays_until:
-            self._strays, self._strays_until = Shares(MAX_STRAYS), now + STRAYS_SECONDS
+            self._strays, self._strays_until = FairQuota(MAX_STRAYS), now + STRAYS_SECONDS
 
 
-class Pieces:
+class FragmentQuota:
     """Of one transfer, disjoint, that what has arrived of it is kept as."""
 
-    def __init__(self, peer: str, shared: Shares) -> None:
+    def __init__(self, peer: str, shared: FairQuota) -> None:
         self.count = 0
         self._peer, self._shared = peer, shared
         self._is_given_back = False

@@ -31,7 +31,7 @@ class _Peer:
         return LinkUsage(is_busy, is_busy, self.num_bytes, 0)
 
 
-class Ingress:
+class ReceiveLimits:
     """Called from the threads that read connections and from the one that watches them."""
 
     def __init__(self, budgets_of: Callable[[str], tuple[RateBudget, ...]]) -> None:

@@ -14,7 +14,7 @@ from prfaas.transport.codec.packing import Packer, read_head
 from prfaas.transport.net.connection import FRAME_SECONDS, Connection
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum
-from prfaas.transport.receiver.admission import Shares
+from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.table import Arrivals, ChunkOutcome
 from prfaas.transport.receiver.transfer import say
@@ -29,15 +29,15 @@ MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over
 MAX_PACKED_FRAMES = 64  # packed chunks that are being read and unpacked, 3 MiB each
 
 
-class FrameBounds:
+class FrameQuota:
     """How many frames may be in memory at once, over all connections. Who finds no room waits, and TCP holds its peer back."""
 
     def __init__(self) -> None:
-        self.large, self.packed = Shares(MAX_LARGE_FRAMES), Shares(MAX_PACKED_FRAMES)
+        self.large, self.packed = FairQuota(MAX_LARGE_FRAMES), FairQuota(MAX_PACKED_FRAMES)
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def one_of(self, frames: Shares, peer: str) -> Iterator[None]:
+    def one_of(self, frames: FairQuota, peer: str) -> Iterator[None]:
         """Hold one of these frames.
 
         Raises:
@@ -64,7 +64,7 @@ class Reader:
         connection: Connection,
         *,
         peer: str,
-        bounds: FrameBounds,
+        bounds: FrameQuota,
         came: Callable[[int], None] = lambda num_bytes: None,
         takes_lossy: bool = False,
     ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection, dialled
+from prfaas.transport.net.connection import Connection, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity
 from prfaas.transport.net.tls import Certificates
@@ -25,7 +25,7 @@ class InletConfig:
 
 
 @dataclass(frozen=True)
-class InletState:
+class ReverseDialState:
     """How an inlet stands; `error`: why it has no connection."""
 
     peer: str
@@ -34,7 +34,7 @@ class InletState:
     error: str
 
 
-class Inlet:
+class ReverseDialer:
     """Keeps connections to one peer for as long as it is open: only the peer knows when it will send."""
 
     def __init__(
@@ -79,15 +79,15 @@ class Inlet:
             self._changed.notify_all()
         self._dialler.join()
 
-    def snapshot(self) -> InletState:
+    def snapshot(self) -> ReverseDialState:
         """How it stands now."""
         with self._changed:
             error = "" if self._connections else self._dialler.last_error.removeprefix("(").removesuffix(")")
-            return InletState(self._peer_name, self._address, len(self._connections), error)
+            return ReverseDialState(self._peer_name, self._address, len(self._connections), error)
 
     def _connect_once(self, number: int) -> None:
         config = self._config
-        with dialled(
+        with open_connection(
             self._address,
             congestion_control=config.congestion_control,
             certificates=config.certificates,

@@ -22,11 +22,11 @@ from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.sockets import listen, tune
-from prfaas.transport.net.tls import Certificates, refusal_of
+from prfaas.transport.net.tls import Certificates, refusal_reason
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Hello
 from prfaas.transport.protocol.wire import NO_TRANSFER
-from prfaas.transport.receiver.admission import MAX_PIECES, Shares
+from prfaas.transport.receiver.admission import MAX_PIECES, FairQuota
 from prfaas.transport.receiver.api import (
     Accepted,
     OpenRequest,
@@ -37,9 +37,9 @@ from prfaas.transport.receiver.api import (
     Rejected,
     TransferStats,
 )
-from prfaas.transport.receiver.limits import Ingress
-from prfaas.transport.receiver.reader import FrameBounds, Reader
-from prfaas.transport.receiver.reverse_dial import Inlet, InletConfig, InletState
+from prfaas.transport.receiver.limits import ReceiveLimits
+from prfaas.transport.receiver.reader import FrameQuota, Reader
+from prfaas.transport.receiver.reverse_dial import ReverseDialer, InletConfig, ReverseDialState
 from prfaas.transport.receiver.table import AcceptFunction, Arrivals
 from prfaas.transport.receiver.transfer import say
 from prfaas.types import FailureReason
@@ -112,9 +112,9 @@ class Receiver:
         self._arrivals = Arrivals(
             accept=accept, on_event=on_event, reconnect_seconds=config.reconnect_seconds, max_pieces=config.max_pieces
         )
-        self._ingress = Ingress(config.ingress_of)
+        self._ingress = ReceiveLimits(config.ingress_of)
         self._send_over = send_over or {}
-        self._bounds, self._admitted = FrameBounds(), Shares(config.max_connections)
+        self._bounds, self._admitted = FrameQuota(), FairQuota(config.max_connections)
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
         self._strangers: dict[Connection, str] = {}  # in order of arrival, and from where
@@ -128,7 +128,7 @@ class Receiver:
             config.num_connections, config.congestion_control, config.certificates, config.insecure_plaintext
         )
         self._inlets = [
-            Inlet(peer, address, config=inlet, identity=self._identity, serve=self._read, refuse=self._refuse)
+            ReverseDialer(peer, address, config=inlet, identity=self._identity, serve=self._read, refuse=self._refuse)
             for peer, address in config.fetch_from.items()
         ]
 
@@ -152,7 +152,7 @@ class Receiver:
             accepted = len(self._connections) - self._num_outgoing
         return accepted + sum(inlet.num_connections for inlet in self.inlets())
 
-    def inlets(self) -> list[InletState]:
+    def inlets(self) -> list[ReverseDialState]:
         """How the connections stand that this end dials."""
         return [inlet.snapshot() for inlet in self._inlets]
 
@@ -272,7 +272,7 @@ class Receiver:
             self._refuse(connection, error)
         except ssl.SSLError as error:
             with self._lock:
-                self._count_refusal(refusal_of(error))
+                self._count_refusal(refusal_reason(error))
         except OSError as error:
             self._count_slowness(error)
         finally:

@@ -29,7 +29,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.receiver.admission import MAX_PIECES, Admission, Remembered
+from prfaas.transport.receiver.admission import MAX_PIECES, Admission, EndedTransfers
 from prfaas.transport.receiver.api import (
     Accepted,
     OpenRequest,
@@ -83,7 +83,7 @@ class Arrivals:
         self._arrivals: dict[bytes, Arrival] = {}
         self._connections: dict[str, dict[Connection, None]] = defaultdict(dict)  # of each peer, in order
         self._admission = Admission(max_pieces=max_pieces)
-        self._remembered: Remembered[bytes] = Remembered(MAX_REMEMBERED)
+        self._remembered: EndedTransfers[bytes] = EndedTransfers(MAX_REMEMBERED)
         self._answers = Answers(self._have_of)
 
     # Opening

@@ -15,7 +15,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import MAX_SLABS, Done, Ending, Have
 from prfaas.transport.protocol.wire import FrameType
 from prfaas.transport.ranges import Slab
-from prfaas.transport.receiver.admission import Pieces
+from prfaas.transport.receiver.admission import FragmentQuota
 from prfaas.transport.receiver.api import Accepted, OpenRequest, TransferStats
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.types import FailureReason
@@ -28,7 +28,7 @@ class Arrival:
     request: OpenRequest
     deadline: float
     answers: EventQueue[Answer]
-    pieces: Pieces
+    pieces: FragmentQuota
     connections: dict[Connection, None]  # that carried anything of it; last is who opened it, or joined, last
     alone_since: float | None = None  # when its last connection went
     num_calls: int = 0  # how often its sender was asked for it since

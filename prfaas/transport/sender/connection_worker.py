@@ -14,7 +14,7 @@ from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.codec import fp8
 from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES, Packer, PackFormat, PackingCost, pack_formats
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness, StallDetector
-from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, ConnectionState, Recent
+from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, ConnectionStats, TcpHistory
 from prfaas.transport.net.tcp_info import TcpInfo
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Done, Ending
@@ -67,7 +67,7 @@ class ConnectionWorker:
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
         self.pulse = ConnectionLiveness(began_at=time.monotonic())
-        self.recent = Recent(self.pulse.began_at)
+        self.recent = TcpHistory(self.pulse.began_at)
         self.reads: bytes | None = None  # the transfer whose memory it is sending from
         self.says: bytes | None = None  # the transfer of the control frame that it took, no bytes since
         self.casts = fp8.LOSSY_FP8 in capabilities
@@ -113,12 +113,12 @@ class ConnectionWorker:
     def tcp_info(self) -> TcpInfo | None:
         return self._connection.tcp_info()
 
-    def state(self, now: float) -> ConnectionState | None:
+    def state(self, now: float) -> ConnectionStats | None:
         """Its figures, for whoever looks for a bad path; None once it is closed."""
         addresses, info = self._connection.addresses(), self.tcp_info()
         if addresses is None or info is None:
             return None
-        return ConnectionState.of(
+        return ConnectionStats.of(
             addresses,
             info,
             recent=self.recent,

@@ -16,7 +16,7 @@ from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, watch
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection, ConnectionState, dialled
+from prfaas.transport.net.connection import Connection, ConnectionStats, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.tls import Certificates
@@ -340,7 +340,7 @@ class Link:
                 self._lines, self._outbox, peer=self._peer_name, address=self.address, is_down=is_down
             )
 
-    def connections(self) -> list[ConnectionState]:
+    def connections(self) -> list[ConnectionStats]:
         """The figures of each of its connections, the oldest first."""
         with self._changed:
             now = time.monotonic()
@@ -434,7 +434,7 @@ class Link:
     def _connect_once(self, number: int) -> None:
         """Serve one connection until it is lost, by the peer's going or by our closing."""
         config = self._config
-        with dialled(
+        with open_connection(
             self.address,
             congestion_control=config.congestion_control,
             certificates=config.certificates,

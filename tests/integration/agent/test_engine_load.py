@@ -35,7 +35,7 @@ async def _engine(authority: Authority, tries: list[object]) -> AsyncIterator[En
         return web.Response(text=PAGE)
 
     issued = authority.issue("engine")
-    tls = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).listening()
+    tls = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).server_context()
     tls.sni_callback = lambda *said: tries.append(said)
     app = web.Application()
     app.router.add_get("/metrics", answer)

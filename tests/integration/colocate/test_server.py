@@ -55,7 +55,7 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aiohtt
     url = f"https://127.0.0.1:{(await bound).rpartition(':')[2]}"
     certificates = config.certificates()
     assert certificates is not None
-    connector = aiohttp.TCPConnector(ssl=certificates.dialling())
+    connector = aiohttp.TCPConnector(ssl=certificates.client_context())
     async with aiohttp.ClientSession(base_url=url, connector=connector) as session:
         async with asyncio.timeout(START_SECONDS):
             while not await is_alive(session):

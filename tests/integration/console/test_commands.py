@@ -314,7 +314,7 @@ async def test_what_tls_leaves_unsaid_is_said(site: Site, tmp_path: Path) -> Non
     plain = await asyncio.to_thread(run_here, "status", f"--pages=https://{site.manager.http_address}", *flags)
     assert (plain.status, "in plain text, as on loopback" in plain.error) == (2, True), plain.error
     files = CertificateFiles(issued.authority, issued.certificate, issued.key)
-    asking = PacedEngine(tls=Certificates(files).listening())
+    asking = PacedEngine(tls=Certificates(files).server_context())
     await asking.start()
     refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, ours.path))
     await asking.stop()

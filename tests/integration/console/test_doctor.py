@@ -481,7 +481,7 @@ async def test_an_engine_that_asks_for_certificates_is_shown_the_agent_s_where_t
 ) -> None:
     issued = patient.certify()
     engine = PacedEngine(
-        tls=Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).listening()
+        tls=Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).server_context()
     )
     await engine.start()
     announced = {"instance": "west-0/0", "url": engine.url, "role": "both", "model": MODEL}

@@ -15,7 +15,7 @@ from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import Keys, RedisStore
 from prfaas.manager.record.embedded_redis import find_server
 from prfaas.transport.net.tls import CertificateFiles, Certificates
-from prfaas.transport.net.tls_proxy import TlsDoor
+from prfaas.transport.net.tls_proxy import TlsProxy
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.integration.security.listening import is_taken
 from tests.waiting import wait_until
@@ -41,24 +41,24 @@ def plain_redis(tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-def _door(directory: Path, before: str) -> TlsDoor:
+def _door(directory: Path, before: str) -> TlsProxy:
     its = Authority(directory).issue("redis")
     certificates = Certificates(CertificateFiles(its.authority, its.certificate, its.key))
-    door = TlsDoor("127.0.0.1:0", certificates, setting="redis", refused=lambda reason: None)
+    door = TlsProxy("127.0.0.1:0", certificates, setting="redis", refused=lambda reason: None)
     door.bind()
     door.start(before)
     return door
 
 
 @pytest_asyncio.fixture
-async def door(plain_redis: str, tmp_path: Path) -> AsyncIterator[TlsDoor]:
+async def door(plain_redis: str, tmp_path: Path) -> AsyncIterator[TlsProxy]:
     door = _door(tmp_path, plain_redis)
     yield door
     await door.close()
 
 
 @pytest_asyncio.fixture
-async def sentinel_door(door: TlsDoor, tmp_path: Path) -> AsyncIterator[TlsDoor]:
+async def sentinel_door(door: TlsProxy, tmp_path: Path) -> AsyncIterator[TlsProxy]:
     """A Sentinel behind a port with TLS that names the master's; it cannot watch it, and need not within an hour."""
     config = tmp_path / "sentinel.conf"
     config.write_text(
@@ -72,13 +72,13 @@ async def sentinel_door(door: TlsDoor, tmp_path: Path) -> AsyncIterator[TlsDoor]
     process.wait()
 
 
-def _url(door: TlsDoor, its: Issued, *, kind: str = "rediss", path: str = "0") -> str:
+def _url(door: TlsProxy, its: Issued, *, kind: str = "rediss", path: str = "0") -> str:
     """As docs/redis.md writes it."""
     files = {"ssl_ca_certs": its.authority, "ssl_certfile": its.certificate, "ssl_keyfile": its.key}
     return f"{kind}://{door.address}/{path}?{urlencode(files, safe='/')}"
 
 
-async def test_managers_share_a_record_over_mutual_tls(door: TlsDoor, deployment: Deployment, tmp_path: Path) -> None:
+async def test_managers_share_a_record_over_mutual_tls(door: TlsProxy, deployment: Deployment, tmp_path: Path) -> None:
     """The managers are made after the door, and so end before it."""
     url = _url(door, Authority(tmp_path).issue("manager"))
     writer, follower = [await deployment.start_manager(name=name, redis_url=url) for name in ("one", "two")]
@@ -88,7 +88,7 @@ async def test_managers_share_a_record_over_mutual_tls(door: TlsDoor, deployment
     await until_usable(deployment.client(follower), chain_of(161), {"n1": 160})
 
 
-async def test_a_certificate_of_another_authority_on_either_side_opens_no_record(door: TlsDoor, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_on_either_side_opens_no_record(door: TlsProxy, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     foreign, ours = Authority(tmp_path / "foreign").issue("manager"), Authority(tmp_path).issue("manager")
     deceived = Issued(foreign.authority, ours.certificate, ours.key, ours.revocations, ours.serial, ours.expires_at)
@@ -100,7 +100,7 @@ async def test_a_certificate_of_another_authority_on_either_side_opens_no_record
 
 
 async def test_a_sentinel_and_the_master_that_it_names_are_reached_over_mutual_tls(
-    sentinel_door: TlsDoor, tmp_path: Path
+    sentinel_door: TlsProxy, tmp_path: Path
 ) -> None:
     store = RedisStore(_url(sentinel_door, Authority(tmp_path).issue("manager"), kind="rediss+sentinel", path="main"))
     await store.check()

@@ -201,5 +201,5 @@ def test_a_certificate_of_an_authority_alone_lets_a_router_listen_beyond_loopbac
 def test_without_an_authority_who_dials_trusts_nobody(authority: Authority) -> None:
     issued = authority.issue("router")
     contexts = Certificates(CertificateFiles(None, issued.certificate, issued.key))
-    assert contexts.dialling().verify_mode is ssl.CERT_REQUIRED and not contexts.dialling().get_ca_certs()
-    assert contexts.listening().verify_mode is ssl.CERT_NONE
+    assert contexts.client_context().verify_mode is ssl.CERT_REQUIRED and not contexts.client_context().get_ca_certs()
+    assert contexts.server_context().verify_mode is ssl.CERT_NONE

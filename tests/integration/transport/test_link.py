@@ -15,7 +15,7 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.net import tcp_info
+from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Have
@@ -411,12 +411,12 @@ def test_chunks_are_no_larger_than_fits_the_rate_that_the_peer_has_told(near_to:
 
 def test_the_kernel_counts_what_a_connection_hears() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as near:
-        before = tcp_info.read(near)
+        before = read_tcp_info(near)
         far, _ = listener.accept()
         for _ in range(20):
             near.sendall(b"?")
             far.sendall(far.recv(1))
             assert near.recv(1) == b"?"
-        now = tcp_info.read(near)
+        now = read_tcp_info(near)
         assert now is not None and 20 <= now.heard_since(before) <= now.heard_segments <= 60
         far.close()

@@ -22,16 +22,16 @@ while connection.recv(1 << 16):
 """
 NEAR_END = f"""
 import select, socket, sys
-from prfaas.transport import tcp_info
+from prfaas.transport.net.sockets import read_tcp_info
 connection = socket.create_connection(("{FAR}", int(sys.argv[1])))
 connection.setblocking(False)
 most, left, writable = 0, {NUM_BYTES}, select.poll()
 writable.register(connection, select.POLLOUT)
-info = tcp_info.read(connection)
+info = read_tcp_info(connection)
 while info.delivered_segments * info.segment_bytes < {NUM_BYTES} and not most:
     if left and writable.poll(1):
         left -= connection.send(bytes(min(left, 1 << 14)))
-    info = tcp_info.read(connection)
+    info = read_tcp_info(connection)
     most = max(most, info.out_of_order_bytes)
 print(most)
 """

@@ -253,13 +253,13 @@ def test_files_that_stay_unusable_are_named_once_and_taken_up_when_they_are_whol
         Certificates(CertificateFiles(mine.authority, mine.certificate, mine.key)),
         mine.key.read_text(),
     )
-    before = certificates.dialling()
+    before = certificates.client_context()
     for moment, content in enumerate(["half a key", "another half", whole], start=1):
         mine.key.write_text(content)
         os.utime(mine.key, ns=(moment, moment))  # two writes within one tick of the kernel's clock look alike
-        contexts = {id(certificates.dialling()) for _ in range(3)}
+        contexts = {id(certificates.client_context()) for _ in range(3)}
         assert contexts == {id(before)} or content == whole
-    assert before is not certificates.dialling()
+    assert before is not certificates.client_context()
     said = [record.getMessage() for record in caplog.records if "tls.not_reloaded" in record.getMessage()]
     assert len(said) == 2 and all(str(mine.key) in its for its in said)
 
@@ -281,11 +281,11 @@ def test_a_public_address_needs_certificates_or_a_word_of_consent(authority: Aut
 def test_a_context_that_is_kept_takes_new_files(authority: Authority, tmp_path: Path) -> None:
     issued = authority.issue("keeper")
     certificates = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
-    kept = certificates.lasting()
+    kept = certificates.shared_client_context()
     assert len(kept.get_ca_certs()) == 1
     (tmp_path / "new").mkdir()
     issued.authority.write_bytes(Authority(tmp_path / "new", "another").path.read_bytes())
-    assert certificates.lasting() is kept
+    assert certificates.shared_client_context() is kept
     assert len(kept.get_ca_certs()) == 2
 
 

@@ -39,7 +39,7 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     )
     from prfaas.transport.ranges import Ranges, Slab
     from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
-    from prfaas.transport.receiver.reader import FrameBounds, Reader
+    from prfaas.transport.receiver.reader import FrameQuota, Reader
     from prfaas.transport.receiver.table import Arrivals
     from prfaas.transport.sender.outbound_transfer import PeerState
     from prfaas.types import BlockHash, GroupBlocks, Shard
@@ -65,7 +65,7 @@ def read_connection(data: bytes) -> None:
     with connected_to(data, state="receiving") as connection:
         arrivals.joined(connection, "peer")
         try:
-            Reader(arrivals, connection, peer="peer", bounds=FrameBounds(), takes_lossy=True).run()
+            Reader(arrivals, connection, peer="peer", bounds=FrameQuota(), takes_lossy=True).run()
         finally:
             arrivals.forget(connection, "peer")
 

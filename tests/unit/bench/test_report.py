@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.bench.near import Run
+from prfaas.bench.near import TransferRun
 from prfaas.bench.report import Host, Measurement, recommendations, render, to_json
 from prfaas.transport.sender.stats import LinkStats
 
 LINK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"min_rtt_seconds": 0.03, "num_connections": 8})  # type: ignore[arg-type]
-RUN = Run(
+RUN = TransferRun(
     num_bytes=10**9,
     seconds=2.0,
     first_seconds=0.02,

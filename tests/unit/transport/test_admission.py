@@ -15,7 +15,7 @@ from prfaas.transport.receiver.admission import (
     RUN_BYTES,
     STRAYS_SECONDS,
     Admission,
-    Pieces,
+    FragmentQuota,
 )
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
@@ -29,7 +29,7 @@ def _request(peer: str, *, body: bytes = b"", sizes: ObjectSizes = ONE_RUN) -> O
     return OpenRequest(bytes(16), peer, body, sizes, 60.0)
 
 
-def _flood(admission: Admission, request: OpenRequest) -> list[Pieces]:
+def _flood(admission: Admission, request: OpenRequest) -> list[FragmentQuota]:
     """As many transfers as find room."""
     admitted = []
     while not admission.objection(request):

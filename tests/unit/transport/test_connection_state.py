@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness
-from prfaas.transport.net.connection import RECENT_SECONDS, ConnectionState, Recent
+from prfaas.transport.net.connection import RECENT_SECONDS, ConnectionStats, TcpHistory
 from prfaas.transport.net.tcp_info import TcpInfo
 
 NOTHING = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
-def _state(info: TcpInfo, *, recent: Recent, pulse: ConnectionLiveness | None = None, now: float) -> ConnectionState:
+def _state(info: TcpInfo, *, recent: TcpHistory, pulse: ConnectionLiveness | None = None, now: float) -> ConnectionStats:
     its = pulse or ConnectionLiveness()
-    return ConnectionState.of(("a:1", "b:2"), info, recent=recent, pulse=its, unacknowledged_bytes=0, now=now)
+    return ConnectionStats.of(("a:1", "b:2"), info, recent=recent, pulse=its, unacknowledged_bytes=0, now=now)
 
 
 def test_what_is_sent_again_and_what_limits_is_of_the_last_seconds_and_not_of_its_whole_life() -> None:
-    recent = Recent(0.0)
+    recent = TcpHistory(0.0)
     early = replace(NOTHING, bytes_sent=1000, bytes_retransmitted=500, busy_seconds=60.0, buffer_limited_seconds=60.0)
     recent.add(early, 60.0)
     at_once = _state(early, recent=recent, now=60.0)
@@ -30,7 +30,7 @@ def test_what_is_sent_again_and_what_limits_is_of_the_last_seconds_and_not_of_it
 
 
 def test_of_many_looks_those_of_the_last_seconds_are_kept() -> None:
-    recent = Recent(0.0)
+    recent = TcpHistory(0.0)
     for tick in range(1000):
         at = tick / 20
         recent.add(replace(NOTHING, bytes_sent=int(at * 100), busy_seconds=at), at)
@@ -41,12 +41,12 @@ def test_of_many_looks_those_of_the_last_seconds_are_kept() -> None:
 
 
 def test_a_connection_that_has_just_been_made_has_no_limit() -> None:
-    state = _state(NOTHING, recent=Recent(7.0), now=7.0)
+    state = _state(NOTHING, recent=TcpHistory(7.0), now=7.0)
     assert (state.limit, state.resent_ratio) == (None, 0.0)
 
 
 def test_it_stands_still_for_as_long_as_something_waits_and_nothing_moves() -> None:
-    pulse, recent = ConnectionLiveness(began_at=0.0), Recent(0.0)
+    pulse, recent = ConnectionLiveness(began_at=0.0), TcpHistory(0.0)
     assert _state(NOTHING, recent=recent, pulse=pulse, now=5.0).still_seconds == 0, "nothing waits"
     pulse.oldest_at = 5.0
     assert _state(NOTHING, recent=recent, pulse=pulse, now=8.0).still_seconds == 3

@@ -13,7 +13,7 @@ from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import CAPABILITIES
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
-from prfaas.transport.receiver.limits import BUSY_SECONDS, TELL_RATIO, Ingress
+from prfaas.transport.receiver.limits import BUSY_SECONDS, TELL_RATIO, ReceiveLimits
 from tests.waiting import PATIENCE_SECONDS
 
 LIMIT = 8e6
@@ -48,7 +48,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.budget = budget = CountingBudget(LIMIT)
-        self.ingress = Ingress(lambda peer: (budget,) if peer.startswith("t") else ())
+        self.ingress = ReceiveLimits(lambda peer: (budget,) if peer.startswith("t") else ())
         self.now = 0.0
         self._sockets: list[socket.socket] = []
         self._connections: list[Connection] = []

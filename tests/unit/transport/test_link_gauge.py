@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.transport.codec.packing import PackFormat
 from prfaas.transport.congestion.rate_estimator import CongestionReason
-from prfaas.transport.net.connection import Recent
+from prfaas.transport.net.connection import TcpHistory
 from prfaas.transport.net.tcp_info import TcpInfo
 from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox
@@ -28,7 +28,7 @@ class Figures:
     in_flight_bytes: int = 0
     seen: TcpInfo | None = None
     casts: bool = False
-    recent: Recent = field(default_factory=lambda: Recent(0.0))
+    recent: TcpHistory = field(default_factory=lambda: TcpHistory(0.0))
 
     def tcp_info(self) -> TcpInfo:
         return self.info

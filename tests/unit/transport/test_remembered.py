@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from prfaas.transport.receiver.admission import Remembered
+from prfaas.transport.receiver.admission import EndedTransfers
 
 
 def test_a_peer_that_ends_many_transfers_pushes_out_its_own() -> None:
-    remembered: Remembered[bytes] = Remembered(10)
+    remembered: EndedTransfers[bytes] = EndedTransfers(10)
     remembered.put("quiet", b"q", b"done")
     for number in range(100):
         remembered.put("busy", bytes([number]), b"error")

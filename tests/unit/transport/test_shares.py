@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from prfaas.transport.receiver.admission import Shares
+from prfaas.transport.receiver.admission import FairQuota
 
 
-def _take_all(shares: Shares, peer: str) -> int:
+def _take_all(shares: FairQuota, peer: str) -> int:
     """How much one peer gets that asks for ever more."""
     count = 0
     while shares.has_room(peer):
@@ -15,12 +15,12 @@ def _take_all(shares: Shares, peer: str) -> int:
 
 
 def test_one_peer_leaves_a_quarter_to_the_others() -> None:
-    shares = Shares(100)
+    shares = FairQuota(100)
     assert [_take_all(shares, peer) for peer in ("first", "second", "third")] == [75, 25, 0]
 
 
 def test_what_is_given_back_may_be_taken_again() -> None:
-    shares = Shares(8)
+    shares = FairQuota(8)
     _take_all(shares, "first")
     shares.change("first", -4)
     assert not shares.has_room("first", 5) and shares.has_room("first", 4)
@@ -28,5 +28,5 @@ def test_what_is_given_back_may_be_taken_again() -> None:
 
 
 def test_no_room_is_left_beyond_the_whole() -> None:
-    shares = Shares(100)
+    shares = FairQuota(100)
     assert not shares.has_room("first", 101) and not shares.has_room("first", 76) and shares.has_room("first", 75)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
-from prfaas.transport.net.tls import CertificateFiles, contexts_of, explained
+from prfaas.transport.net.tls import CertificateFiles, make_contexts, describe_error
 
 
 def _contexts(its: Issued, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    return contexts_of(CertificateFiles(authority.path, its.certificate, its.key, authority.revocations))
+    return make_contexts(CertificateFiles(authority.path, its.certificate, its.key, authority.revocations))
 
 
 def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> tuple[str, str]:
@@ -33,7 +33,7 @@ def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> tuple[s
                     side.do_handshake()
                     side.read(1)
             except ssl.SSLError as error:
-                said[number] = explained(error)
+                said[number] = describe_error(error)
     return said[0], said[1]
 
 
@@ -72,8 +72,8 @@ def test_who_speaks_no_tls_is_named(tmp_path: Path) -> None:
     incoming.write(b"PRFS" + bytes(44))
     with pytest.raises(ssl.SSLError) as failed:
         listening.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
-    assert explained(failed.value).startswith("the peer speaks no TLS: ")
+    assert describe_error(failed.value).startswith("the peer speaks no TLS: ")
 
 
 def test_any_other_error_says_what_it_says() -> None:
-    assert explained(OSError("no such host")) == "no such host"
+    assert describe_error(OSError("no such host")) == "no such host"
